@@ -8,4 +8,4 @@ mod admission_review;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| admission_review::check(bytes));
+fuzz_target!(|bytes: &[u8]| admission_review::check_review(bytes));

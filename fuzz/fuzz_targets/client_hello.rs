@@ -1,4 +1,4 @@
-//! Fuzzes the first bytes of TLS at an inbound door with the properties that the replay test checks.
+//! Fuzzes the first bytes of TLS at an inbound listener with the properties that the replay test checks.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]
@@ -8,4 +8,4 @@ mod client_hello;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| client_hello::check(bytes));
+fuzz_target!(|bytes: &[u8]| client_hello::check_input(bytes));

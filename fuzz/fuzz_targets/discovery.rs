@@ -8,4 +8,4 @@ mod discovery;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| discovery::check(bytes));
+fuzz_target!(|bytes: &[u8]| discovery::check_input(bytes));

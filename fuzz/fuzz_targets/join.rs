@@ -10,4 +10,4 @@ mod join;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| join::check(bytes));
+fuzz_target!(|bytes: &[u8]| join::check_input(bytes));

@@ -7,4 +7,4 @@ mod manifest;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| manifest::check(bytes));
+fuzz_target!(|bytes: &[u8]| manifest::check_manifest(bytes));

@@ -7,4 +7,4 @@ mod migrate;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| migrate::check(bytes));
+fuzz_target!(|bytes: &[u8]| migrate::check_migration(bytes));

@@ -18,7 +18,7 @@ pub struct AdminPage {
 impl AdminPage {
     /// Returns the admin page of a workload's sidecar, from the output of `leno get proxies`.
     #[must_use]
-    pub fn of(proxies: &Value, workload: &str) -> Option<Self> {
+    pub fn for_workload(proxies: &Value, workload: &str) -> Option<Self> {
         let proxies = proxies.as_array()?;
         let proxy = proxies.iter().find(|proxy| proxy["workload"] == workload)?;
         let pid = u32::try_from(proxy["pid"].as_u64()?).ok()?;
@@ -30,7 +30,7 @@ impl AdminPage {
     /// # Panics
     /// If its admin page does not respond.
     #[must_use]
-    pub fn world(&self) -> Value {
+    pub fn full_configuration(&self) -> Value {
         let response = get_page(self.address, "/world").expect("the admin page answers");
         serde_json::from_slice(&response.body).expect("the world is JSON")
     }
@@ -40,8 +40,8 @@ impl AdminPage {
     /// # Panics
     /// If its admin page does not respond.
     #[must_use]
-    pub fn services(&self) -> Vec<String> {
-        let world = self.world();
+    pub fn configured_services(&self) -> Vec<String> {
+        let world = self.full_configuration();
         let services = world["services"].as_array().into_iter().flatten();
         services.filter_map(|service| service["name"].as_str().map(str::to_owned)).collect()
     }
@@ -51,8 +51,8 @@ impl AdminPage {
     /// # Panics
     /// If there is no such listener.
     #[must_use]
-    pub fn inbound(&self, port: u16) -> SocketAddr {
-        let world = self.world();
+    pub fn inbound_listener(&self, port: u16) -> SocketAddr {
+        let world = self.full_configuration();
         let address = world["doors"][format!("inbound-{port}")].as_str();
         let address = address.unwrap_or_else(|| panic!("no inbound listener in {world}"));
         address.parse().expect("an address")
@@ -64,7 +64,7 @@ impl AdminPage {
     /// If there is none.
     #[must_use]
     pub fn http_proxy(&self) -> SocketAddr {
-        let world = self.world();
+        let world = self.full_configuration();
         let address = world["doors"]["http-proxy"].as_str();
         address
             .unwrap_or_else(|| panic!("no HTTP proxy door in {world}"))
@@ -77,7 +77,7 @@ impl AdminPage {
     /// # Panics
     /// If its admin page does not respond.
     #[must_use]
-    pub fn metric(&self, series: &str) -> f64 {
+    pub fn metric_value(&self, series: &str) -> f64 {
         let response = get_page(self.address, "/metrics").expect("the admin page answers");
         let text = String::from_utf8_lossy(&response.body).into_owned();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -89,7 +89,7 @@ impl AdminPage {
     /// # Panics
     /// If its admin page does not respond.
     #[must_use]
-    pub fn refused(&self, reason: &str) -> f64 {
-        self.metric(&format!("leno_connections_refused_total{{reason=\"{reason}\"}}"))
+    pub fn rejected_connections(&self, reason: &str) -> f64 {
+        self.metric_value(&format!("leno_connections_refused_total{{reason=\"{reason}\"}}"))
     }
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::message::{Undeclared, header, read_body, read_head};
+use crate::message::{Undeclared, first_header, read_body, read_head};
 
 /// A small HTTP application; it stops when dropped.
 pub struct Application {
@@ -34,15 +34,15 @@ pub enum Answer {
 impl Received {
     /// Returns the method and the target.
     #[must_use]
-    pub fn what(&self) -> (&str, &str) {
+    pub fn method_and_target(&self) -> (&str, &str) {
         let mut words = self.head.split(' ');
         (words.next().unwrap_or_default(), words.next().unwrap_or_default())
     }
 
     /// Returns the first header of this name.
     #[must_use]
-    pub fn header(&self, name: &str) -> Option<&str> {
-        header(&self.head, name)
+    pub fn first_header(&self, name: &str) -> Option<&str> {
+        first_header(&self.head, name)
     }
 }
 
@@ -76,7 +76,7 @@ impl Application {
                 }
                 let answer = answer.clone();
                 // Connection errors are ignored: the test observes the client.
-                std::thread::spawn(move || drop(serve(tcp, &*answer)));
+                std::thread::spawn(move || drop(serve_connection(tcp, &*answer)));
             }
         });
         Self { address, ended }
@@ -84,9 +84,9 @@ impl Application {
 
     /// Starts an application that responds with the request's method, target and body.
     #[must_use]
-    pub fn echo() -> Self {
+    pub fn start_echo() -> Self {
         Self::start(|request| {
-            let (method, target) = request.what();
+            let (method, target) = request.method_and_target();
             let mut body = format!("{method} {target} ").into_bytes();
             body.extend_from_slice(&request.body);
             Answer::ok(body)
@@ -108,7 +108,10 @@ impl Drop for Application {
     }
 }
 
-fn serve(tcp: TcpStream, answer: &(impl Fn(&Received) -> Answer + ?Sized)) -> io::Result<()> {
+fn serve_connection(
+    tcp: TcpStream,
+    answer: &(impl Fn(&Received) -> Answer + ?Sized),
+) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let mut reader = BufReader::new(tcp);
     while let Some(head) = read_head(&mut reader)? {

@@ -42,16 +42,16 @@ impl Shown {
     /// # Panics
     /// If the browser fails or times out.
     #[must_use]
-    pub fn open(page: &Path, folder: &Path) -> Self {
+    pub fn open_page(page: &Path, folder: &Path) -> Self {
         let mut text = std::fs::read_to_string(page).unwrap();
         let end = text.rfind("</body>").expect("the page has an end");
         text.insert_str(end, MEASURE);
         let measured = folder.join("measured.html");
         std::fs::write(&measured, text).unwrap();
         let page = format!("file://{}", measured.display());
-        let document = browse(&page, folder, &["--dump-dom"]);
+        let document = run_browser(&page, folder, &["--dump-dom"]);
         let picture = folder.join("picture.png");
-        browse(&page, folder, &[&format!("--screenshot={}", picture.display())]);
+        run_browser(&page, folder, &[&format!("--screenshot={}", picture.display())]);
         let picture = Picture::read(&picture);
         Self {
             parts: document.split("data-shown=\"").skip(1).map(Part::parse).collect(),
@@ -64,7 +64,7 @@ impl Shown {
 
     /// Returns the number of colors in the area of a part: one if it is blank.
     #[must_use]
-    pub fn colours(&self, part: &Part) -> usize {
+    pub fn count_colors(&self, part: &Part) -> usize {
         let rows = part.top..(part.top + part.height).min(self.height);
         let right = (part.left + part.width).min(self.width);
         let places = rows.flat_map(|row| (part.left..right).map(move |x| (row, x)));
@@ -108,7 +108,7 @@ impl Picture {
 }
 
 /// Returns the output of the browser for a page.
-fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
+fn run_browser(url: &str, folder: &Path, what: &[&str]) -> String {
     let mut command = Command::new("chromium");
     command
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"])
@@ -121,9 +121,9 @@ fn browse(url: &str, folder: &Path, what: &[&str]) -> String {
     if what.contains(&"--dump-dom") {
         browser.wait_for_line("</html>", MAX_WAIT);
     }
-    let status = browser.wait(MAX_WAIT);
-    assert!(status.success(), "{status}: {}", browser.printed());
-    browser.printed()
+    let status = browser.wait_for_exit(MAX_WAIT);
+    assert!(status.success(), "{status}: {}", browser.printed_output());
+    browser.printed_output()
 }
 
 /// Records the position of each part.

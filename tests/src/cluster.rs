@@ -39,7 +39,7 @@ pub fn kubectl_with(arguments: &[&str], input: &str) -> Output {
 /// # Panics
 /// As [`kubectl`].
 #[must_use]
-pub fn image() -> String {
+pub fn program_image() -> String {
     let image = std::env::var_os("LENO_IMAGE").expect("no cluster: run ./test kubernetes");
     image.into_string().expect("images have names of ASCII")
 }
@@ -59,7 +59,7 @@ pub fn next_image() -> String {
 /// # Panics
 /// If it failed; the message contains its standard error.
 #[allow(clippy::must_use_candidate, reason = "to know that a command succeeded is enough for some")]
-pub fn printed(output: &Output) -> String {
+pub fn stdout_of(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
     said
@@ -109,7 +109,7 @@ impl Namespace {
         // Namespaces of a previous run may still be terminating.
         let name = format!("{what}-{}-{number}", std::process::id());
         let namespace = Self { name };
-        apply(&format!(
+        apply_globally(&format!(
             "{{apiVersion: v1, kind: Namespace, metadata: {{name: {}, {metadata}}}}}",
             namespace.name
         ));
@@ -124,13 +124,13 @@ impl Namespace {
 
     /// Applies manifests, in this namespace by default. A ready Pod becomes reachable a moment later, so the
     /// call is retried until the webhooks respond.
-    pub fn apply(&self, manifests: &str) {
+    pub fn apply_manifests(&self, manifests: &str) {
         let (output, _) = eventually("webhooks are reached", PATIENT, || {
             let output = self.try_apply(manifests);
             let said = String::from_utf8_lossy(&output.stderr);
             (!said.contains("failed calling webhook")).then_some(output)
         });
-        printed(&output);
+        stdout_of(&output);
     }
 
     /// As [`Self::apply`], but the API server may reject the manifests.
@@ -148,11 +148,11 @@ impl Namespace {
     /// Creates a Deployment of the HTTP test application on port 8080, and its Service on port 80, with an
     /// account of the same name.
     pub fn http_server(&self, name: &str, replicas: u32) {
-        self.apply(&http_server(name, replicas, ""));
+        self.apply_manifests(&http_server(name, replicas, ""));
     }
 
     /// Creates a Pod for `curl`, with an account of the same name.
-    pub fn client(&self, name: &str) {
+    pub fn create_client(&self, name: &str) {
         self.annotated_client(name, "");
     }
 
@@ -166,12 +166,12 @@ impl Namespace {
     }
 
     /// Creates a Pod for `/testapp call`, with an account of the same name.
-    pub fn caller(&self, name: &str) {
+    pub fn create_caller(&self, name: &str) {
         self.lone_pod(name, "", "image: 'kc.local/testapp:1', args: [idle]");
     }
 
     fn lone_pod(&self, name: &str, annotations: &str, container: &str) {
-        self.apply(&format!(
+        self.apply_manifests(&format!(
             "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}\n---\n{{apiVersion: v1, \
              kind: Pod, metadata: {{name: {name}, labels: {{app: {name}}}, annotations: {{{annotations}}}}}, \
              spec: {{serviceAccountName: {name}, terminationGracePeriodSeconds: 1, \
@@ -184,23 +184,23 @@ impl Namespace {
     /// # Panics
     /// On timeout.
     pub fn wait_ready(&self) {
-        let deployments = printed(&self.kubectl(&["get", "deployments", "-o", "name"]));
+        let deployments = stdout_of(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
             let rolled = self.kubectl(&["rollout", "status", deployment, MAX_WAIT]);
-            assert!(rolled.status.success(), "{deployment}:\n{}", self.describe());
+            assert!(rolled.status.success(), "{deployment}:\n{}", self.describe_objects());
         }
         // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
         let leaving = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
                        {{end}}{{end}}";
-        for pod in printed(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
-            printed(&self.kubectl(&["wait", "--for=delete", pod, MAX_WAIT]));
+        for pod in stdout_of(&self.kubectl(&["get", "pods", "-o", leaving])).split_whitespace() {
+            stdout_of(&self.kubectl(&["wait", "--for=delete", pod, MAX_WAIT]));
         }
         let waited = self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", MAX_WAIT]);
-        assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe());
+        assert!(waited.status.success(), "pods of {}:\n{}", self.name, self.describe_objects());
     }
 
     /// Returns the objects and events of the namespace, for failure analysis.
-    fn describe(&self) -> String {
+    fn describe_objects(&self) -> String {
         let pods = self.kubectl(&["get", "pods", "-o", "wide"]);
         let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
         let logs = self.kubectl(&[
@@ -223,23 +223,23 @@ impl Namespace {
 
     /// Returns the containers of an application's Pods in order, init containers first.
     #[must_use]
-    pub fn containers(&self, app: &str) -> String {
+    pub fn list_containers(&self, app: &str) -> String {
         let names = "jsonpath={.items[*].spec.initContainers[*].name} \
                      {.items[*].spec.containers[*].name}";
         let selector = format!("app={app}");
-        printed(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
+        stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
     }
 
     /// Sends a request from a Pod.
     #[must_use]
     pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
-        let said = self.curls(pod, 1, arguments).pop();
+        let said = self.curl_repeatedly(pod, 1, arguments).pop();
         said.unwrap_or(Curl { exit: -1, status: 0, body: String::new() })
     }
 
     /// Sends a number of sequential requests from a Pod; empty if no command can run there.
     #[must_use]
-    pub fn curls(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<Curl> {
+    pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<Curl> {
         let times = times.to_string();
         let output = self.exec(pod, &[&["sh", "-c", REPEAT, &times], arguments].concat());
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -259,7 +259,7 @@ impl Namespace {
             &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
             PATIENT,
             || {
-                let seen = self.curls(pod, STABLE, arguments);
+                let seen = self.curl_repeatedly(pod, STABLE, arguments);
                 let ends: Vec<_> = seen.iter().map(|one| (one.exit, one.status)).collect();
                 let held =
                     ends.len() == STABLE as usize && ends.iter().all(|end| *end == (exit, status));
@@ -281,7 +281,7 @@ impl Namespace {
         self.expect_curl(pod, arguments, 0, 200);
         let mut missing: Vec<&str> = wanted.to_vec();
         eventually(&format!("{pod} reaches {wanted:?} by {arguments:?}"), PATIENT, || {
-            for answer in self.curls(pod, STABLE, arguments) {
+            for answer in self.curl_repeatedly(pod, STABLE, arguments) {
                 assert_eq!((answer.exit, answer.status), (0, 200), "{answer:?}");
                 let name = answer.body.strip_prefix("pod=").unwrap_or_default();
                 let of = |wanted: &&str| name.starts_with(*wanted);
@@ -297,10 +297,10 @@ impl Namespace {
 
     /// Returns the Pods of an application.
     #[must_use]
-    pub fn pods(&self, app: &str) -> Vec<String> {
+    pub fn list_pods(&self, app: &str) -> Vec<String> {
         let selector = format!("app={app}");
         let names = "jsonpath={.items[*].metadata.name}";
-        let found = printed(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]));
+        let found = stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]));
         found.split_whitespace().map(str::to_owned).collect()
     }
 }
@@ -308,7 +308,7 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.describe());
+            eprintln!("{}", self.describe_objects());
         }
         // Does not wait: the next test does not need it gone.
         drop(kubectl(&["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"]));
@@ -319,9 +319,9 @@ impl Drop for Namespace {
 ///
 /// # Panics
 /// If the API server rejects them.
-pub fn apply(manifests: &str) {
+pub fn apply_globally(manifests: &str) {
     let output = kubectl_with(&["apply", "-f", "-"], manifests);
-    drop(printed(&output));
+    drop(stdout_of(&output));
 }
 
 /// Returns the HTTP test application: account, Deployment and Service; `more` is added to the metadata of its

@@ -79,7 +79,7 @@ impl Collector {
     /// # Panics
     /// On timeout.
     #[must_use]
-    pub fn spans(&self, trace: &str, count: usize) -> Vec<CollectedSpan> {
+    pub fn wait_for_spans(&self, trace: &str, count: usize) -> Vec<CollectedSpan> {
         let what = format!("{count} spans of trace {trace} are collected");
         let look = || Some(self.spans_now(trace)).filter(|spans| spans.len() >= count);
         eventually(&what, Duration::from_secs(90), look).0
@@ -88,17 +88,17 @@ impl Collector {
     /// Returns the spans of a trace printed so far.
     #[must_use]
     pub fn spans_now(&self, trace: &str) -> Vec<CollectedSpan> {
-        let printed = self.program.printed();
-        let resources = printed::resources(&printed, "ResourceSpans #");
+        let printed = self.program.printed_output();
+        let resources = printed::resource_blocks(&printed, "ResourceSpans #");
         let blocks = resources.flat_map(|resource| resource.split("\nSpan #").skip(1));
-        blocks.map(CollectedSpan::of).filter(|span| span.trace == trace).collect()
+        blocks.map(CollectedSpan::from_block).filter(|span| span.trace == trace).collect()
     }
 
     /// Returns the latest printed point of each series of a workload, by name and labels as in `/metrics`,
     /// without empty labels: `leno_links{side="upstream"}`.
     #[must_use]
     pub fn points_now(&self, workload: &str) -> BTreeMap<String, CollectedPoint> {
-        let mut points = printed::points(&self.program.printed());
+        let mut points = printed::parse_points(&self.program.printed_output());
         points.retain(|point| point.workload == workload);
         points.into_iter().map(|point| (point.series.clone(), point)).collect()
     }
@@ -106,14 +106,14 @@ impl Collector {
     /// Returns the log records of a trace printed so far.
     #[must_use]
     pub fn records_now(&self, trace: &str) -> Vec<CollectedRecord> {
-        let mut records = printed::records(&self.program.printed());
+        let mut records = printed::parse_records(&self.program.printed_output());
         records.retain(|record| record.trace == trace);
         records
     }
 }
 
 impl CollectedSpan {
-    fn of(block: &str) -> Self {
+    fn from_block(block: &str) -> Self {
         let mut span = Self { text: block.to_owned(), ..Self::default() };
         for line in block.lines() {
             let Some((key, value)) = line.split_once(": ") else { continue };

@@ -35,7 +35,7 @@ impl Connection {
     ///
     /// # Errors
     /// The error of the socket, or `InvalidData` for an invalid response.
-    pub fn receive(&mut self) -> io::Result<Response> {
+    pub fn receive_response(&mut self) -> io::Result<Response> {
         let head = read_head(&mut self.0)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         let status = status.ok_or(io::ErrorKind::InvalidData)?;
@@ -52,14 +52,14 @@ impl Connection {
     /// As [`Connection::send`] and [`Connection::receive`].
     pub fn get(&mut self, path: &str) -> io::Result<Response> {
         self.send(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))?;
-        self.receive()
+        self.receive_response()
     }
 
     /// Waits for the next byte or the end of the stream, and returns false on timeout.
     ///
     /// # Errors
     /// The error of the socket.
-    pub fn stirs(&mut self, max_wait: Duration) -> io::Result<bool> {
+    pub fn has_activity(&mut self, max_wait: Duration) -> io::Result<bool> {
         let tcp = self.0.get_mut();
         tcp.set_read_timeout(Some(max_wait))?;
         let peeked = tcp.peek(&mut [0]);
@@ -75,7 +75,7 @@ impl Connection {
     ///
     /// # Errors
     /// The error of the socket.
-    pub fn finish(&mut self) -> io::Result<()> {
+    pub fn shut_down_sending(&mut self) -> io::Result<()> {
         self.0.get_mut().shutdown(std::net::Shutdown::Write)
     }
 
@@ -83,7 +83,7 @@ impl Connection {
     ///
     /// # Errors
     /// The error of the socket.
-    pub fn rest(mut self) -> io::Result<Vec<u8>> {
+    pub fn read_to_end(mut self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.0.read_to_end(&mut bytes)?;
         Ok(bytes)

@@ -37,7 +37,7 @@ impl Dialogue {
     ///
     /// # Panics
     /// If there is no response.
-    pub fn say(&mut self, line: &str) -> String {
+    pub fn send_line(&mut self, line: &str) -> String {
         writeln!(self.questions, "{line}").expect("the program listens");
         let answer = self.answers.recv_timeout(MAX_WAIT);
         answer.unwrap_or_else(|error| panic!("no answer to `{line}`: {error}"))

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::Program;
-use crate::installed::envoy;
+use crate::installed::envoy_path;
 
 /// A listener on loopback that forwards HTTP of either version to another port.
 pub struct Passage {
@@ -44,7 +44,7 @@ impl Passage {
         self.outside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.UpstreamTlsContext"),
             "sni": "member",
-            "common_tls_context": membership(state, &json!({"match_typed_subject_alt_names": only})),
+            "common_tls_context": member_tls(state, &json!({"match_typed_subject_alt_names": only})),
         }});
         self
     }
@@ -55,7 +55,7 @@ impl Passage {
         self.inside = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.DownstreamTlsContext"),
             "require_client_certificate": true,
-            "common_tls_context": membership(state, &json!({})),
+            "common_tls_context": member_tls(state, &json!({})),
         }});
         let principal = json!({"authenticated": {"principal_name": {"exact": peer}}});
         let policy = json!({"permissions": [{"any": true}], "principals": [principal]});
@@ -66,7 +66,7 @@ impl Passage {
         self
     }
 
-    fn listener(&self) -> Value {
+    fn listener_config(&self) -> Value {
         let router = json!({"name": "envoy.filters.http.router", "typed_config": {
             "@type": format!("{FILTERS}.http.router.v3.Router"),
         }});
@@ -87,11 +87,11 @@ impl Passage {
         if !self.inside.is_null() {
             chain["transport_socket"] = self.inside.clone();
         }
-        json!({"address": loopback(self.at), "filter_chains": [chain]})
+        json!({"address": loopback_address(self.at), "filter_chains": [chain]})
     }
 
-    fn cluster(&self) -> Value {
-        let endpoint = json!({"endpoint": {"address": loopback(self.to)}});
+    fn cluster_config(&self) -> Value {
+        let endpoint = json!({"endpoint": {"address": loopback_address(self.to)}});
         let options = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
         let name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
         let options = json!({"@type": options, "explicit_http_config": self.version});
@@ -128,19 +128,19 @@ impl Envoy {
     #[must_use]
     pub fn prepare(passages: &[Passage]) -> Self {
         let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
-        let listeners: Vec<_> = passages.iter().map(Passage::listener).collect();
-        let clusters: Vec<_> = passages.iter().map(Passage::cluster).collect();
+        let listeners: Vec<_> = passages.iter().map(Passage::listener_config).collect();
+        let clusters: Vec<_> = passages.iter().map(Passage::cluster_config).collect();
         let all = json!({"static_resources": {"listeners": listeners, "clusters": clusters}});
-        std::fs::write(envoy.file(), all.to_string()).expect("a file");
+        std::fs::write(envoy.config_file(), all.to_string()).expect("a file");
         envoy
     }
 
     /// Returns its command line.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
-        let program = envoy().display().to_string();
+        let program = envoy_path().display().to_string();
         let options = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"];
-        let own = [program, "--config-path".to_owned(), self.file()];
+        let own = [program, "--config-path".to_owned(), self.config_file()];
         own.into_iter().chain(options.map(str::to_owned)).collect()
     }
 
@@ -155,17 +155,17 @@ impl Envoy {
         Program::start("Envoy", Command::new(program).args(arguments))
     }
 
-    fn file(&self) -> String {
+    fn config_file(&self) -> String {
         self.folder.path().join("envoy.json").display().to_string()
     }
 }
 
-fn loopback(port: u16) -> Value {
+fn loopback_address(port: u16) -> Value {
     json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
 }
 
 /// Returns mutual TLS with the certificate and roots of a member; `more` restricts the peer.
-fn membership(state: &Path, more: &Value) -> Value {
+fn member_tls(state: &Path, more: &Value) -> Value {
     let file = |name: &str| json!({"filename": state.join(name)});
     let mut trust = more.clone();
     trust["trusted_ca"] = file("roots.pem");

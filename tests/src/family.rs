@@ -16,21 +16,22 @@ pub struct Descendant {
 /// # Panics
 /// If the kernel does not list processes.
 #[must_use]
-pub fn children(parent: u32) -> Vec<Descendant> {
+pub fn child_processes(parent: u32) -> Vec<Descendant> {
     let entries = fs::read_dir("/proc").expect("the kernel lists processes");
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let ours = |pid: &u32| status(*pid).is_some_and(|(state, of)| state != 'Z' && of == parent);
-    pids.filter(ours).map(|pid| Descendant { pid, command: command(pid) }).collect()
+    let ours =
+        |pid: &u32| process_status(*pid).is_some_and(|(state, of)| state != 'Z' && of == parent);
+    pids.filter(ours).map(|pid| Descendant { pid, command: command_line(pid) }).collect()
 }
 
 /// True if a process runs; false for a zombie.
 #[must_use]
 pub fn is_running(pid: u32) -> bool {
-    status(pid).is_some_and(|(state, _)| state != 'Z')
+    process_status(pid).is_some_and(|(state, _)| state != 'Z')
 }
 
 /// Returns its state and its parent (proc(5), `/proc/PID/stat`).
-fn status(pid: u32) -> Option<(char, u32)> {
+fn process_status(pid: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program name may contain any characters, including parentheses.
     let (_, rest) = text.rsplit_once(')')?;
@@ -38,7 +39,7 @@ fn status(pid: u32) -> Option<(char, u32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-fn command(pid: u32) -> String {
+fn command_line(pid: u32) -> String {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&words).replace('\0', " ")
 }

@@ -18,14 +18,14 @@ pub struct Response {
 impl Response {
     /// Returns the first header of this name.
     #[must_use]
-    pub fn header(&self, name: &str) -> Option<&str> {
-        crate::message::header(&self.head, name)
+    pub fn first_header(&self, name: &str) -> Option<&str> {
+        crate::message::first_header(&self.head, name)
     }
 
     /// Returns the reason of a response that a sidecar generated.
     #[must_use]
-    pub fn reason(&self) -> Option<&str> {
-        self.header("leno-reason")?.split(';').next()
+    pub fn rejection_reason(&self) -> Option<&str> {
+        self.first_header("leno-reason")?.split(';').next()
     }
 }
 
@@ -34,7 +34,10 @@ impl Response {
 /// # Errors
 /// The error of the socket, or `InvalidData` for an invalid response.
 pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
-    exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"))
+    exchange_bytes(
+        address,
+        &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"),
+    )
 }
 
 /// As [`get`], with the address as the host: admin pages accept no other name.
@@ -43,14 +46,14 @@ pub fn get(address: SocketAddr, path: &str) -> io::Result<Response> {
 /// As [`get`].
 pub fn get_page(address: SocketAddr, path: &str) -> io::Result<Response> {
     let head = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-    exchange(address, &head)
+    exchange_bytes(address, &head)
 }
 
 /// Sends bytes over a new connection and reads the response to its end.
 ///
 /// # Errors
 /// The error of the socket, or `InvalidData` for an invalid response.
-pub fn exchange(address: SocketAddr, request: &str) -> io::Result<Response> {
+pub fn exchange_bytes(address: SocketAddr, request: &str) -> io::Result<Response> {
     let mut tcp = TcpStream::connect_timeout(&address, MAX_WAIT)?;
     tcp.set_read_timeout(Some(MAX_WAIT))?;
     tcp.write_all(request.as_bytes())?;

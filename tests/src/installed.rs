@@ -9,7 +9,7 @@ use std::process::Command;
 /// If it was not built.
 #[must_use]
 pub fn go_program(name: &str) -> PathBuf {
-    fetched(name, "scenarios")
+    fetched_file(name, "scenarios")
 }
 
 /// Returns a program of `tests/programs/check_services`, built into the target folder.
@@ -18,7 +18,7 @@ pub fn go_program(name: &str) -> PathBuf {
 /// If it was not built.
 #[must_use]
 pub fn check_service(name: &str) -> PathBuf {
-    fetched(name, "check-services")
+    fetched_file(name, "check-services")
 }
 
 /// Returns cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.
@@ -27,7 +27,7 @@ pub fn check_service(name: &str) -> PathBuf {
 /// If they were not built.
 #[must_use]
 pub fn cert_manager() -> PathBuf {
-    fetched("cert-manager", "cert-manager")
+    fetched_file("cert-manager", "cert-manager")
 }
 
 /// Returns Envoy as installed by `leno bench install envoy`.
@@ -35,8 +35,8 @@ pub fn cert_manager() -> PathBuf {
 /// # Panics
 /// If it was not fetched.
 #[must_use]
-pub(crate) fn envoy() -> PathBuf {
-    fetched("leno/contenders/envoy/envoy/_bin/envoy", "scenarios")
+pub(crate) fn envoy_path() -> PathBuf {
+    fetched_file("leno/contenders/envoy/envoy/_bin/envoy", "scenarios")
 }
 
 /// Returns the folder of the Java programs in `tests/programs/java`, with their dependencies.
@@ -45,7 +45,7 @@ pub(crate) fn envoy() -> PathBuf {
 /// If they were not fetched.
 #[must_use]
 pub fn java_programs() -> PathBuf {
-    fetched("java", "grpc-java")
+    fetched_file("java", "grpc-java")
 }
 
 /// Returns the command that runs a script of `tests/programs/page` in a real browser, on a control plane's
@@ -55,7 +55,7 @@ pub fn java_programs() -> PathBuf {
 /// If its dependencies were not fetched.
 #[must_use]
 pub fn page_script(config: &str, url: &str) -> Command {
-    let modules = fetched("page/node_modules/playwright-core", "scenarios");
+    let modules = fetched_file("page/node_modules/playwright-core", "scenarios");
     let folder = modules.ancestors().nth(2).expect("it lies in two folders");
     let mut command = Command::new("node");
     command
@@ -71,12 +71,12 @@ pub fn page_script(config: &str, url: &str) -> Command {
 /// # Panics
 /// If it was not fetched.
 #[must_use]
-pub fn zipkin() -> PathBuf {
-    fetched("zipkin/zipkin-server.jar", "collectors")
+pub fn zipkin_path() -> PathBuf {
+    fetched_file("zipkin/zipkin-server.jar", "collectors")
 }
 
 /// Returns a file that the `./test` target `by` puts into the target folder.
-fn fetched(name: &str, by: &str) -> PathBuf {
+fn fetched_file(name: &str, by: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a path");
     let target = tests.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
     let program = target.join("programs").join(name);
@@ -86,13 +86,13 @@ fn fetched(name: &str, by: &str) -> PathBuf {
 
 /// Returns the Python with the system packages.
 #[must_use]
-pub fn python() -> &'static str {
+pub fn python_program() -> &'static str {
     let debian = Path::new("/usr/bin/python3");
     if debian.exists() { "/usr/bin/python3" } else { "python3" }
 }
 
 /// Returns a script of this crate in another language.
 #[must_use]
-pub fn script(file: &str) -> String {
+pub fn script_path(file: &str) -> String {
     format!("{}/clients/{file}", env!("CARGO_MANIFEST_DIR"))
 }

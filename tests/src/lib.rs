@@ -37,18 +37,19 @@ pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, Collector};
 pub use connection::Connection;
 pub use dialogue::Dialogue;
 pub use envoy::{Envoy, Passage};
-pub use family::{Descendant, children, is_running};
-pub use http::{Response, exchange, get, get_page};
+pub use family::{Descendant, child_processes, is_running};
+pub use http::{Response, exchange_bytes, get, get_page};
 pub use installed::{
-    cert_manager, check_service, go_program, java_programs, page_script, python, script, zipkin,
+    cert_manager, check_service, go_program, java_programs, page_script, python_program,
+    script_path, zipkin_path,
 };
 pub use load::{Load, Outcome};
 pub use machines::{ControlPlane, Proxy};
 pub use maria::Maria;
-pub use mesh::{Mesh, manifest};
+pub use mesh::{Mesh, ratings_manifests};
 pub use nginx::Nginx;
 pub use postgres::Postgres;
-pub use program::{Program, Release, leno, signal_pid};
+pub use program::{Program, Release, leno_command, signal_pid};
 pub use self_signed::SelfSigned;
 pub use sidecar::Sidecar;
 pub use stream::Streaming;

@@ -41,12 +41,12 @@ impl Load {
     /// connections. Failed connections are reopened.
     #[must_use]
     pub fn start(method: &'static str, listener: SocketAddr, threads: usize) -> Self {
-        Self::paced(method, listener, threads, Duration::ZERO)
+        Self::start_paced(method, listener, threads, Duration::ZERO)
     }
 
     /// As [`Self::start`], with this pause between the requests of each thread.
     #[must_use]
-    pub fn paced(
+    pub fn start_paced(
         method: &'static str,
         listener: SocketAddr,
         threads: usize,
@@ -90,7 +90,7 @@ impl Load {
     /// # Panics
     /// If a thread has panicked.
     #[must_use]
-    pub fn finish(mut self) -> Outcome {
+    pub fn finish_load(mut self) -> Outcome {
         self.shared.stop.store(true, Ordering::SeqCst);
         for thread in &self.threads {
             thread.thread().unpark();
@@ -125,10 +125,10 @@ impl Shared {
         let mut kept = None;
         while !self.stop.load(Ordering::SeqCst) {
             let id = self.next.fetch_add(1, Ordering::SeqCst);
-            let failure = match self.ask(id, &mut kept) {
+            let failure = match self.send_request(id, &mut kept) {
                 Ok(response) if response.status == 200 => None,
                 Ok(response) => {
-                    let reason = response.reason().unwrap_or_default();
+                    let reason = response.rejection_reason().unwrap_or_default();
                     Some(format!("{} {reason}", response.status))
                 }
                 Err(error) => Some(format!("no answer: {error}")),
@@ -146,13 +146,13 @@ impl Shared {
     }
 
     /// Sends one request, over the last connection if it is still usable.
-    fn ask(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
+    fn send_request(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
         let mut connection = kept.take().map_or_else(|| Connection::open(self.listener), Ok)?;
         let request =
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;
-        let response = connection.receive()?;
-        let closes = response.header("connection") == Some("close");
+        let response = connection.receive_response()?;
+        let closes = response.first_header("connection") == Some("close");
         *kept = (!closes).then_some(connection);
         Ok(response)
     }

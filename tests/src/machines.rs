@@ -42,8 +42,8 @@ impl ControlPlane {
     /// # Panics
     /// If it does not start.
     #[must_use]
-    pub fn of(release: Release, manifests: &str, arguments: &[&str]) -> Self {
-        Self::begin(release, ("127.0.0.1:0", DATA), manifests, arguments)
+    pub fn start_release(release: Release, manifests: &str, arguments: &[&str]) -> Self {
+        Self::start_control(release, ("127.0.0.1:0", DATA), manifests, arguments)
     }
 
     /// As [`Self::start`], with a listen address.
@@ -52,7 +52,7 @@ impl ControlPlane {
     /// If it does not start.
     #[must_use]
     pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
-        Self::begin(Release::This, (listen, DATA), manifests, arguments)
+        Self::start_control(Release::This, (listen, DATA), manifests, arguments)
     }
 
     /// As [`Self::start`], with its data in a given directory, such as the mount of a small disk.
@@ -62,10 +62,10 @@ impl ControlPlane {
     #[must_use]
     pub fn start_on(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
         let data = disk.join("data").display().to_string();
-        Self::begin(Release::This, ("127.0.0.1:0", &data), manifests, arguments)
+        Self::start_control(Release::This, ("127.0.0.1:0", &data), manifests, arguments)
     }
 
-    fn begin(
+    fn start_control(
         release: Release,
         (listen, data): (&str, &str),
         manifests: &str,
@@ -86,7 +86,7 @@ impl ControlPlane {
     /// # Panics
     /// If one does not start.
     #[must_use]
-    pub fn replicas(count: usize, manifests: &str, arguments: &[&str]) -> Vec<Self> {
+    pub fn start_replicas(count: usize, manifests: &str, arguments: &[&str]) -> Vec<Self> {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
@@ -112,8 +112,8 @@ impl ControlPlane {
     /// # Panics
     /// If it has already exited.
     pub fn kill(&mut self) {
-        self.program.signal(Signal::KILL);
-        self.program.wait(MAX_WAIT);
+        self.program.send_signal(Signal::KILL);
+        self.program.wait_for_exit(MAX_WAIT);
     }
 
     /// Restarts it at the same address with the same files and data.
@@ -143,9 +143,9 @@ impl ControlPlane {
     /// # Panics
     /// If the control plane does not issue one.
     #[must_use]
-    pub fn token(&self, workload: &str) -> PathBuf {
+    pub fn issue_token(&self, workload: &str) -> PathBuf {
         let file = self.directory.path().join(format!("{}.token", workload.replace('/', "-")));
-        let output = self.leno(&["token", workload, "--out", file.to_str().expect("UTF-8")]);
+        let output = self.run_leno(&["token", workload, "--out", file.to_str().expect("UTF-8")]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         file
     }
@@ -155,8 +155,8 @@ impl ControlPlane {
     /// # Panics
     /// If it fails or prints no JSON.
     #[must_use]
-    pub fn ask(&self, things: &str) -> Value {
-        let output = self.leno(&["get", things, "-o", "json"]);
+    pub fn get_json(&self, things: &str) -> Value {
+        let output = self.run_leno(&["get", things, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
             panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
         })
@@ -167,8 +167,8 @@ impl ControlPlane {
     /// # Panics
     /// If it cannot be run.
     #[must_use]
-    pub fn leno(&self, arguments: &[&str]) -> Output {
-        let mut command = self.release.leno();
+    pub fn run_leno(&self, arguments: &[&str]) -> Output {
+        let mut command = self.release.leno_command();
         command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data));
         command.output().expect("leno runs")
     }
@@ -192,19 +192,19 @@ impl ControlPlane {
 
     /// Returns its listen address.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub fn listen_address(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns its data directory.
     #[must_use]
-    pub fn data(&self) -> PathBuf {
+    pub fn data_directory(&self) -> PathBuf {
         self.directory.path().join(&self.data)
     }
 
     /// Returns the state directory of a workload's proxy.
     #[must_use]
-    pub fn state(&self, workload: &str) -> PathBuf {
+    pub fn state_directory(&self, workload: &str) -> PathBuf {
         self.directory.path().join("state").join(workload)
     }
 }
@@ -215,12 +215,12 @@ fn start(
     (data, arguments): (&str, &[String]),
     listen: &str,
 ) -> (Program, SocketAddr) {
-    let mut command = release.leno();
+    let mut command = release.leno_command();
     command.arg("control").arg("-f").arg(directory.join("mesh"));
     command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
     let program = Program::start("leno control", &mut command);
     let line = program.wait_for_line("control plane ready", MAX_WAIT);
-    let address = field(&line, "address=").parse().expect("an address");
+    let address = log_field(&line, "address=").parse().expect("an address");
     (program, address)
 }
 
@@ -257,8 +257,13 @@ impl Proxy {
         workload: &str,
         arguments: &[&str],
     ) -> Self {
-        let token = control.token(workload);
-        let proxy = Self::begin(release, (workload, &control.state(workload)), &token, arguments);
+        let token = control.issue_token(workload);
+        let proxy = Self::start_proxy(
+            release,
+            (workload, &control.state_directory(workload)),
+            &token,
+            arguments,
+        );
         proxy.wait_until_ready();
         proxy
     }
@@ -268,11 +273,11 @@ impl Proxy {
     /// # Panics
     /// If it cannot be started.
     #[must_use]
-    pub fn launch(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
-        Self::begin(Release::This, (workload, state), token, arguments)
+    pub fn start_unready(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
+        Self::start_proxy(Release::This, (workload, state), token, arguments)
     }
 
-    fn begin(
+    fn start_proxy(
         release: Release,
         (workload, state): (&str, &Path),
         token: &Path,
@@ -309,8 +314,8 @@ impl Proxy {
     /// # Panics
     /// If it has already exited.
     pub fn kill(&mut self) {
-        self.program.signal(Signal::KILL);
-        self.program.wait(MAX_WAIT);
+        self.program.send_signal(Signal::KILL);
+        self.program.wait_for_exit(MAX_WAIT);
     }
 
     /// Waits until it reports that it is ready.
@@ -330,20 +335,20 @@ fn run(
     token: Option<&Path>,
     arguments: &[String],
 ) -> (Program, AdminPage) {
-    let mut command = release.leno();
+    let mut command = release.leno_command();
     command.args(["proxy", "--workload", workload]).arg("--state").arg(state).args(arguments);
     if let Some(token) = token {
         command.arg("--token-file").arg(token);
     }
     let program = Program::start(&format!("leno proxy of {workload}"), &mut command);
     let line = program.wait_for_line("the sidecar starts", MAX_WAIT);
-    let address = field(&line, "admin=").parse().expect("an address");
+    let address = log_field(&line, "admin=").parse().expect("an address");
     let page = AdminPage { pid: program.pid(), address };
     (program, page)
 }
 
 /// Returns the value of a field in a log line.
-fn field<'a>(line: &'a str, name: &str) -> &'a str {
+fn log_field<'a>(line: &'a str, name: &str) -> &'a str {
     let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
     rest.split_whitespace().next().unwrap_or_default()
 }

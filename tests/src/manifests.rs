@@ -19,7 +19,7 @@ spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
 /// service NAME on port
 /// 9080.
 #[must_use]
-pub fn server(name: &str, port: u16, command: &[&str]) -> String {
+pub fn server_manifest(name: &str, port: u16, command: &[&str]) -> String {
     server_of(name, (port, "HTTP"), command)
 }
 
@@ -59,7 +59,7 @@ kind: HTTPRouteGroup
 metadata: {{name: {client}-to-{server}, namespace: shop}}
 spec: {{matches: [{{name: allowed, pathRegex: {path:?}, methods: [\"*\"]}}]}}
 {}",
-        allowed(
+        access_manifest(
             client,
             server,
             &format!("{{kind: HTTPRouteGroup, name: {client}-to-{server}, matches: [allowed]}}")
@@ -77,11 +77,11 @@ kind: TCPRoute
 metadata: {{name: {client}-to-{server}, namespace: shop}}
 spec: {{matches: {{}}}}
 {}",
-        allowed(client, server, &format!("{{kind: TCPRoute, name: {client}-to-{server}}}"))
+        access_manifest(client, server, &format!("{{kind: TCPRoute, name: {client}-to-{server}}}"))
     )
 }
 
-fn allowed(client: &str, server: &str, rule: &str) -> String {
+fn access_manifest(client: &str, server: &str, rule: &str) -> String {
     format!(
         "---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -97,7 +97,7 @@ spec:
 
 /// Returns a service NAME on port 9080 without workloads: only routes forward its requests.
 #[must_use]
-pub fn service(name: &str) -> String {
+pub fn service_manifest(name: &str) -> String {
     format!(
         "---
 apiVersion: v1
@@ -110,7 +110,7 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, appProtocol
 
 /// Returns a route of the service `name`, with one rule (a YAML list item) per line.
 #[must_use]
-pub fn route(name: &str, rules: &[&str]) -> String {
+pub fn route_manifest(name: &str, rules: &[&str]) -> String {
     let mut text = format!(
         "---
 apiVersion: gateway.networking.k8s.io/v1
@@ -130,7 +130,7 @@ spec:
 /// Returns a workload `NAME-1` that only calls others, with fixed outbound listeners on loopback: service and
 /// port.
 #[must_use]
-pub fn client(name: &str, command: &[&str], listeners: &[(&str, u16)]) -> String {
+pub fn client_manifest(name: &str, command: &[&str], listeners: &[(&str, u16)]) -> String {
     let mut text = format!(
         "---
 apiVersion: leno.dev/v1alpha1

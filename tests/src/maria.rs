@@ -22,7 +22,7 @@ impl Maria {
     pub fn prepare() -> Self {
         let maria = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
         let mut command = Command::new("mariadb-install-db");
-        command.args(maria.options()).args(["--auth-root-authentication-method=normal"]);
+        command.args(maria.server_options()).args(["--auth-root-authentication-method=normal"]);
         let output = command.arg("--skip-test-db").output().expect("MariaDB is installed");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         maria
@@ -32,26 +32,26 @@ impl Maria {
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let mut command = vec!["/usr/sbin/mariadbd".to_owned()];
-        command.extend(self.options());
+        command.extend(self.server_options());
         command.extend([
             format!("--port={}", self.port),
             "--bind-address=127.0.0.1".to_owned(),
-            format!("--socket={}", self.file("socket")),
-            format!("--pid-file={}", self.file("pid")),
+            format!("--socket={}", self.file_path("socket")),
+            format!("--pid-file={}", self.file_path("pid")),
         ]);
         command
     }
 
-    fn options(&self) -> Vec<String> {
+    fn server_options(&self) -> Vec<String> {
         let mut options =
-            vec!["--no-defaults".to_owned(), format!("--datadir={}", self.file("tables"))];
+            vec!["--no-defaults".to_owned(), format!("--datadir={}", self.file_path("tables"))];
         if is_root() {
             options.push("--user=root".to_owned());
         }
         options
     }
 
-    fn file(&self, name: &str) -> String {
+    fn file_path(&self, name: &str) -> String {
         self.directory.path().join(name).display().to_string()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Program, leno};
+use crate::program::{Program, leno_command};
 
 /// A mesh run by `leno up` with files written by the test.
 pub struct Mesh {
@@ -36,7 +36,7 @@ impl Mesh {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
-        let mut command = leno();
+        let mut command = leno_command();
         command.arg("up").arg("-f").arg(directory.path().join("mesh"));
         command.arg("--data").arg(directory.path().join("data")).args(arguments);
         let up = Program::start("leno up", &mut command);
@@ -49,7 +49,7 @@ impl Mesh {
     /// # Panics
     /// If the file cannot be written.
     pub fn write(&self, file: &str, manifests: &str) {
-        std::fs::write(self.file(file), manifests).expect("manifests");
+        std::fs::write(self.manifest_file(file), manifests).expect("manifests");
     }
 
     /// Removes a file of manifests.
@@ -57,18 +57,18 @@ impl Mesh {
     /// # Panics
     /// If it does not exist.
     pub fn remove(&self, file: &str) {
-        std::fs::remove_file(self.file(file)).expect("the file is there");
+        std::fs::remove_file(self.manifest_file(file)).expect("the file is there");
     }
 
     /// Returns the data directory of the mesh.
     #[must_use]
-    pub fn data(&self) -> PathBuf {
+    pub fn data_directory(&self) -> PathBuf {
         self.directory.path().join("data")
     }
 
     /// Returns the path of a file of manifests.
     #[must_use]
-    pub fn file(&self, file: &str) -> PathBuf {
+    pub fn manifest_file(&self, file: &str) -> PathBuf {
         self.directory.path().join("mesh").join(file)
     }
 
@@ -77,8 +77,8 @@ impl Mesh {
     /// # Panics
     /// If it fails or prints no JSON.
     #[must_use]
-    pub fn ask(&self, things: &str) -> Value {
-        let output = self.leno(&["get", things, "-o", "json"]);
+    pub fn get_json(&self, things: &str) -> Value {
+        let output = self.run_leno(&["get", things, "-o", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
             panic!("leno get {things}: {error}: {}", String::from_utf8_lossy(&output.stderr))
         })
@@ -89,9 +89,9 @@ impl Mesh {
     /// # Panics
     /// If it cannot be run.
     #[must_use]
-    pub fn leno(&self, arguments: &[&str]) -> Output {
-        let mut command = leno();
-        command.args(arguments).arg("--data").arg(self.data());
+    pub fn run_leno(&self, arguments: &[&str]) -> Output {
+        let mut command = leno_command();
+        command.args(arguments).arg("--data").arg(self.data_directory());
         command.output().expect("leno runs")
     }
 }
@@ -99,7 +99,7 @@ impl Mesh {
 /// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
 /// with an outbound listener for it at `listener`; `mode` is `permissive` or `strict`.
 #[must_use]
-pub fn manifest(command: &str, port: u16, listener: u16, mode: &str) -> String {
+pub fn ratings_manifests(command: &str, port: u16, listener: u16, mode: &str) -> String {
     let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     format!(

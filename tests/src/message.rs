@@ -17,7 +17,7 @@ pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         if reader.by_ref().take(HEAD_BYTES_MAX).read_line(&mut head)? == 0 {
-            return if head.is_empty() { Ok(None) } else { Err(ended()) };
+            return if head.is_empty() { Ok(None) } else { Err(unexpected_end()) };
         }
     }
     Ok(Some(head))
@@ -29,15 +29,15 @@ pub(crate) fn read_body(
     head: &str,
     undeclared: Undeclared,
 ) -> io::Result<Vec<u8>> {
-    if header(head, "transfer-encoding").is_some_and(|coding| coding.ends_with("chunked")) {
+    if first_header(head, "transfer-encoding").is_some_and(|coding| coding.ends_with("chunked")) {
         return read_chunks(reader);
     }
     let mut body = Vec::new();
-    match header(head, "content-length") {
+    match first_header(head, "content-length") {
         Some(length) => {
             let length: u64 = length.parse().map_err(|_| io::Error::from(INVALID))?;
             if reader.by_ref().take(length).read_to_end(&mut body)? as u64 != length {
-                return Err(ended());
+                return Err(unexpected_end());
             }
         }
         None if undeclared == Undeclared::UntilEnd => {
@@ -49,7 +49,7 @@ pub(crate) fn read_body(
 }
 
 /// Returns the first header of this name.
-pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn first_header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().skip(1).find_map(|line| {
         let (found, value) = line.split_once(':')?;
         found.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -64,7 +64,7 @@ fn read_chunks(reader: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
         let size = line.split(';').next().unwrap_or_default().trim();
         let size = u64::from_str_radix(size, 16).map_err(|_| io::Error::from(INVALID))?;
         if reader.by_ref().take(size).read_to_end(&mut body)? as u64 != size {
-            return Err(ended());
+            return Err(unexpected_end());
         }
         // The end of a chunk, or of the trailers.
         loop {
@@ -82,7 +82,7 @@ fn read_chunks(reader: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
     }
 }
 
-fn ended() -> io::Error {
+fn unexpected_end() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 

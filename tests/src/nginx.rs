@@ -23,7 +23,7 @@ impl Nginx {
         let nginx = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
         std::fs::create_dir(nginx.directory.path().join("www")).expect("a folder for its files");
         std::fs::create_dir(nginx.directory.path().join("logs")).expect("a folder for its logs");
-        let configuration = nginx.configuration(locations);
+        let configuration = nginx.server_config(locations);
         std::fs::write(nginx.directory.path().join("nginx.conf"), configuration).expect("a file");
         nginx
     }
@@ -33,12 +33,12 @@ impl Nginx {
     /// # Panics
     /// If it cannot be written.
     pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
-        std::fs::write(self.file(file), content).expect("a file to serve");
+        std::fs::write(self.served_file(file), content).expect("a file to serve");
     }
 
     /// Returns the path of a file that it serves.
     #[must_use]
-    pub fn file(&self, file: &str) -> PathBuf {
+    pub fn served_file(&self, file: &str) -> PathBuf {
         self.directory.path().join("www").join(file)
     }
 
@@ -54,7 +54,7 @@ impl Nginx {
         [binary, "-p", path, "-c", "nginx.conf", "-e", "stderr"].map(str::to_owned)
     }
 
-    fn configuration(&self, locations: &str) -> String {
+    fn server_config(&self, locations: &str) -> String {
         // Its workers must be able to read our private folder.
         let user = if is_root() { "user root root;" } else { "" };
         let port = self.port;

@@ -26,7 +26,7 @@ impl Postgres {
     pub fn prepare() -> Self {
         let directory = tempfile::tempdir().expect("a folder");
         let folder = directory.path();
-        let tls = SelfSigned::make(folder, "localhost");
+        let tls = SelfSigned::generate_files(folder, "localhost");
         std::fs::set_permissions(&tls.key, Permissions::from_mode(0o600)).expect("the key is ours");
         if is_root() {
             for path in [folder, &tls.key, &tls.certificate] {
@@ -37,7 +37,7 @@ impl Postgres {
         let (program, arguments) = postgres.as_nobody("initdb");
         let mut initdb = Command::new(program);
         initdb.args(arguments).args(["--auth=trust", "--username=tester", "--no-sync", "--pgdata"]);
-        succeeds(initdb.arg(postgres.cluster()));
+        assert_success(initdb.arg(postgres.data_directory()));
         postgres
     }
 
@@ -49,7 +49,7 @@ impl Postgres {
     pub fn command(&self) -> Vec<String> {
         let (program, mut command) = self.as_nobody("postgres");
         command.insert(0, program);
-        let cluster = self.cluster();
+        let cluster = self.data_directory();
         command.extend(["-D", cluster.to_str().expect("a path in UTF-8"), "-p"].map(str::to_owned));
         command.push(self.port.to_string());
         for setting in [
@@ -65,13 +65,13 @@ impl Postgres {
         command
     }
 
-    fn cluster(&self) -> PathBuf {
+    fn data_directory(&self) -> PathBuf {
         self.directory.path().join("cluster")
     }
 
     /// Returns the command line of a server program: PostgreSQL refuses to run as root.
     fn as_nobody(&self, name: &str) -> (String, Vec<String>) {
-        let program = program(name).to_str().expect("a path in UTF-8").to_owned();
+        let program = program_path(name).to_str().expect("a path in UTF-8").to_owned();
         if !is_root() {
             return (program, Vec::new());
         }
@@ -82,13 +82,13 @@ impl Postgres {
 }
 
 /// Debian installs the server programs in a directory per version.
-fn program(name: &str) -> PathBuf {
+fn program_path(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let programs = versions.map(|version| version.path().join("bin").join(name));
     programs.filter(|program| program.exists()).max().unwrap_or_else(|| name.into())
 }
 
-fn succeeds(command: &mut Command) {
+fn assert_success(command: &mut Command) {
     // Other users may not be permitted to enter the test's current directory.
     let output = command.current_dir("/").output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let complaint = String::from_utf8_lossy(&output.stderr);

@@ -29,7 +29,7 @@ struct Output {
 /// # Panics
 /// If it was not built; `./test scenarios` builds it first.
 #[must_use]
-pub fn leno() -> Command {
+pub fn leno_command() -> Command {
     let tests = std::env::current_exe().expect("a test has a path");
     let folder = tests.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
     let binary: PathBuf = folder.join("leno");
@@ -52,9 +52,9 @@ impl Release {
     /// # Panics
     /// If it was not built.
     #[must_use]
-    pub fn leno(self) -> Command {
+    pub fn leno_command(self) -> Command {
         match self {
-            Self::This => leno(),
+            Self::This => leno_command(),
             Self::Previous => {
                 let path = std::env::var_os("LENO_PREVIOUS");
                 Command::new(path.expect("LENO_PREVIOUS names the program: run ./test skew"))
@@ -79,8 +79,8 @@ impl Program {
         let output = Arc::new(Output::default());
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
-        gather(stdout, &output);
-        gather(stderr, &output);
+        collect_output(stdout, &output);
+        collect_output(stderr, &output);
         Self { name: name.to_owned(), child, output }
     }
 
@@ -114,7 +114,7 @@ impl Program {
 
     /// Returns its output so far.
     #[must_use]
-    pub fn printed(&self) -> String {
+    pub fn printed_output(&self) -> String {
         self.output.lines.lock().unwrap().join("\n")
     }
 
@@ -122,7 +122,7 @@ impl Program {
     ///
     /// # Panics
     /// If it has already exited.
-    pub fn signal(&self, signal: Signal) {
+    pub fn send_signal(&self, signal: Signal) {
         signal_pid(self.child.id(), signal);
     }
 
@@ -130,14 +130,19 @@ impl Program {
     ///
     /// # Panics
     /// On timeout.
-    pub fn wait(&mut self, max_wait: Duration) -> ExitStatus {
+    pub fn wait_for_exit(&mut self, max_wait: Duration) -> ExitStatus {
         let until = Instant::now() + max_wait;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
                 self.hear_out();
                 return status;
             }
-            assert!(Instant::now() < until, "{} did not end:\n{}", self.name, self.printed());
+            assert!(
+                Instant::now() < until,
+                "{} did not end:\n{}",
+                self.name,
+                self.printed_output()
+            );
             // Waits for its next line, its exit, or a short time.
             let lines = self.output.lines.lock().unwrap();
             drop(self.output.update.wait_timeout(lines, Duration::from_millis(20)).unwrap());
@@ -160,8 +165,8 @@ impl Program {
 
     /// Sends SIGTERM and waits for its exit.
     pub fn stop(&mut self, max_wait: Duration) -> ExitStatus {
-        self.signal(Signal::TERM);
-        self.wait(max_wait)
+        self.send_signal(Signal::TERM);
+        self.wait_for_exit(max_wait)
     }
 }
 
@@ -177,10 +182,10 @@ pub fn signal_pid(pid: u32, signal: Signal) {
 impl Drop for Program {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("--- {} printed:\n{}", self.name, self.printed());
+            eprintln!("--- {} printed:\n{}", self.name, self.printed_output());
         }
         if let Ok(None) = self.child.try_wait() {
-            self.signal(Signal::TERM);
+            self.send_signal(Signal::TERM);
             let until = Instant::now() + Duration::from_secs(20);
             while Instant::now() < until {
                 if !matches!(self.child.try_wait(), Ok(None)) {
@@ -196,7 +201,7 @@ impl Drop for Program {
     }
 }
 
-fn gather(stream: impl Read + Send + 'static, output: &Arc<Output>) {
+fn collect_output(stream: impl Read + Send + 'static, output: &Arc<Output>) {
     let output = output.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {

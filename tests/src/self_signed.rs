@@ -17,7 +17,7 @@ impl SelfSigned {
     /// # Panics
     /// If openssl is not installed, or the files cannot be written.
     #[must_use]
-    pub fn make(folder: &Path, name: &str) -> Self {
+    pub fn generate_files(folder: &Path, name: &str) -> Self {
         let file = |end: &str| folder.join(format!("{name}-{end}.pem"));
         let made = Self { key: file("key"), certificate: file("certificate") };
         let mut openssl = Command::new("openssl");

@@ -34,18 +34,18 @@ impl Mesh {
     }
 
     fn find_sidecar(&self, workload: &str) -> Option<Sidecar> {
-        let proxies = self.ask("proxies");
-        let proxy = named(&proxies, "workload", workload)?;
-        let workloads = self.ask("workloads");
-        let listeners = named(&workloads, "name", workload)?["listeners"].as_object()?;
-        let admin = address(&proxy["admin"])?;
+        let proxies = self.get_json("proxies");
+        let proxy = find_named(&proxies, "workload", workload)?;
+        let workloads = self.get_json("workloads");
+        let listeners = find_named(&workloads, "name", workload)?["listeners"].as_object()?;
+        let admin = parse_address(&proxy["admin"])?;
         let world = get_page(admin, "/world").ok()?;
         let world: Value = serde_json::from_slice(&world.body).ok()?;
         Some(Sidecar {
             pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
             admin,
-            proxy: address(&world["doors"]["http-proxy"])?,
-            inbound: listeners.values().next().and_then(address),
+            proxy: parse_address(&world["doors"]["http-proxy"])?,
+            inbound: listeners.values().next().and_then(parse_address),
         })
     }
 }
@@ -70,7 +70,7 @@ impl Sidecar {
     /// # Panics
     /// If the admin page does not respond.
     #[must_use]
-    pub fn metric(&self, series: &str) -> f64 {
+    pub fn sum_metrics(&self, series: &str) -> f64 {
         let page = get_page(self.admin, "/metrics").expect("the admin page answers");
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let lines = text.lines().filter(|line| line.starts_with(series));
@@ -78,10 +78,10 @@ impl Sidecar {
     }
 }
 
-fn named<'a>(all: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
+fn find_named<'a>(all: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
     all.as_array()?.iter().find(|one| one[key] == name)
 }
 
-fn address(value: &Value) -> Option<SocketAddr> {
+fn parse_address(value: &Value) -> Option<SocketAddr> {
     value.as_str()?.parse().ok()
 }

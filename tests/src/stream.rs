@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::SockRef;
 
-use crate::message::{header, read_head};
+use crate::message::{first_header, read_head};
 
 /// An application that responds to `GET /N` with a body of N bytes, and reads the whole body of a `POST` before
 /// it returns its length. It ends with its connections.
@@ -32,7 +32,7 @@ impl Streaming {
     /// If there is no free port.
     #[must_use]
     pub fn start_at(address: IpAddr) -> Self {
-        Self::on(TcpListener::bind((address, 0)).expect("there is a free port"))
+        Self::serve_on(TcpListener::bind((address, 0)).expect("there is a free port"))
     }
 
     /// Starts it on loopback with small socket buffers, so that a thousand stalled connections do not exhaust
@@ -43,11 +43,11 @@ impl Streaming {
     #[must_use]
     pub fn start_narrow() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        narrow(SockRef::from(&listener));
-        Self::on(listener)
+        narrow_buffers(SockRef::from(&listener));
+        Self::serve_on(listener)
     }
 
-    fn on(listener: TcpListener) -> Self {
+    fn serve_on(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let given = Arc::new(AtomicU64::new(0));
         let counter = given.clone();
@@ -55,7 +55,7 @@ impl Streaming {
             for tcp in listener.incoming().map_while(Result::ok) {
                 let counter = counter.clone();
                 // Connection errors are ignored: the test observes the client.
-                std::thread::spawn(move || drop(serve(tcp, &counter)));
+                std::thread::spawn(move || drop(serve_connection(tcp, &counter)));
             }
         });
         Self { address, given }
@@ -69,7 +69,7 @@ impl Streaming {
 
     /// Returns the number of body bytes that the kernel has accepted from it.
     #[must_use]
-    pub fn given(&self) -> u64 {
+    pub fn sent_bytes(&self) -> u64 {
         self.given.load(Ordering::Relaxed)
     }
 }
@@ -78,20 +78,20 @@ impl Streaming {
 ///
 /// # Panics
 /// If the kernel rejects the options.
-pub fn narrow(socket: SockRef<'_>) {
+pub fn narrow_buffers(socket: SockRef<'_>) {
     socket.set_tcp_mss(1460).expect("a segment of Ethernet");
     socket.set_send_buffer_size(NARROW_BYTES).expect("a small buffer");
     socket.set_recv_buffer_size(NARROW_BYTES).expect("a small buffer");
 }
 
-fn serve(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
+fn serve_connection(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(BLOCK_BYTES, tcp);
     while let Some(head) = read_head(&mut reader)? {
-        let declared = header(&head, "content-length").and_then(|length| length.parse().ok());
+        let declared = first_header(&head, "content-length").and_then(|length| length.parse().ok());
         let mut answer = reader.get_ref();
         match declared {
             Some(length) => {
-                check(&mut reader, length, |_| {})?;
+                check_body(&mut reader, length, |_| {})?;
                 let said = length.to_string();
                 let mut answer = reader.get_ref();
                 write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{said}", said.len())?;
@@ -100,7 +100,7 @@ fn serve(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
                 let target = head.split(' ').nth(1).and_then(|target| target.get(1..));
                 let length = target.and_then(|target| target.parse().ok()).unwrap_or(0);
                 write!(answer, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
-                produce(&mut answer, length, |bytes| {
+                write_body(&mut answer, length, |bytes| {
                     given.fetch_add(bytes, Ordering::Relaxed);
                 })?;
             }
@@ -113,12 +113,16 @@ fn serve(tcp: TcpStream, given: &AtomicU64) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of the socket.
-pub fn produce(out: &mut impl Write, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
-    let block = block();
+pub fn write_body(
+    out: &mut impl Write,
+    length: u64,
+    mut progress: impl FnMut(u64),
+) -> io::Result<()> {
+    let block = periodic_block();
     let mut at = 0;
     while at < length {
-        let bytes = block.get(phase(at)..).unwrap_or_default();
-        let bytes = bytes.get(..most(length - at).min(BLOCK_BYTES)).unwrap_or_default();
+        let bytes = block.get(phase_of(at)..).unwrap_or_default();
+        let bytes = bytes.get(..to_usize(length - at).min(BLOCK_BYTES)).unwrap_or_default();
         let written = out.write(bytes)? as u64;
         at += written;
         progress(written);
@@ -130,14 +134,18 @@ pub fn produce(out: &mut impl Write, length: u64, mut progress: impl FnMut(u64))
 ///
 /// # Errors
 /// The error of the socket; `InvalidData` if a byte differs from the generated one.
-pub fn check(input: &mut impl Read, length: u64, mut progress: impl FnMut(u64)) -> io::Result<()> {
-    let block = block();
+pub fn check_body(
+    input: &mut impl Read,
+    length: u64,
+    mut progress: impl FnMut(u64),
+) -> io::Result<()> {
+    let block = periodic_block();
     let mut buffer = vec![0; BLOCK_BYTES];
     let mut at = 0;
     while at < length {
-        let room = most(length - at).min(BLOCK_BYTES);
+        let room = to_usize(length - at).min(BLOCK_BYTES);
         let read = input.read(buffer.get_mut(..room).unwrap_or_default())?;
-        let expected = block.get(phase(at)..phase(at) + read);
+        let expected = block.get(phase_of(at)..phase_of(at) + read);
         if read == 0 || expected != buffer.get(..read) {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -148,15 +156,15 @@ pub fn check(input: &mut impl Read, length: u64, mut progress: impl FnMut(u64)) 
 }
 
 /// Returns a block that repeats after a prime number of bytes, so that a misplaced piece is detected.
-fn block() -> Vec<u8> {
+fn periodic_block() -> Vec<u8> {
     (0..=250).cycle().take(BLOCK_BYTES + PERIOD).collect()
 }
 
-fn phase(at: u64) -> usize {
-    most(at % PERIOD as u64)
+fn phase_of(at: u64) -> usize {
+    to_usize(at % PERIOD as u64)
 }
 
-fn most(bytes: u64) -> usize {
+fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 

@@ -12,7 +12,7 @@ fn every_figure_of_the_page_is_that_of_its_constant() {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let constant = cells.last().unwrap().trim_matches('`');
         let value = value_of(&root, constant);
-        assert_eq!(figure(cells[1]), value, "{row}");
+        assert_eq!(parse_figure(cells[1]), value, "{row}");
         compared += 1;
     }
     assert!(compared > 40, "{compared}");
@@ -21,7 +21,7 @@ fn every_figure_of_the_page_is_that_of_its_constant() {
 #[test]
 fn figures_and_expressions_are_read() {
     for (text, value) in [("64 KiB", 65_536), ("256", 256), ("500 ms", 500), ("10 min", 600_000)] {
-        assert_eq!(figure(text), value, "{text}");
+        assert_eq!(parse_figure(text), value, "{text}");
     }
     for (text, value) in [
         ("64 * 1024", 65_536),
@@ -29,7 +29,7 @@ fn figures_and_expressions_are_read() {
         ("10_000", 10_000),
         ("Duration::from_secs(3)", 3_000),
     ] {
-        assert_eq!(expression(text), value, "{text}");
+        assert_eq!(evaluate_expression(text), value, "{text}");
     }
 }
 
@@ -44,17 +44,17 @@ fn value_of(root: &Path, constant: &str) -> u128 {
     if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
         let default = text.split_once("impl Default for Limits").expect("the defaults").1;
         let (_, rest) = default.split_once(&format!("{name}: ")).expect(constant);
-        return expression(rest.split(",\n").next().expect(constant));
+        return evaluate_expression(rest.split(",\n").next().expect(constant));
     }
     let (_, rest) = text.split_once(&format!("const {name}: ")).expect(constant);
     let (_, rest) = rest.split_once("= ").expect(constant);
-    expression(rest.split(';').next().expect(constant))
+    evaluate_expression(rest.split(';').next().expect(constant))
 }
 
-fn expression(text: &str) -> u128 {
+fn evaluate_expression(text: &str) -> u128 {
     let number = |text: &str| text.trim().replace('_', "").parse::<u128>().expect(text);
     if let Some((factor, rest)) = text.split_once(" * ") {
-        return number(factor) * expression(rest);
+        return number(factor) * evaluate_expression(rest);
     }
     if let Some((value, bits)) = text.split_once(" << ") {
         return number(value) << number(bits);
@@ -68,7 +68,7 @@ fn expression(text: &str) -> u128 {
     number(text)
 }
 
-fn figure(text: &str) -> u128 {
+fn parse_figure(text: &str) -> u128 {
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit).expect(text);
     number.parse::<u128>().expect(text) * factor

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 ///
 /// # Errors
 /// If there is no answer within the timeout and the size limit, or its status is an error.
-pub(crate) async fn admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
+pub(crate) async fn query_admin(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let asked = tokio::time::timeout(MAX_WAIT, exchange(address, path));
     let answer = match asked.await {
         Ok(answer) => answer,

@@ -108,23 +108,31 @@ impl BenchArgs {
             Command::Pinned(args) => args.run(),
             Command::Crowd(args) => args.run(),
             Command::Relay(args) => args.run(),
-            Command::Sidecar(args) => measure(&args.options, one(args.measure())),
-            Command::GatewayRatings(args) => measure(&args.options, one(args.measure())),
-            Command::Latency(args) => measure(&args.options, one(args.measure())),
-            Command::Scale(args) => measure(&args.options, one(args.measure())),
-            Command::Router(args) => measure(&args.options, one(args.measure(Rule::Router))),
-            Command::Removal(args) => measure(&args.options, one(args.measure(Rule::Removal))),
-            Command::All(args) => measure(&args.options, args.measure()),
+            Command::Sidecar(args) => run_and_publish(&args.options, single_report(args.measure())),
+            Command::GatewayRatings(args) => {
+                run_and_publish(&args.options, single_report(args.measure()))
+            }
+            Command::Latency(args) => run_and_publish(&args.options, single_report(args.measure())),
+            Command::Scale(args) => run_and_publish(&args.options, single_report(args.measure())),
+            Command::Router(args) => {
+                run_and_publish(&args.options, single_report(args.measure(Rule::Router)))
+            }
+            Command::Removal(args) => {
+                run_and_publish(&args.options, single_report(args.measure(Rule::Removal)))
+            }
+            Command::All(args) => run_and_publish(&args.options, args.measure()),
         }
     }
 }
 
-async fn one(report: impl Future<Output = anyhow::Result<Report>>) -> anyhow::Result<Vec<Report>> {
+async fn single_report(
+    report: impl Future<Output = anyhow::Result<Report>>,
+) -> anyhow::Result<Vec<Report>> {
     Ok(vec![report.await?])
 }
 
 /// Runs until the reports are complete or a signal arrives; all child processes end with this one.
-fn measure(
+fn run_and_publish(
     options: &Options,
     reports: impl Future<Output = anyhow::Result<Vec<Report>>>,
 ) -> anyhow::Result<ExitCode> {
@@ -134,13 +142,13 @@ fn measure(
         .build()
         .context("cannot start the runtime")?;
     let reports = runtime.block_on(async {
-        let stop = stop::signals()?;
+        let stop = stop::stop_signal()?;
         tokio::select! {
             reports = reports => reports,
             () = stop => bail!("stopped before the end"),
         }
     })?;
-    options.publish(&reports)?;
+    options.publish_reports(&reports)?;
     Ok(ExitCode::SUCCESS)
 }
 

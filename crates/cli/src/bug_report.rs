@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::data_directory::DataArgs;
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::get::Mesh;
 use crate::output;
 use redact::Redaction;
@@ -44,19 +44,19 @@ impl BugReportArgs {
         let now = OffsetDateTime::now_utc();
         let directory = self.data.path()?;
         let (path, out) = match self.out {
-            Some(path) => (path.clone(), open(&path)?),
+            Some(path) => (path.clone(), open_private(&path)?),
             None => open_first(&default_name(now), &[&std::env::temp_dir(), &directory])?,
         };
         let to_output = path == Path::new("-");
         let mut bundle = Bundle::new(out)?;
-        let collected = runtime.block_on(collect(&Mesh::at(&directory), &mut bundle));
-        let written = collected.and_then(|answered| Ok((answered, bundle.finish(now)?)));
+        let collected = runtime.block_on(collect_pages(&Mesh::from_data(&directory), &mut bundle));
+        let written = collected.and_then(|answered| Ok((answered, bundle.finish_archive(now)?)));
         if written.is_err() && !to_output {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
         let (answered, (files, missing)) = written.with_context(|| path.display().to_string())?;
-        let reported = reported(&path, files, &missing);
+        let reported = render_summary(&path, files, &missing);
         match to_output {
             true => eprint!("{reported}"),
             false => output::print_text(&reported)?,
@@ -70,11 +70,11 @@ impl BugReportArgs {
 }
 
 /// Queries the control plane and then each of its sidecars; false if the control plane did not answer.
-async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
+async fn collect_pages(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL {
         let file = format!("control/{name}.json");
-        match mesh.ask(path).await {
+        match mesh.query_json(path).await {
             Ok(answer) => {
                 if *path == "/proxies" {
                     proxies = serde_json::from_value(answer.clone()).unwrap_or_default();
@@ -83,38 +83,42 @@ async fn collect(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
             }
             // An unreachable control plane fails all other queries as well.
             Err(error) if bundle.files == 0 => {
-                bundle.lack("control", &error);
+                bundle.record_missing("control", &error);
                 return Ok(false);
             }
-            Err(error) => bundle.lack(&file, &error),
+            Err(error) => bundle.record_missing(&file, &error),
         }
     }
-    match mesh.send("GET", "/metrics").await {
-        Ok(page) => bundle.add("control/metrics.txt", &page)?,
-        Err(error) => bundle.lack("control/metrics.txt", &error),
+    match mesh.send_request("GET", "/metrics").await {
+        Ok(page) => bundle.add_file("control/metrics.txt", &page)?,
+        Err(error) => bundle.record_missing("control/metrics.txt", &error),
     }
     let asked = proxies.len().min(SIDECARS_MAX);
     if asked < proxies.len() {
         let rest = format!("only the first {SIDECARS_MAX} of {} are queried", proxies.len());
-        bundle.lack("sidecars", &anyhow::anyhow!(rest));
+        bundle.record_missing("sidecars", &anyhow::anyhow!(rest));
     }
-    if let Some(scope) = mesh.scope().await {
-        bundle.lack("sidecars", &anyhow::anyhow!(scope));
+    if let Some(scope) = mesh.query_scope().await {
+        bundle.record_missing("sidecars", &anyhow::anyhow!(scope));
     }
     for proxy in proxies.iter().take(asked) {
-        sidecar(mesh, proxy, bundle).await?;
+        collect_sidecar(mesh, proxy, bundle).await?;
     }
     Ok(true)
 }
 
-async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyhow::Result<()> {
+async fn collect_sidecar(
+    mesh: &Mesh,
+    proxy: &ProxyStatus,
+    bundle: &mut Bundle,
+) -> anyhow::Result<()> {
     let folder = format!("sidecars/{}", proxy.workload.replace('/', "."));
     for (name, path) in SIDECAR {
         let file = format!("{folder}/{name}");
-        match mesh.sidecar(&proxy.workload, path).await {
-            Ok(page) => bundle.add(&file, &page)?,
+        match mesh.sidecar_page(&proxy.workload, path).await {
+            Ok(page) => bundle.add_file(&file, &page)?,
             Err(error) => {
-                bundle.lack(&file, &error);
+                bundle.record_missing(&file, &error);
                 // The remaining queries would fail as well.
                 break;
             }
@@ -124,7 +128,7 @@ async fn sidecar(mesh: &Mesh, proxy: &ProxyStatus, bundle: &mut Bundle) -> anyho
 }
 
 /// Opens a new file that only its owner may read, or standard output.
-fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
+fn open_private(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     if path == Path::new("-") {
         if std::io::stdout().is_terminal() {
             bail!("the report is binary: redirect it to a file, or use --out FILE");
@@ -138,12 +142,12 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Write>> {
 /// Creates the file in the working directory, or in the first of these directories that is writable: a pod has
 /// a read-only root file system.
 fn open_first(name: &Path, others: &[&Path]) -> anyhow::Result<(PathBuf, Box<dyn Write>)> {
-    let here = match open(name) {
+    let here = match open_private(name) {
         Ok(file) => return Ok((name.to_owned(), file)),
         Err(error) => error,
     };
     let mut places = others.iter().map(|directory| directory.join(name));
-    let found = places.find_map(|path| open(&path).ok().map(|file| (path, file)));
+    let found = places.find_map(|path| open_private(&path).ok().map(|file| (path, file)));
     found.ok_or_else(|| {
         here.context("no writable directory; use --out FILE, or --out - for standard output")
     })
@@ -171,14 +175,14 @@ impl Bundle {
     }
 
     fn add_json(&mut self, name: &str, value: &Value) -> anyhow::Result<()> {
-        self.add(name, &format!("{value:#}\n"))
+        self.add_file(name, &format!("{value:#}\n"))
     }
 
-    fn add(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
-        let text = self.redaction.of(text);
+    fn add_file(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+        let text = self.redaction.redact_text(text);
         let Some(left) = self.bytes_left.checked_sub(text.len()) else {
             let full = anyhow::anyhow!("the report would be larger than {BYTES_MAX} bytes");
-            self.lack(name, &full);
+            self.record_missing(name, &full);
             return Ok(());
         };
         self.bytes_left = left;
@@ -194,15 +198,15 @@ impl Bundle {
     }
 
     /// Records a missing part.
-    fn lack(&mut self, name: &str, why: &anyhow::Error) {
-        self.missing.push(format!("{name}: {}", output::failure(why)));
+    fn record_missing(&mut self, name: &str, why: &anyhow::Error) {
+        self.missing.push(format!("{name}: {}", output::format_error(why)));
     }
 
-    fn finish(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
+    fn finish_archive(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
         let about = json!({
             "leno": env!("CARGO_PKG_VERSION"),
             "at": now.format(&Rfc3339)?,
-            "machine": machine::described(),
+            "machine": machine::machine_facts(),
             "missing": self.missing,
         });
         self.add_json("about.json", &about)?;
@@ -218,12 +222,12 @@ fn default_name(now: OffsetDateTime) -> PathBuf {
         .into()
 }
 
-fn reported(path: &Path, files: usize, missing: &[String]) -> String {
+fn render_summary(path: &Path, files: usize, missing: &[String]) -> String {
     let mut text = format!(
         "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
          applications. Review it before you send it.\n",
         path.display(),
-        counted(files, "file")
+        format_count(files, "file")
     );
     for what in missing {
         text.push_str(&format!("  missing: {what}\n"));

@@ -11,7 +11,7 @@ use leno_registry::{FileSource, Rejected, Warning, rejected_documents};
 use serde::Serialize;
 
 use crate::cluster::FoundArgs;
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::output;
 
 /// Arguments of `leno check`.
@@ -51,7 +51,7 @@ impl CheckArgs {
         if self.kubernetes {
             return kubernetes::run(&self.cluster, self.output, self.strict_warnings);
         }
-        let findings = Findings::of(self.file);
+        let findings = Findings::from_paths(self.file);
         match self.output {
             CheckFormat::Text => output::print_text(&findings.to_text())?,
             CheckFormat::Json => output::print_json(&findings)?,
@@ -72,11 +72,11 @@ struct Findings {
 }
 
 impl Findings {
-    fn of(paths: Vec<PathBuf>) -> Self {
+    fn from_paths(paths: Vec<PathBuf>) -> Self {
         let mut source = FileSource::new(paths);
         let update = source.reload();
         let mut warnings = update.warnings;
-        warnings.extend(source.lint());
+        warnings.extend(source.lint_warnings());
         warnings.sort();
         warnings.dedup();
         Self {
@@ -93,12 +93,12 @@ impl Findings {
             writeln!(text, "{kind}: {finding}").expect("writing to a String never fails");
         };
         for rejected in &self.rejected {
-            line("rejected", output::line(rejected));
+            line("rejected", output::format_line(rejected));
         }
         for warning in &self.warnings {
-            line("warning", output::line(warning));
+            line("warning", output::format_line(warning));
         }
-        let objects = counted(self.objects, "object");
+        let objects = format_count(self.objects, "object");
         let verdict = match (self.ok, self.objects) {
             (true, _) => "ok",
             (false, 0) if self.rejected.is_empty() => "nothing to check",
@@ -107,7 +107,7 @@ impl Findings {
         text.push_str(&format!(
             "{verdict}: {objects}, {} rejected, {}\n",
             rejected_documents(&self.rejected),
-            counted(self.warnings.len(), "warning"),
+            format_count(self.warnings.len(), "warning"),
         ));
         text
     }
@@ -137,7 +137,7 @@ mod tests {
             "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}\n";
         std::fs::write(directory.path().join("c\nd.yaml"), twice).unwrap();
         std::fs::write(directory.path().join("e\nf.yaml"), twice).unwrap();
-        let text = Findings::of(vec![directory.path().to_owned()]).to_text();
+        let text = Findings::from_paths(vec![directory.path().to_owned()]).to_text();
         // Two rejections, a warning and the verdict.
         assert_eq!(text.lines().count(), 4, "{text}");
         assert!(text.contains("b\\nrejected: all\\u{1b}[2J.yaml:"), "{text}");

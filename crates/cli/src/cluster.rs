@@ -10,7 +10,7 @@ use leno_model::Name;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
     /// Namespace of the control plane
-    #[arg(short, long, value_name = "NAME", default_value = SYSTEM_NAMESPACE, value_parser = namespace)]
+    #[arg(short, long, value_name = "NAME", default_value = SYSTEM_NAMESPACE, value_parser = parse_namespace)]
     pub(crate) namespace: NamespaceName,
     /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME")]
@@ -22,8 +22,8 @@ impl ClusterArgs {
     ///
     /// # Errors
     /// If no cluster is configured.
-    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
-        client(self.context.as_deref()).await
+    pub(crate) async fn connect_client(&self) -> anyhow::Result<kube::Client> {
+        connect_to_context(self.context.as_deref()).await
     }
 }
 
@@ -31,7 +31,7 @@ impl ClusterArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FoundArgs {
     /// Namespace of the control plane [default: detected]
-    #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = namespace)]
+    #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = parse_namespace)]
     pub(crate) namespace: Option<NamespaceName>,
     /// Context of the kubeconfig [default: the current context]
     #[arg(long, value_name = "NAME", requires = "kubernetes")]
@@ -43,8 +43,8 @@ impl FoundArgs {
     ///
     /// # Errors
     /// If no cluster is configured.
-    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
-        client(self.context.as_deref()).await
+    pub(crate) async fn connect_client(&self) -> anyhow::Result<kube::Client> {
+        connect_to_context(self.context.as_deref()).await
     }
 
     /// Connects without retries, which hide the API server's answer for minutes.
@@ -52,9 +52,9 @@ impl FoundArgs {
     /// # Errors
     /// If no cluster is configured.
     pub(crate) async fn client_without_retries(&self) -> anyhow::Result<kube::Client> {
-        let mut config = config(self.context.as_deref()).await?;
+        let mut config = context_config(self.context.as_deref()).await?;
         config.default_retry = false;
-        connect(config)
+        connect_with_config(config)
     }
 }
 
@@ -62,11 +62,11 @@ impl FoundArgs {
 ///
 /// # Errors
 /// If no cluster is configured.
-pub(crate) async fn client(context: Option<&str>) -> anyhow::Result<kube::Client> {
-    connect(config(context).await?)
+pub(crate) async fn connect_to_context(context: Option<&str>) -> anyhow::Result<kube::Client> {
+    connect_with_config(context_config(context).await?)
 }
 
-async fn config(context: Option<&str>) -> anyhow::Result<kube::Config> {
+async fn context_config(context: Option<&str>) -> anyhow::Result<kube::Config> {
     let config = match context {
         None => kube::Config::infer().await.map_err(anyhow::Error::from),
         Some(context) => {
@@ -79,7 +79,7 @@ async fn config(context: Option<&str>) -> anyhow::Result<kube::Config> {
         .context("no cluster configured: set KUBECONFIG, or create ~/.kube/config, as for kubectl")
 }
 
-fn connect(config: kube::Config) -> anyhow::Result<kube::Client> {
+fn connect_with_config(config: kube::Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("cannot connect to the cluster")
 }
 
@@ -93,11 +93,11 @@ pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
 }
 
 /// Formats an error of the API server.
-pub(crate) fn plain(error: ApiError) -> anyhow::Error {
+pub(crate) fn format_api_error(error: ApiError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }
 
-fn namespace(text: &str) -> Result<NamespaceName, String> {
+fn parse_namespace(text: &str) -> Result<NamespaceName, String> {
     NamespaceName::new(text).map_err(|_| NO_NAMESPACE.to_owned())
 }
 
@@ -106,7 +106,7 @@ fn namespace(text: &str) -> Result<NamespaceName, String> {
 /// # Errors
 /// A message for users.
 pub(crate) fn namespace_name(text: &str) -> Result<Name, String> {
-    let name = namespace(text)?;
+    let name = parse_namespace(text)?;
     Name::new(&name).map_err(|_| NO_NAMESPACE.to_owned())
 }
 

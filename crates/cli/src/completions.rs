@@ -21,7 +21,7 @@ impl CompletionsArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut crate::Cli::command(), "leno", &mut script);
-        output::print(&String::from_utf8_lossy(&script))?;
+        output::print_raw(&String::from_utf8_lossy(&script))?;
         Ok(ExitCode::SUCCESS)
     }
 }

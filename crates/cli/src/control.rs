@@ -17,8 +17,8 @@ use leno_registry::FileSource;
 
 use crate::data_directory::{DataArgs, DataDirectory, create_private};
 use crate::duration::{parse_duration, parse_positive};
-use crate::everywhere::listening;
-use crate::explain::playground;
+use crate::everywhere::parse_listen_address;
+use crate::explain::explain_playground;
 use crate::output;
 use crate::{limits, stop};
 
@@ -34,10 +34,10 @@ pub(crate) struct ControlArgs {
     #[command(flatten)]
     cluster: kubernetes::ClusterArgs,
     /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics
-    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen_address)]
     health: Option<SocketAddr>,
     /// Address for sidecar connections; port 0: chosen by the kernel
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010", value_parser = listening)]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15010", value_parser = parse_listen_address)]
     listen: SocketAddr,
     /// Address of another control plane of the same mesh; repeatable. All control planes may share one list: a
     /// control plane ignores its own address
@@ -83,7 +83,7 @@ pub(crate) struct MeshArgs {
     jwks_allow: Option<PermittedServers>,
     /// Directory that contains all key files `JwtValidation`s may reference [default: all files; with
     /// --kubernetes none]
-    #[arg(long, value_name = "DIR", value_parser = absolute)]
+    #[arg(long, value_name = "DIR", value_parser = absolute_path)]
     jwks_files: Option<PathBuf>,
     /// Interval of sidecar metrics reports, at least 1s; `off` to disable
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
@@ -98,7 +98,7 @@ pub(crate) struct MeshArgs {
 }
 
 /// Returns the absolute path, because rules name files by absolute paths.
-fn absolute(path: &str) -> std::io::Result<PathBuf> {
+fn absolute_path(path: &str) -> std::io::Result<PathBuf> {
     std::path::absolute(path)
 }
 
@@ -121,7 +121,7 @@ impl MeshArgs {
             token_lifetime: self.token_lifetime,
             report_every: self.report_every.0,
             page: self.page.0,
-            playground: Some(playground()),
+            playground: Some(explain_playground()),
             ..Config::new(data, facts)
         }
     }
@@ -133,14 +133,17 @@ impl FactsArgs {
     ///
     /// # Errors
     /// If a path is missing, or no document is valid. The problems are printed.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check_manifests(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
         self.check_paths()?;
         if update.objects > 0 {
             return Ok(());
         }
         for rejected in &update.rejected {
-            crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
+            crate::log::print_to_stderr(&format!(
+                "rejected: {}",
+                output::escape_cell(&rejected.to_string())
+            ));
         }
         let paths: Vec<String> = self.file.iter().map(|path| path.display().to_string()).collect();
         bail!("no valid document in {}: correct it or set another path with -f", paths.join(", "))
@@ -195,14 +198,17 @@ fn parse_page(text: &str) -> Result<PageAddress, String> {
 /// # Errors
 /// If it cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
-    reported(Control::start(config).await)
+    check_started(Control::start(config).await)
 }
 
 /// Returns a started control plane, or prints the documents that prevent its start.
-fn reported(started: Result<Control, StartError>) -> anyhow::Result<Control> {
+fn check_started(started: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &started {
         for rejected in rejected {
-            crate::log::say(&format!("rejected: {}", output::shown(&rejected.to_string())));
+            crate::log::print_to_stderr(&format!(
+                "rejected: {}",
+                output::escape_cell(&rejected.to_string())
+            ));
         }
     }
     Ok(started?)
@@ -221,10 +227,10 @@ impl ControlArgs {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
+        let stop = stop::stop_signal()?;
         let mut hangups = stop::Hangups::new()?;
         let health = match self.health {
-            Some(address) => Some(Health::open(address).await.with_context(|| {
+            Some(address) => Some(Health::start_server(address).await.with_context(|| {
                 format!("cannot serve health at {address}; use --health with a free address")
             })?),
             None => None,
@@ -236,7 +242,7 @@ impl ControlArgs {
                 true => {
                     let config = self.mesh.config(data.path().to_owned(), self.listen, Vec::new());
                     let key_access = self.mesh.key_access(KeyAccess::of_tenants());
-                    let pod = self.cluster.pod();
+                    let pod = self.cluster.own_pod();
                     let config = Config { pod, key_access, kubernetes: true, ..config };
                     let (control, cluster) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
@@ -251,11 +257,11 @@ impl ControlArgs {
             started = started => started as anyhow::Result<_>,
         }?;
         if let Some(health) = &health {
-            health.ready(&control);
+            health.set_ready(&control);
         }
         tracing::info!(
-            address = %control.address(),
-            page = control.page().map(|page| format!("http://{page}/")),
+            address = %control.listen_address(),
+            page = control.page_address().map(|page| format!("http://{page}/")),
             health = health.as_ref().map(|health| health.address().to_string()),
             trust_domain = %control.trust_domain(),
             data = %data.path().display(),
@@ -263,20 +269,20 @@ impl ControlArgs {
         );
         let reloading = async {
             loop {
-                hangups.reload().await;
+                hangups.wait_for_reload().await;
                 tracing::info!("SIGHUP: reloading the files");
-                control.reload();
+                control.reload_files();
             }
         };
         let ended = tokio::select! {
             () = stop => Ok(()),
             () = reloading => Ok(()),
-            ended = control.ended() => Err(anyhow::Error::from(ended)),
-            ended = kubernetes::ended(&mut cluster) => Err(ended),
+            ended = control.wait_until_ended() => Err(anyhow::Error::from(ended)),
+            ended = kubernetes::wait_until_ended(&mut cluster) => Err(ended),
         };
         tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {
-            health.ending();
+            health.set_ending();
         }
         let lingering = async {
             if let Some(cluster) = cluster {
@@ -293,7 +299,7 @@ impl ControlArgs {
     /// Starts from files, with an authority in a directory.
     async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
         let facts = FactsArgs { file: self.file.clone() };
-        facts.check()?;
+        facts.check_manifests()?;
         let mut config = self.mesh.config(data.to_owned(), self.listen, facts.file);
         config.peers.clone_from(&self.peers);
         if let Some(shared) = &self.shared {
@@ -351,9 +357,9 @@ mod tests {
     #[test]
     fn a_relative_directory_of_keys_is_one_of_this_process() {
         let directory = std::env::current_dir().unwrap().join("keys");
-        assert_eq!(absolute("keys").unwrap(), directory);
-        assert_eq!(absolute("./keys").unwrap(), directory);
-        assert_eq!(absolute("/keys").unwrap(), PathBuf::from("/keys"));
+        assert_eq!(absolute_path("keys").unwrap(), directory);
+        assert_eq!(absolute_path("./keys").unwrap(), directory);
+        assert_eq!(absolute_path("/keys").unwrap(), PathBuf::from("/keys"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_identity::{create_private_directory, open_lock, quoted};
+use leno_identity::{create_private_directory, open_lock, quote_path};
 
 /// Selects the data directory.
 #[derive(Debug, Clone, Args)]
@@ -42,15 +42,15 @@ impl DataArgs {
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         let path = match &self.data {
             Some(path) => path.clone(),
-            None => self.home.state()?.join("default"),
+            None => self.home.state_directory()?.join("default"),
         };
         let path = std::path::absolute(&path);
-        let path = path.with_context(|| format!("the data directory{}", self.hint()))?;
+        let path = path.with_context(|| format!("the data directory{}", self.option_hint()))?;
         Ok(within_volume(path))
     }
 
     /// Returns the option that selects this directory in another command, for hints; empty for the default.
-    pub(crate) fn hint(&self) -> String {
+    pub(crate) fn option_hint(&self) -> String {
         match &self.data {
             Some(path) => format!(" --data {}", path.display()),
             None => String::new(),
@@ -59,7 +59,7 @@ impl DataArgs {
 
     /// Adds the option of [`DataArgs::hint`] to the Leno commands in a text.
     pub(crate) fn in_commands(&self, text: &str) -> String {
-        let hint = self.hint();
+        let hint = self.option_hint();
         let mut out = String::new();
         let mut rest = text;
         while let Some(at) = rest.find(PROGRAM) {
@@ -110,8 +110,8 @@ impl HomeArgs {
     ///
     /// # Errors
     /// If there is no home directory.
-    pub(crate) fn state(&self) -> anyhow::Result<PathBuf> {
-        let state = self.directory(&self.state_home, ".local/state");
+    pub(crate) fn state_directory(&self) -> anyhow::Result<PathBuf> {
+        let state = self.resolve_directory(&self.state_home, ".local/state");
         state.context("no home directory for state: set HOME or XDG_STATE_HOME")
     }
 
@@ -119,12 +119,12 @@ impl HomeArgs {
     ///
     /// # Errors
     /// If there is no home directory.
-    pub(crate) fn cache(&self) -> anyhow::Result<PathBuf> {
-        let cache = self.directory(&self.cache_home, ".cache");
+    pub(crate) fn cache_directory(&self) -> anyhow::Result<PathBuf> {
+        let cache = self.resolve_directory(&self.cache_home, ".cache");
         cache.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
-    fn directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
+    fn resolve_directory(&self, xdg: &Option<OsString>, in_home: &str) -> Option<PathBuf> {
         // The XDG specification: relative paths are ignored.
         let xdg = xdg.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
         let home = self.user_home.as_ref().filter(|home| !home.is_empty());
@@ -153,7 +153,7 @@ impl DataDirectory {
             .with_context(|| format!("cannot lock {}", lock_path.display()))?;
         let process = match locked {
             true => holder_of_removed(&path, &lock),
-            false => holder(&mut lock),
+            false => lock_holder(&mut lock),
         };
         if let Some(process) = process {
             bail!(
@@ -244,7 +244,7 @@ pub(crate) fn create_private(path: &Path) -> anyhow::Result<()> {
             "the directory {shown}, which contains keys, is owned by user {}: `chown {us} {}`, or use \
              another one",
             found.uid(),
-            quoted(&shown.to_string())
+            quote_path(&shown.to_string())
         ),
     }
 }
@@ -280,7 +280,7 @@ pub(crate) const LOCK_MAX_WAIT: Duration = Duration::from_secs(2);
 pub(crate) const CLEAN_MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns the process that holds the lock, if it has written its process ID.
-fn holder(lock: &mut File) -> Option<String> {
+fn lock_holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
     Some(match lock.take(PID_BYTES_MAX).read_to_string(&mut text) {
         Ok(1..) => format!(" (process {})", text.trim()),
@@ -479,8 +479,8 @@ mod tests {
             (home(None, Some("/home/a")), in_home),
             (home(None, None), (None, None)),
         ] {
-            assert_eq!(args.state().ok(), state.map(PathBuf::from), "{args:?}");
-            assert_eq!(args.cache().ok(), cache.map(PathBuf::from), "{args:?}");
+            assert_eq!(args.state_directory().ok(), state.map(PathBuf::from), "{args:?}");
+            assert_eq!(args.cache_directory().ok(), cache.map(PathBuf::from), "{args:?}");
         }
     }
 }

@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
 use crate::get::Mesh;
-use crate::output::{self, shown};
+use crate::output::{self, escape_cell};
 use reach::Reached;
-use steps::{Facts, Removed, Step, Verdict, examine};
+use steps::{Facts, Removed, Step, Verdict, build_steps};
 
 /// Arguments of `leno diagnose`.
 #[derive(Debug, Args)]
@@ -53,35 +53,35 @@ impl DiagnoseArgs {
     /// Prints the steps; the exit code is 0 if none fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mesh = Mesh::at(&self.data.path()?);
+        let mesh = Mesh::from_data(&self.data.path()?);
         let workload = self.workload.to_string();
         let to = self.to.map(|service| service.to_string());
-        let facts = runtime.block_on(facts(&mesh, &workload, to.as_deref()))?;
-        let mut steps = examine(&facts, &workload, to.as_deref());
+        let facts = runtime.block_on(collect_facts(&mesh, &workload, to.as_deref()))?;
+        let mut steps = build_steps(&facts, &workload, to.as_deref());
         for remedy in steps.iter_mut().filter_map(|step| step.remedy.as_mut()) {
             *remedy = self.data.in_commands(remedy);
         }
         let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
-        match self.output.structured() {
+        match self.output.structured_format() {
             Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,
-            None => output::print_text(&text(&workload, &steps))?,
+            None => output::print_text(&render_steps(&workload, &steps))?,
         }
         Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<Facts> {
-    let traffic: TrafficStatus = asked(mesh, "/traffic").await?;
+async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<Facts> {
+    let traffic: TrafficStatus = query_mesh(mesh, "/traffic").await?;
     let mut facts = Facts {
-        status: asked(mesh, "/status").await?,
-        workloads: asked(mesh, "/workloads").await?,
-        services: asked(mesh, "/services").await?,
-        proxies: asked(mesh, "/proxies").await?,
-        certificates: asked(mesh, "/certificates").await?,
-        routes: asked(mesh, "/routes").await?,
-        policies: asked(mesh, "/policies").await?,
+        status: query_mesh(mesh, "/status").await?,
+        workloads: query_mesh(mesh, "/workloads").await?,
+        services: query_mesh(mesh, "/services").await?,
+        proxies: query_mesh(mesh, "/proxies").await?,
+        certificates: query_mesh(mesh, "/certificates").await?,
+        routes: query_mesh(mesh, "/routes").await?,
+        policies: query_mesh(mesh, "/policies").await?,
         // Control planes of earlier releases do not report these.
-        rejected_joins: asked(mesh, "/rejected-joins").await.unwrap_or_default(),
+        rejected_joins: query_mesh(mesh, "/rejected-joins").await.unwrap_or_default(),
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
         edges: traffic.edges,
@@ -91,34 +91,34 @@ async fn facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<
         unknown: Vec::new(),
         decision: None,
     };
-    for service in examined(&facts, workload, to) {
+    for service in services_to_examine(&facts, workload, to) {
         let service = service.as_str();
         let history: Option<HistoryStatus> =
-            asked(mesh, &format!("/history?service={service}")).await?;
+            query_mesh(mesh, &format!("/history?service={service}")).await?;
         facts.histories.extend(history.map(|history| (service.to_owned(), history)));
     }
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
         facts.ready = mesh.sidecar_is_ready(workload).await;
-        let removed = mesh.sidecar(workload, "/removed").await.ok();
+        let removed = mesh.sidecar_page(workload, "/removed").await.ok();
         let removed = removed.and_then(|page| serde_json::from_str::<Removed>(&page).ok());
         facts.removed = removed.map(|found| found.removed).unwrap_or_default();
-        let (called, unknown) = called(&facts, workload, to);
+        let (called, unknown) = called_services(&facts, workload, to);
         for service in called.into_iter().take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::asked(mesh, (workload, &service)).await);
+            facts.reached.extend(Reached::query_sidecar(mesh, (workload, &service)).await);
         }
         facts.unknown = unknown;
     }
     if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
-        facts.decision = reach::decision(mesh, workload, service).await;
+        facts.decision = reach::decision_step(mesh, workload, service).await;
     }
     Ok(facts)
 }
 
 /// Returns the services to fetch histories of: those that select the workload, and those that it calls.
-fn examined(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String> {
+fn services_to_examine(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String> {
     let known = facts.workloads.iter().find(|known| known.name == workload);
-    let failing = known.filter(|_| to.is_none()).map(|known| calls::failing(facts, known));
+    let failing = known.filter(|_| to.is_none()).map(|known| calls::failing_services(facts, known));
     let failing = failing.into_iter().flatten().take(reach::SERVICES_MAX);
     let behind = known.into_iter().flat_map(|known| &known.services).map(String::as_str);
     behind.chain(failing).chain(to).map(str::to_owned).collect()
@@ -126,20 +126,22 @@ fn examined(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String>
 
 /// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
 /// mistyped name is no failure of the mesh.
-fn called(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<String>) {
+fn called_services(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<String>) {
     let exists = |name: &String| facts.services.iter().any(|service| service.name == *name);
     match to {
         Some(to) => (Some(to.to_owned()).filter(exists).into_iter().collect(), Vec::new()),
-        None => calls::services(facts, workload).into_iter().map(str::to_owned).partition(exists),
+        None => {
+            calls::called_by_name(facts, workload).into_iter().map(str::to_owned).partition(exists)
+        }
     }
 }
 
-async fn asked<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
-    serde_json::from_value(mesh.ask(path).await?)
+async fn query_mesh<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
+    serde_json::from_value(mesh.query_json(path).await?)
         .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 
-fn text(workload: &str, steps: &[Step]) -> String {
+fn render_steps(workload: &str, steps: &[Step]) -> String {
     let failed = steps.iter().filter(|step| step.verdict == Verdict::Problem).count();
     let verdict = match failed {
         0 => "no step fails".to_owned(),
@@ -149,9 +151,9 @@ fn text(workload: &str, steps: &[Step]) -> String {
     let mut text = format!("{workload}: {verdict}\n");
     for Step { name, verdict, what, remedy } in steps {
         let mark = verdict.mark();
-        text.push_str(&format!("  {mark} {name:<12} {}\n", shown(what)));
+        text.push_str(&format!("  {mark} {name:<12} {}\n", escape_cell(what)));
         if let Some(remedy) = remedy {
-            text.push_str(&format!("      {:<12} {}\n", "", shown(remedy)));
+            text.push_str(&format!("      {:<12} {}\n", "", escape_cell(remedy)));
         }
     }
     text

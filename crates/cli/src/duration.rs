@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub(crate) use leno_control::figures::short;
+pub(crate) use leno_control::figures::format_duration;
 
 /// Parses numbers with units, in any order: `1h30m`, `0.5s`.
 ///
@@ -114,7 +114,7 @@ mod tests {
             (86_400 + 3_600 + 61, "1d1h"),
             (2 * 86_400 + 61, "2d"),
         ] {
-            assert_eq!(short(Duration::from_secs(seconds)), text);
+            assert_eq!(format_duration(Duration::from_secs(seconds)), text);
         }
     }
 }

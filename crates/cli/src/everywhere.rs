@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Returns the wildcard address: of both IP versions, or of IPv4 if there is no IPv6.
-pub(crate) fn any() -> IpAddr {
+pub(crate) fn wildcard_address() -> IpAddr {
     match has_v6() {
         true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -11,12 +11,12 @@ pub(crate) fn any() -> IpAddr {
 }
 
 /// Parses a listen address. `[::]` is the wildcard address, also on a machine without IPv6.
-pub(crate) fn listening(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
-    Ok(at(address, has_v6()))
+    Ok(for_ip_versions(address, has_v6()))
 }
 
-fn at(address: SocketAddr, has_v6: bool) -> SocketAddr {
+fn for_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
     match address.ip() == Ipv6Addr::UNSPECIFIED && !has_v6 {
         true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())),
         false => address,
@@ -42,9 +42,9 @@ mod tests {
             [("[::]:80", "0.0.0.0:80"), ("[::1]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
         {
             let address: SocketAddr = written.parse().unwrap();
-            assert_eq!(at(address, true), address);
-            assert_eq!(at(address, false).to_string(), without);
+            assert_eq!(for_ip_versions(address, true), address);
+            assert_eq!(for_ip_versions(address, false).to_string(), without);
         }
-        assert!(listening(":80").unwrap_err().contains("[::]:15010"));
+        assert!(parse_listen_address(":80").unwrap_err().contains("[::]:15010"));
     }
 }

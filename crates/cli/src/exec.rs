@@ -47,10 +47,10 @@ impl ExecArgs {
             limits::restore_open_files(soft).context("cannot restore the limit of open files")?;
         }
         // A later user may lack write access. The application runs even without a record.
-        if let Some(Err(error)) = self.record.as_deref().map(groups::record) {
-            crate::log::say(&format!(
+        if let Some(Err(error)) = self.record.as_deref().map(groups::record_group) {
+            crate::log::print_to_stderr(&format!(
                 "processes of this application would survive a killed `leno up`: {}",
-                output::failure(&error)
+                output::format_error(&error)
             ));
         }
         let home = self.user.as_ref().map(become_user).transpose()?.flatten();
@@ -73,7 +73,7 @@ impl ExecArgs {
         command.args(arguments);
         // Descendants inherit it: they end with the application.
         if let Ok(run) = descendants::own_run() {
-            command.envs(run.variable());
+            command.envs(run.mark_variable());
         }
         if let Some(Home { name, directory }) = home {
             let own = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
@@ -115,7 +115,7 @@ fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
     // Comments and names of other users may have any encoding.
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users, groups) = (read(USERS).unwrap_or_default(), read(GROUPS).unwrap_or_default());
-    let found = resolve(account, &users, &groups)?;
+    let found = resolve_user(account, &users, &groups)?;
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if own == (found.user, found.group) {
         return Ok(None);
@@ -150,7 +150,7 @@ struct Numbers {
 }
 
 /// Resolves a user from the text of `/etc/passwd` and `/etc/group`.
-fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbers> {
+fn resolve_user(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbers> {
     let rows = users.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -164,7 +164,7 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
     };
     // A UID without an entry has no home: as in containers, it is the root directory.
     let home = Home {
-        name: found.map_or_else(|| written(account), |(name, ..)| name.to_owned()),
+        name: found.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
         directory: found.map_or("/", |(.., home)| home).to_owned(),
     };
     let (name, user, group) = match (account, found) {
@@ -188,7 +188,7 @@ fn resolve(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbe
     Ok(Numbers { user, group, groups: all, home })
 }
 
-fn written(account: &Account) -> String {
+fn user_name(account: &Account) -> String {
     match account {
         Account::Named(name) => name.clone(),
         Account::Numbered(user, _) => user.to_string(),
@@ -235,9 +235,9 @@ mod tests {
             ("1000", numbers(1000, 1000, &[1000], ("1000", "/"))),
         ] {
             let account: Account = account.parse().unwrap();
-            assert_eq!(resolve(&account, users, groups).unwrap(), expected, "{account:?}");
+            assert_eq!(resolve_user(&account, users, groups).unwrap(), expected, "{account:?}");
         }
-        let absent = resolve(&Account::Named("nosuch".to_owned()), users, groups).unwrap_err();
+        let absent = resolve_user(&Account::Named("nosuch".to_owned()), users, groups).unwrap_err();
         assert!(absent.to_string().contains("no user nosuch"), "{absent}");
     }
 }

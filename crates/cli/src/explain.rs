@@ -33,7 +33,7 @@ use crate::output::Structured;
 pub(crate) struct ExplainArgs {
     /// `request`, `change`, or a reason from a `leno-reason` header, a log or a metric, by name or code. Lists
     /// all reasons if omitted
-    #[arg(value_parser = topics(), ignore_case = true, hide_possible_values = true)]
+    #[arg(value_parser = topic_parser(), ignore_case = true, hide_possible_values = true)]
     topic: Option<String>,
     /// ID of a change of the running mesh, from `leno get changes`. Only for `explain change`
     #[arg(value_name = "ID", required_if_eq("topic", CHANGE))]
@@ -52,9 +52,9 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Returns the same function for the control plane's web page, applied to the current configuration.
-pub(crate) fn playground() -> Playground {
+pub(crate) fn explain_playground() -> Playground {
     Playground::new(|objects, asked| {
-        request::explained(objects, asked).map_err(|error| output::failure(&error))
+        request::explain_request(objects, asked).map_err(|error| output::format_error(&error))
     })
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum ExplainFormat {
 
 impl ExplainFormat {
     /// Returns the machine-readable format, or `None` for text.
-    pub(crate) const fn structured(self) -> Option<Structured> {
+    pub(crate) const fn structured_format(self) -> Option<Structured> {
         match self {
             Self::Text => None,
             Self::Json => Some(Structured::Json),
@@ -103,7 +103,7 @@ impl ExplainFormat {
 impl ExplainArgs {
     /// Prints the explanation.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Some(topic) = self.topic.as_deref() else { return reason::list(self.output) };
+        let Some(topic) = self.topic.as_deref() else { return reason::print_all(self.output) };
         match topic.to_ascii_lowercase().as_str() {
             CHANGE => change::run(&self.data.path()?, self.id, self.output),
             REQUEST if self.file.is_empty() => {
@@ -111,14 +111,14 @@ impl ExplainArgs {
             }
             REQUEST => request::run(&self.file, &self.request, self.output),
             _ => match Reason::named(topic) {
-                Some(reason) => reason::show(reason, self.output),
+                Some(reason) => reason::print_one(reason, self.output),
                 None => anyhow::bail!("unknown reason `{topic}`: `leno explain` lists all reasons"),
             },
         }
     }
 }
 
-fn topics() -> PossibleValuesParser {
+fn topic_parser() -> PossibleValuesParser {
     let words = Reason::ALL.iter().flat_map(|reason| [reason.label(), reason.code()]);
     PossibleValuesParser::new([REQUEST, CHANGE].into_iter().chain(words))
 }

@@ -1,9 +1,9 @@
 //! Rates, shares and times, formatted for table columns.
 
-pub(crate) use leno_control::figures::{AILING, FAILING, counted, rate, share};
+pub(crate) use leno_control::figures::{AILING, FAILING, format_count, format_rate, format_share};
 
 /// Formats milliseconds: `0.42 ms`, `12.3 ms`, `1.20 s`.
-pub(crate) fn latency(ms: Option<f64>) -> String {
+pub(crate) fn format_latency(ms: Option<f64>) -> String {
     match ms {
         None => String::new(),
         Some(ms) if ms < 9.995 => format!("{ms:.2} ms"),
@@ -14,7 +14,7 @@ pub(crate) fn latency(ms: Option<f64>) -> String {
 }
 
 /// Formats CPU usage in thousandths of a core: `0.2 mCPU`, `41 mCPU`.
-pub(crate) fn cpu(cores: f64) -> String {
+pub(crate) fn format_cpu(cores: f64) -> String {
     match cores * 1e3 {
         milli if milli <= 0.0 => "0 mCPU".to_owned(),
         milli if milli < 9.95 => format!("{milli:.1} mCPU"),
@@ -23,12 +23,12 @@ pub(crate) fn cpu(cores: f64) -> String {
 }
 
 /// Formats memory: `4.2 MiB`.
-pub(crate) fn memory(kib: u64) -> String {
+pub(crate) fn format_memory(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }
 
 /// Renders numbers as a line of blocks, relative to the largest number.
-pub(crate) fn sparkline(numbers: &[u32]) -> String {
+pub(crate) fn render_sparkline(numbers: &[u32]) -> String {
     const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let largest = numbers.iter().copied().max().unwrap_or(0).max(1);
     let block = |number: &u32| match number {
@@ -47,21 +47,21 @@ mod tests {
 
     #[test]
     fn numbers_are_as_exact_as_their_size_asks_for() {
-        let rates = [0.0, 0.04, 12.34, 99.94, 99.96, 1234.4].map(rate);
+        let rates = [0.0, 0.04, 12.34, 99.94, 99.96, 1234.4].map(format_rate);
         assert_eq!(rates, ["0/s", "0.0/s", "12.3/s", "99.9/s", "100/s", "1234/s"]);
-        let shares = [None, Some(1.0), Some(0.99999), Some(0.5), Some(0.0)].map(share);
+        let shares = [None, Some(1.0), Some(0.99999), Some(0.5), Some(0.0)].map(format_share);
         assert_eq!(shares, ["", "100 %", "99.99 %", "50.00 %", "0.00 %"]);
-        let times = [None, Some(0.4), Some(12.34), Some(250.2), Some(1200.0)].map(latency);
+        let times = [None, Some(0.4), Some(12.34), Some(250.2), Some(1200.0)].map(format_latency);
         assert_eq!(times, ["", "0.40 ms", "12.3 ms", "250 ms", "1.20 s"]);
-        assert_eq!([0.0, 0.0002, 0.041].map(cpu), ["0 mCPU", "0.2 mCPU", "41 mCPU"]);
-        assert_eq!(memory(4_300), "4.2 MiB");
+        assert_eq!([0.0, 0.0002, 0.041].map(format_cpu), ["0 mCPU", "0.2 mCPU", "41 mCPU"]);
+        assert_eq!(format_memory(4_300), "4.2 MiB");
     }
 
     #[test]
     fn a_sparkline_shows_what_there_was_and_blanks_what_there_was_not() {
-        assert_eq!(sparkline(&[0, 1, 4, 8]), " ▁▄█");
-        assert_eq!(sparkline(&[0, 0]), "  ");
-        assert_eq!(sparkline(&[u32::MAX]), "█");
-        assert_eq!(sparkline(&[]), "");
+        assert_eq!(render_sparkline(&[0, 1, 4, 8]), " ▁▄█");
+        assert_eq!(render_sparkline(&[0, 0]), "  ");
+        assert_eq!(render_sparkline(&[u32::MAX]), "█");
+        assert_eq!(render_sparkline(&[]), "");
     }
 }

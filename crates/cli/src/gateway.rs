@@ -9,9 +9,9 @@ use clap::Args;
 use leno_proxy::{Config, Interception};
 
 use crate::duration::parse_duration;
-use crate::everywhere::{any, listening};
+use crate::everywhere::{parse_listen_address, wildcard_address};
 use crate::limits;
-use crate::proxy::{MemberArgs, ServingArgs, serve};
+use crate::proxy::{MemberArgs, ServingArgs, run_proxy};
 
 /// Arguments of `leno gateway`.
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(crate) struct GatewayArgs {
     bind: Option<IpAddr>,
     /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics. Ready once the proxy has
     /// a certificate and its gateway configuration, and listens on all of the gateway's ports
-    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen_address)]
     health: Option<SocketAddr>,
     /// Delay between SIGTERM and draining, for load balancers to notice the shutdown. During the delay the
     /// proxy serves but is not ready, and HTTP/1.1 responses carry `Connection: close`. A second SIGTERM skips
@@ -46,13 +46,14 @@ impl GatewayArgs {
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(serve(config, false, linger))?;
+        runtime.block_on(run_proxy(config, false, linger))?;
         Ok(ExitCode::SUCCESS)
     }
 
     fn into_config(self) -> anyhow::Result<Config> {
-        let mut config = self.member.config()?;
-        config.interception = Interception::Gateway { bind: self.bind.unwrap_or_else(any) };
+        let mut config = self.member.build_config()?;
+        config.interception =
+            Interception::Gateway { bind: self.bind.unwrap_or_else(wildcard_address) };
         config.health = self.health;
         self.serving.apply(&mut config);
         Ok(config)

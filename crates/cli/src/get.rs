@@ -19,10 +19,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::log;
 use crate::output::{self, Format, Listing};
-use crate::tap::encoded;
+use crate::tap::percent_encode;
 
 /// Arguments of `leno get`.
 #[derive(Debug, Args)]
@@ -102,7 +102,7 @@ impl Topic {
         }
     }
 
-    const fn path(self) -> &'static str {
+    const fn query_path(self) -> &'static str {
         match self {
             Self::Status => "/status",
             Self::Workloads => "/workloads",
@@ -122,13 +122,13 @@ impl GetArgs {
     /// Prints the answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(self.ask())?;
+        runtime.block_on(self.print_topic())?;
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn ask(self) -> anyhow::Result<()> {
-        let mesh = Mesh::at(&self.data.path()?);
-        let mut answer = mesh.ask(self.topic.path()).await?;
+    async fn print_topic(self) -> anyhow::Result<()> {
+        let mesh = Mesh::from_data(&self.data.path()?);
+        let mut answer = mesh.query_json(self.topic.query_path()).await?;
         if self.topic.is_about_sidecars() {
             mesh.print_scope().await;
         }
@@ -136,83 +136,91 @@ impl GetArgs {
             if self.topic != Topic::Proxies {
                 bail!("--stale applies to proxies only: leno get proxies --stale");
             }
-            let mut proxies: Vec<ProxyStatus> = parsed(answer)?;
+            let mut proxies: Vec<ProxyStatus> = parse_response(answer)?;
             proxies.retain(ProxyStatus::is_stale);
             answer = serde_json::to_value(proxies)?;
         }
         if self.topic == Topic::Connections {
-            let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = connections::of(&mesh, &proxies).await;
-            return self.print(&found, connections::table);
+            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
+            let found = connections::query_connections(&mesh, &proxies).await;
+            return self.print_result(&found, connections::connection_table);
         }
         if self.topic == Topic::Circuits {
-            let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = circuits::of(&mesh, &proxies).await;
-            return self.print(&found, circuits::table);
+            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
+            let found = circuits::query_circuits(&mesh, &proxies).await;
+            return self.print_result(&found, circuits::circuit_table);
         }
         if self.topic == Topic::Removed {
-            let proxies: Vec<ProxyStatus> = parsed(answer)?;
-            let found = removed::of(&mesh, &proxies).await;
-            return self.print(&found, removed::table);
+            let proxies: Vec<ProxyStatus> = parse_response(answer)?;
+            let found = removed::query_ejected(&mesh, &proxies).await;
+            return self.print_result(&found, removed::ejected_table);
         }
         if self.topic == Topic::Rules {
-            let found = parsed::<TrafficStatus>(answer)?.rules;
-            return self.print(&found, rules::table);
+            let found = parse_response::<TrafficStatus>(answer)?.rules;
+            return self.print_result(&found, rules::rule_table);
         }
-        if let Some(form) = self.output.structured() {
+        if let Some(form) = self.output.structured_format() {
             return output::print_value(&answer, form);
         }
         let listing = match self.topic {
-            Topic::Status => return output::print_text(&table::status(&parsed(answer)?)),
-            Topic::Rejected => return output::print_text(&table::rejected(&answer)),
+            Topic::Status => {
+                return output::print_text(&table::describe_status(&parse_response(answer)?));
+            }
+            Topic::Rejected => return output::print_text(&table::list_rejected(&answer)),
             Topic::Workloads => {
-                let workloads: Vec<WorkloadStatus> = parsed(answer)?;
-                let proxies: Vec<ProxyStatus> = parsed(mesh.ask(Topic::Proxies.path()).await?)?;
-                table::workloads(&workloads, &proxies)
+                let workloads: Vec<WorkloadStatus> = parse_response(answer)?;
+                let proxies: Vec<ProxyStatus> =
+                    parse_response(mesh.query_json(Topic::Proxies.query_path()).await?)?;
+                table::workload_table(&workloads, &proxies)
             }
-            Topic::Services => {
-                table::services(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
-            }
-            Topic::Certificates => table::certificates(&parsed::<Vec<_>>(answer)?),
+            Topic::Services => table::service_table(
+                &parse_response::<Vec<_>>(answer)?,
+                &self.query_traffic(&mesh).await,
+            ),
+            Topic::Certificates => table::certificate_table(&parse_response::<Vec<_>>(answer)?),
             Topic::Connections
             | Topic::Circuits
             | Topic::Removed
             | Topic::Proxies
-            | Topic::Rules => table::proxies(&parsed::<Vec<_>>(answer)?),
-            Topic::Changes => changes::table(&parsed::<Vec<_>>(answer)?),
-            Topic::Routes => table::routes(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await),
-            Topic::Policies => {
-                table::policies(&parsed::<Vec<_>>(answer)?, &self.traffic(&mesh).await)
-            }
+            | Topic::Rules => table::proxy_table(&parse_response::<Vec<_>>(answer)?),
+            Topic::Changes => changes::change_table(&parse_response::<Vec<_>>(answer)?),
+            Topic::Routes => table::route_table(
+                &parse_response::<Vec<_>>(answer)?,
+                &self.query_traffic(&mesh).await,
+            ),
+            Topic::Policies => table::policy_table(
+                &parse_response::<Vec<_>>(answer)?,
+                &self.query_traffic(&mesh).await,
+            ),
         };
-        output::print(&listing.render(self.output))
+        output::print_raw(&listing.render(self.output))
     }
 
     /// Prints the result for programs or for people.
-    fn print<T: Serialize>(
+    fn print_result<T: Serialize>(
         &self,
         found: &Vec<T>,
         table: fn(&[T]) -> Listing,
     ) -> anyhow::Result<()> {
-        match self.output.structured() {
+        match self.output.structured_format() {
             Some(form) => output::print_value(found, form),
-            None => output::print(&table(found).render(self.output)),
+            None => output::print_raw(&table(found).render(self.output)),
         }
     }
 
     /// Returns the figures of the wide columns. The columns stay empty if the control plane is of an earlier
     /// release without these figures.
-    async fn traffic(&self, mesh: &Mesh) -> TrafficStatus {
+    async fn query_traffic(&self, mesh: &Mesh) -> TrafficStatus {
         if self.output != Format::Wide {
             return TrafficStatus::default();
         }
-        let reported = mesh.ask("/traffic").await.and_then(parsed);
+        let reported = mesh.query_json("/traffic").await.and_then(parse_response);
         reported.unwrap_or_default()
     }
 }
 
 /// Describes the scope of an answer if other control planes have more sidecars.
-pub(crate) fn scope(status: &Status) -> Option<String> {
+pub(crate) fn describe_scope(status: &Status) -> Option<String> {
     let others: usize = status.other_replicas.iter().map(|peer| peer.sidecars).sum();
     if others == 0 {
         return None;
@@ -226,7 +234,7 @@ pub(crate) fn scope(status: &Status) -> Option<String> {
     Some(format!(
         "scope: this control plane has {} of {}; for the others run the command at {}",
         status.proxies,
-        counted(status.proxies + others, "connected sidecar"),
+        format_count(status.proxies + others, "connected sidecar"),
         places.join(", ")
     ))
 }
@@ -239,17 +247,17 @@ pub(crate) struct Mesh {
 
 impl Mesh {
     /// Returns the mesh of a data directory.
-    pub(crate) fn at(data: &Path) -> Self {
+    pub(crate) fn from_data(data: &Path) -> Self {
         let config = leno_control::Config::new(data.to_owned(), Vec::new());
-        Self { socket: config.socket() }
+        Self { socket: config.socket_path() }
     }
 
     /// Queries the control plane for `path`.
     ///
     /// # Errors
     /// If no mesh answers, or it rejects the query.
-    pub(crate) async fn ask(&self, path: &str) -> anyhow::Result<Value> {
-        let answer = self.send("GET", path).await?;
+    pub(crate) async fn query_json(&self, path: &str) -> anyhow::Result<Value> {
+        let answer = self.send_request("GET", path).await?;
         serde_json::from_str(&answer).context("the response of the control plane is not JSON")
     }
 
@@ -257,7 +265,7 @@ impl Mesh {
     ///
     /// # Errors
     /// If the sidecar does not answer, or with an error status: the body contains the reason.
-    pub(crate) async fn sidecar(&self, workload: &str, path: &str) -> anyhow::Result<String> {
+    pub(crate) async fn sidecar_page(&self, workload: &str, path: &str) -> anyhow::Result<String> {
         match self.query_sidecar(workload, path).await? {
             (200..300, answer) => Ok(answer),
             (_, problem) => bail!("{}", problem.trim_end()),
@@ -271,26 +279,27 @@ impl Mesh {
             Ok((200..300, _)) => Some(Ok(())),
             Ok((404 | 429 | 501, _)) => None,
             Ok((_, problem)) => Some(Err(problem.trim_end().to_owned())),
-            Err(error) => Some(Err(output::failure(&error))),
+            Err(error) => Some(Err(output::format_error(&error))),
         }
     }
 
     async fn query_sidecar(&self, workload: &str, path: &str) -> anyhow::Result<(u16, String)> {
-        let path = format!("/sidecar?workload={}&path={}", encoded(workload), encoded(path));
-        let asked = leno_control::admin::ask(&self.socket, "GET", &path).await;
-        asked.map_err(|error| self.unanswered(error))
+        let path =
+            format!("/sidecar?workload={}&path={}", percent_encode(workload), percent_encode(path));
+        let asked = leno_control::admin::query_admin(&self.socket, "GET", &path).await;
+        asked.map_err(|error| self.unreachable_error(error))
     }
 
     /// Returns the scope of answers about sidecars, if other control planes have some of them.
-    pub(crate) async fn scope(&self) -> Option<String> {
-        let status: Status = parsed(self.ask("/status").await.ok()?).ok()?;
-        scope(&status)
+    pub(crate) async fn query_scope(&self) -> Option<String> {
+        let status: Status = parse_response(self.query_json("/status").await.ok()?).ok()?;
+        describe_scope(&status)
     }
 
     /// Prints the scope of an answer about sidecars for people; programs find it in `leno get status`.
     pub(crate) async fn print_scope(&self) {
-        if let Some(scope) = self.scope().await {
-            log::say(&scope);
+        if let Some(scope) = self.query_scope().await {
+            log::print_to_stderr(&scope);
         }
     }
 
@@ -298,9 +307,9 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::ask`].
-    pub(crate) async fn send(&self, method: &str, path: &str) -> anyhow::Result<String> {
-        let asked = leno_control::admin::ask(&self.socket, method, path).await;
-        let (status, answer) = asked.map_err(|error| self.unanswered(error))?;
+    pub(crate) async fn send_request(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        let asked = leno_control::admin::query_admin(&self.socket, method, path).await;
+        let (status, answer) = asked.map_err(|error| self.unreachable_error(error))?;
         match status {
             200..300 => Ok(answer),
             _ => bail!("the control plane rejected the request: {}", answer.trim_end()),
@@ -311,14 +320,14 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::ask`], and the errors of `each`.
-    pub(crate) async fn follow(
+    pub(crate) async fn follow_stream(
         &self,
         path: &str,
         each: impl FnMut(&str) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let followed = leno_control::admin::follow(&self.socket, path, each).await;
+        let followed = leno_control::admin::follow_lines(&self.socket, path, each).await;
         let followed = followed.map_err(|error| match error.downcast::<io::Error>() {
-            Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unanswered(error),
+            Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unreachable_error(error),
             Ok(error) => error.into(),
             Err(error) => error,
         })?;
@@ -327,7 +336,7 @@ impl Mesh {
         })
     }
 
-    fn unanswered(&self, error: io::Error) -> anyhow::Error {
+    fn unreachable_error(&self, error: io::Error) -> anyhow::Error {
         let socket = self.socket.display();
         let absent =
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
@@ -345,7 +354,7 @@ impl Mesh {
 ///
 /// # Errors
 /// If it is of another version.
-pub(crate) fn parsed<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
+pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(answer: Value) -> anyhow::Result<T> {
     serde_json::from_value(answer)
         .context("the response cannot be parsed: the mesh may run another version of leno")
 }

@@ -60,22 +60,22 @@ impl InjectArgs {
                 cluster::run(Found::in_cluster(&self.cluster, namespaces))?
             }
         };
-        let settings = self.settings(&found);
+        let settings = self.injection_settings(&found);
         let mut injected = Vec::with_capacity(documents.len());
         for document in documents {
             let Injected { manifest, reported } =
                 inject_manifest(document, &found.namespaces, &settings)
                     .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
             for (object, reported) in reported {
-                tell(&object, &reported);
+                print_result(&object, &reported);
             }
             injected.push(manifest);
         }
-        output::print(&yaml::stream(&injected))?;
+        output::print_raw(&yaml::write_documents(&injected))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn settings(&self, found: &Found) -> Settings {
+    fn injection_settings(&self, found: &Found) -> Settings {
         let image = self.image.as_ref().or(found.image.as_ref());
         let image = image.map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
         let trust_domain = self.trust_domain.as_ref().or(found.trust_domain.as_ref()).cloned();
@@ -91,12 +91,12 @@ impl InjectArgs {
     }
 }
 
-fn tell(object: &str, reported: &Annotated) {
+fn print_result(object: &str, reported: &Annotated) {
     match reported {
         Annotated::Injected(warnings) => {
             eprintln!("{object}: sidecar added");
             for warning in warnings {
-                eprintln!("{object}: warning: {}", output::line(&warning));
+                eprintln!("{object}: warning: {}", output::format_line(&warning));
             }
         }
         Annotated::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
@@ -116,11 +116,11 @@ fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
     if text.len() as u64 > BYTES_MAX {
         bail!("{} has more than {BYTES_MAX} bytes: split it", path.display());
     }
-    parse(&text).with_context(|| format!("{} is not YAML", path.display()))
+    parse_documents(&text).with_context(|| format!("{} is not YAML", path.display()))
 }
 
 /// Parses documents like `kubectl`: `yes` is true, and `0644` is octal.
-fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
+fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
     let mut options = serde_saphyr::Options::default();
     options.legacy_octal_numbers = true;
     options.with_snippet = false;
@@ -156,7 +156,7 @@ mod tests {
         let text = "---\na: 0644\nb: yes\nc: '0644'\nd: 1.50\n---\n\n---\ne: [x, ~]\n";
         let expected =
             [json!({"a": 420, "b": true, "c": "0644", "d": 1.5}), json!({"e": ["x", null]})];
-        assert_eq!(parse(text).unwrap(), expected);
-        assert!(parse("a: [").is_err());
+        assert_eq!(parse_documents(text).unwrap(), expected);
+        assert!(parse_documents("a: [").is_err());
     }
 }

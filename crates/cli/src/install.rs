@@ -12,9 +12,10 @@ use clap::Args;
 use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
-    Extent, Installed, NodeNetwork, Options, Step, apply, lease, manifests, removals, remove,
-    remove_gateways, retract_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout,
-    wait_for_webhook, withdraw, withdraw_cni, withdraw_gateways, withdraw_protections,
+    Extent, Installed, NodeNetwork, Options, Step, apply_manifests, installation_manifests,
+    lease_reference, objects_to_remove, remove, remove_gateways, retract_gateways,
+    retract_statuses, wait_for_control_planes, wait_for_rollout, wait_for_webhook, withdraw_cni,
+    withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -68,7 +69,7 @@ pub(crate) struct InstallArgs {
     network_policies: Option<bool>,
     /// Address ranges from which API servers call the webhook; the NetworkPolicy permits no others; `none`
     /// permits all [default: as installed before, or all]
-    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = ranges)]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = parse_range)]
     api_server: Option<Vec<Option<AddressRange>>>,
     /// Namespaces with mesh-wide objects, in addition to the control plane's own: osm-mesh-config or
     /// fsm-mesh-config (used until a MeshConfig of leno.dev sets more than the trust domain), TagRoutes for all
@@ -115,7 +116,10 @@ impl InstallArgs {
         if self.apply {
             cluster::run(self.install())?;
         } else {
-            print(&manifests(&self.options(Installed::default())?), self.output)?;
+            print_manifests(
+                &installation_manifests(&self.merge_options(Installed::default())?),
+                self.output,
+            )?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -126,7 +130,7 @@ impl InstallArgs {
     /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
-    fn options(&self, before: Installed) -> anyhow::Result<Options> {
+    fn merge_options(&self, before: Installed) -> anyhow::Result<Options> {
         let domain = self.trust_domain.clone().or(before.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let fresh = Options::new(self.image.clone(), domain);
@@ -140,9 +144,9 @@ impl InstallArgs {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
             conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
         });
-        let access_certs = self.access_certs.as_deref().map(listed);
+        let access_certs = self.access_certs.as_deref().map(listed_namespaces);
         let access_certs = access_certs.unwrap_or(before.access_certs);
-        let settings_namespaces = self.settings_namespaces.as_deref().map(listed);
+        let settings_namespaces = self.settings_namespaces.as_deref().map(listed_namespaces);
         let settings_namespaces = settings_namespaces.unwrap_or(before.settings_namespaces);
         let own = &self.cluster.namespace;
         if access_certs.iter().any(|it| it.as_str() == &**own) {
@@ -191,37 +195,38 @@ impl InstallArgs {
 
     async fn install(&self) -> anyhow::Result<()> {
         let (cluster, timeout) = (&self.cluster, self.timeout);
-        let client = cluster.client().await?;
-        let before = Installed::find(&client, &cluster.namespace).await?;
-        let options = self.options(before.clone().unwrap_or_default())?;
-        if let Some(kept) = before.map(|before| self.kept(&before)).filter(|kept| !kept.is_empty())
+        let client = cluster.connect_client().await?;
+        let before = Installed::read_installation(&client, &cluster.namespace).await?;
+        let options = self.merge_options(before.clone().unwrap_or_default())?;
+        if let Some(kept) =
+            before.map(|before| self.kept_options(&before)).filter(|kept| !kept.is_empty())
         {
             eprintln!("as installed before: {}", kept.join(" "));
         }
-        apply(&client, &manifests(&options), tell).await?;
+        apply_manifests(&client, &installation_manifests(&options), print_step).await?;
         // Rights that the options do not grant are removed.
-        withdraw(&client, &options.access_certs, tell).await?;
+        withdraw_permissions(&client, &options.access_certs, print_step).await?;
         if !options.gateways {
-            withdraw_gateways(&client, tell).await?;
+            withdraw_gateways(&client, print_step).await?;
         }
-        withdraw_protections(&client, &options, tell).await?;
+        withdraw_protections(&client, &options, print_step).await?;
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         if !options.gateways {
-            retract_gateways(&client, tell).await?;
+            retract_gateways(&client, print_step).await?;
         }
         eprintln!("waiting for the injection webhook …");
         wait_for_webhook(&client, WEBHOOK_MAX.min(timeout)).await?;
         // Pods created from now on redirect their traffic without the plugin.
         if options.cni.is_none() {
-            withdraw_cni(&client, &options, tell).await?;
+            withdraw_cni(&client, &options, print_step).await?;
         }
         reported_next();
         Ok(())
     }
 
     /// Returns the options that are absent from the command line and keep their installed values.
-    fn kept(&self, before: &Installed) -> Vec<String> {
+    fn kept_options(&self, before: &Installed) -> Vec<String> {
         let was = |said: Option<bool>, before: bool| said.is_none() && before;
         let replicas = before.replicas.filter(|_| self.replicas.is_none());
         let domain = before.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
@@ -255,13 +260,13 @@ impl InstallArgs {
 }
 
 /// Returns the listed namespaces; the single word `none` lists none.
-fn listed(names: &[Name]) -> BTreeSet<Name> {
+fn listed_namespaces(names: &[Name]) -> BTreeSet<Name> {
     let is_none = names.len() == 1 && names.iter().all(|name| name.as_str() == NONE);
     names.iter().filter(|_| !is_none).cloned().collect()
 }
 
 /// Parses a range of addresses; `None` for the word `none`.
-fn ranges(text: &str) -> Result<Option<AddressRange>, String> {
+fn parse_range(text: &str) -> Result<Option<AddressRange>, String> {
     if text == NONE {
         return Ok(None);
     }
@@ -274,9 +279,9 @@ fn reported_next() {
     eprintln!("the mesh is ready; add a namespace with `{next}`");
 }
 
-fn print(manifests: &[Value], form: Form) -> anyhow::Result<()> {
+fn print_manifests(manifests: &[Value], form: Form) -> anyhow::Result<()> {
     match form {
-        Form::Yaml => output::print(&yaml::stream(manifests)),
+        Form::Yaml => output::print_raw(&yaml::write_documents(manifests)),
         Form::Json => output::print_json(&serde_json::json!({
             "apiVersion": "v1",
             "kind": "List",
@@ -285,7 +290,7 @@ fn print(manifests: &[Value], form: Form) -> anyhow::Result<()> {
     }
 }
 
-fn tell(step: Step) {
+fn print_step(step: Step) {
     eprintln!("{} {}", step.object, step.done);
 }
 
@@ -325,20 +330,21 @@ impl UninstallArgs {
             ..Options::new(String::new(), trust_domain)
         };
         let extent = if self.purge { Extent::Everything } else { Extent::Running };
-        let removals = removals(&options, extent);
+        let removals = objects_to_remove(&options, extent);
         if self.apply {
             cluster::run(async {
-                let client = self.cluster.client().await?;
-                remove(&client, &removals, tell).await?;
-                remove_gateways(&client, tell).await?;
-                withdraw(&client, &BTreeSet::new(), tell).await?;
-                retract_statuses(&client, tell).await?;
+                let client = self.cluster.connect_client().await?;
+                remove(&client, &removals, print_step).await?;
+                remove_gateways(&client, print_step).await?;
+                withdraw_permissions(&client, &BTreeSet::new(), print_step).await?;
+                retract_statuses(&client, print_step).await?;
                 anyhow::Ok(())
             })?;
             eprintln!("pods keep their sidecars until they are restarted");
         } else {
-            let names: Vec<String> = removals.iter().map(|it| yaml::name(it) + "\n").collect();
-            output::print(&names.concat())?;
+            let names: Vec<String> =
+                removals.iter().map(|it| yaml::object_name(it) + "\n").collect();
+            output::print_raw(&names.concat())?;
             eprintln!("and, in every namespace, the objects of gateways: {MADE}");
             eprintln!("and, in every namespace, the permission to write Secrets: {GRANTED}");
             eprintln!("{RETRACTED}");
@@ -349,17 +355,17 @@ impl UninstallArgs {
     /// Deletes the Lease and retracts statuses, or prints these actions.
     fn retract(&self) -> anyhow::Result<ExitCode> {
         let namespace = &self.cluster.namespace;
-        let lease = lease(namespace);
+        let lease = lease_reference(namespace);
         if self.apply {
             cluster::run(async {
-                let client = self.cluster.client().await?;
-                wait_for_control_planes(&client, namespace, tell).await?;
-                remove(&client, &[lease], tell).await?;
-                retract_statuses(&client, tell).await?;
+                let client = self.cluster.connect_client().await?;
+                wait_for_control_planes(&client, namespace, print_step).await?;
+                remove(&client, &[lease], print_step).await?;
+                retract_statuses(&client, print_step).await?;
                 anyhow::Ok(())
             })?;
         } else {
-            output::print(&(yaml::name(&lease) + "\n"))?;
+            output::print_raw(&(yaml::object_name(&lease) + "\n"))?;
             eprintln!("{RETRACTED}");
         }
         Ok(ExitCode::SUCCESS)
@@ -412,11 +418,11 @@ mod tests {
         install: InstallArgs,
     }
 
-    fn said(words: &[&str]) -> InstallArgs {
+    fn parse_args(words: &[&str]) -> InstallArgs {
         Line::try_parse_from([&["install"], words].concat()).unwrap().install
     }
 
-    fn before() -> Installed {
+    fn installed_before() -> Installed {
         let network = NodeNetwork { bin_dir: "/b".to_owned(), conf_dir: "/c".to_owned() };
         Installed {
             replicas: Some(3),
@@ -436,28 +442,31 @@ mod tests {
 
     #[test]
     fn installing_again_keeps_what_nobody_says() {
-        let again = said(&[]);
-        let options = again.options(before()).unwrap();
+        let again = parse_args(&[]);
+        let options = again.merge_options(installed_before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (3, true));
         assert_eq!(options.trust_domain.to_string(), "prod.example");
-        assert_eq!(options.cni, before().network);
-        let kept = again.kept(&before()).join(" ");
-        assert_eq!(options.access_certs, before().access_certs);
-        assert_eq!(options.settings_namespaces, before().settings_namespaces);
+        assert_eq!(options.cni, installed_before().network);
+        let kept = again.kept_options(&installed_before()).join(" ");
+        assert_eq!(options.access_certs, installed_before().access_certs);
+        assert_eq!(options.settings_namespaces, installed_before().settings_namespaces);
         let expected = "--replicas 3 --trust-domain prod.example --cni --gateways --access-certs shop \
                         --webhook-client-ca --api-server 10.0.0.0/28 --settings-namespaces osm-system \
                         --jwks-allow keys.shop.svc --metrics-from 10.0.0.0/8";
         assert_eq!(kept, expected);
-        assert_eq!(options.webhook_client_ca, before().webhook_client_ca);
-        assert_eq!((options.network_policies, options.api_server), (true, before().api_server));
+        assert_eq!(options.webhook_client_ca, installed_before().webhook_client_ca);
+        assert_eq!(
+            (options.network_policies, options.api_server),
+            (true, installed_before().api_server)
+        );
     }
 
     #[test]
     fn what_is_said_counts() {
         let protections = ["--webhook-client-ca", "none", "--api-server", "none"];
         let words = ["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"];
-        let again = said(&[&words[..], &protections].concat());
-        let options = again.options(before()).unwrap();
+        let again = parse_args(&[&words[..], &protections].concat());
+        let options = again.merge_options(installed_before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (1, false));
         let network = options.cni.unwrap();
         assert_eq!((network.bin_dir.as_str(), network.conf_dir.as_str()), ("/x", "/c"));
@@ -468,20 +477,29 @@ mod tests {
             "--jwks-allow keys.shop.svc",
             "--metrics-from 10.0.0.0/8",
         ];
-        assert_eq!(again.kept(&before()), kept);
-        let none = said(&["--settings-namespaces", "none"]).options(before()).unwrap();
+        assert_eq!(again.kept_options(&installed_before()), kept);
+        let none = parse_args(&["--settings-namespaces", "none"])
+            .merge_options(installed_before())
+            .unwrap();
         assert_eq!(none.settings_namespaces, BTreeSet::new());
-        assert_eq!(said(&["--cni=false"]).options(before()).unwrap().cni, None);
+        assert_eq!(
+            parse_args(&["--cni=false"]).merge_options(installed_before()).unwrap().cni,
+            None
+        );
     }
 
     #[test]
     fn the_servers_of_keys_are_those_that_are_said() {
-        let servers = |words: &[&str]| said(words).options(before()).unwrap().jwks_allow;
+        let servers = |words: &[&str]| {
+            parse_args(words).merge_options(installed_before()).unwrap().jwks_allow
+        };
         assert_eq!(servers(&[]).as_deref(), Some("keys.shop.svc"));
         let said = ["--jwks-allow", "KEYS.svc,10.0.0.1"];
         assert_eq!(servers(&said).as_deref(), Some("keys.svc,10.0.0.1/32"));
         assert_eq!(servers(&["--jwks-allow", "none"]), None);
-        let clients = |words: &[&str]| self::said(words).options(before()).unwrap().metrics_from;
+        let clients = |words: &[&str]| {
+            parse_args(words).merge_options(installed_before()).unwrap().metrics_from
+        };
         assert_eq!(clients(&[]).as_deref(), Some("10.0.0.0/8"));
         assert_eq!(clients(&["--metrics-from", "any"]).as_deref(), Some("any"));
     }
@@ -489,20 +507,24 @@ mod tests {
     #[test]
     fn the_namespaces_of_secrets_are_those_that_are_said() {
         let names = |words: &[&str]| -> Vec<String> {
-            let options = said(words).options(before()).unwrap();
+            let options = parse_args(words).merge_options(installed_before()).unwrap();
             options.access_certs.iter().map(ToString::to_string).collect()
         };
         assert_eq!(names(&["--access-certs", "ingress,jobs"]), ["ingress", "jobs"]);
         assert_eq!(names(&["--access-certs", "jobs", "--access-certs", "shop"]), ["jobs", "shop"]);
         assert_eq!(names(&["--access-certs", "none"]), [""; 0]);
-        assert!(said(&["--access-certs", "leno-system"]).options(before()).is_err());
+        assert!(
+            parse_args(&["--access-certs", "leno-system"])
+                .merge_options(installed_before())
+                .is_err()
+        );
         assert!(Line::try_parse_from(["install", "--access-certs", "a.b"]).is_err());
     }
 
     #[test]
     fn network_policies_are_there_unless_somebody_turns_them_off() {
-        let options = |words: &[&str], before| said(words).options(before);
-        let ranges = |words: &[&str]| options(words, before()).unwrap().api_server;
+        let options = |words: &[&str], before| parse_args(words).merge_options(before);
+        let ranges = |words: &[&str]| options(words, installed_before()).unwrap().api_server;
         let parsed = |text: &[&str]| text.iter().map(|it| it.parse().unwrap()).collect();
         assert_eq!(
             ranges(&["--api-server", "192.0.2.1,2001:db8::/64"]),
@@ -514,7 +536,7 @@ mod tests {
         assert!(!options(&[], off.clone()).unwrap().network_policies);
         assert!(options(&["--network-policies"], off.clone()).unwrap().network_policies);
         assert!(options(&["--api-server", "192.0.2.1"], off).is_err());
-        assert!(options(&["--webhook-client-ca", "/no/such/file"], before()).is_err());
+        assert!(options(&["--webhook-client-ca", "/no/such/file"], installed_before()).is_err());
     }
 
     #[test]
@@ -522,21 +544,21 @@ mod tests {
         for (words, before, works) in [
             (&["--cni-bin-dir", "/x"][..], Installed::default(), false),
             (&["--cni-conf-dir", "/x"], Installed::default(), false),
-            (&["--cni=false", "--cni-bin-dir", "/x"], before(), false),
-            (&["--cni-bin-dir", "/x"], before(), true),
+            (&["--cni=false", "--cni-bin-dir", "/x"], installed_before(), false),
+            (&["--cni-bin-dir", "/x"], installed_before(), true),
             (&["--cni", "--cni-conf-dir", "/x"], Installed::default(), true),
         ] {
-            assert_eq!(said(words).options(before).is_ok(), works, "{words:?}");
+            assert_eq!(parse_args(words).merge_options(before).is_ok(), works, "{words:?}");
         }
     }
 
     #[test]
     fn a_first_installation_has_what_is_documented() {
-        let first = said(&[]).options(Installed::default()).unwrap();
+        let first = parse_args(&[]).merge_options(Installed::default()).unwrap();
         let domain = MeshConfig::default().trust_domain;
         assert_eq!(first, Options::new(IMAGE.to_owned(), domain));
         assert_eq!(
-            said(&["--cni"]).options(Installed::default()).unwrap().cni,
+            parse_args(&["--cni"]).merge_options(Installed::default()).unwrap().cni,
             Some(NodeNetwork::default())
         );
     }

@@ -23,7 +23,7 @@ pub(crate) struct InterceptArgs {
     #[arg(long, value_name = "UID", default_value_t = PROXY_UID, value_parser = clap::value_parser!(u32).range(1..))]
     uid: u32,
     /// Destination ports excluded from outbound redirection
-    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port_parser())]
     exclude_outbound_ports: Vec<u16>,
     /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
@@ -32,14 +32,14 @@ pub(crate) struct InterceptArgs {
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
     include_outbound_ranges: Vec<Range>,
     /// Application ports excluded from inbound redirection, reachable without mutual TLS
-    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port())]
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port_parser())]
     exclude_inbound_ports: Vec<u16>,
     /// Redirect the application's DNS queries (port 53, UDP and TCP) to the sidecar, which must run with --dns
     /// as well; excluded ranges do not apply
     #[arg(long)]
     dns: bool,
     /// Network interfaces excluded from redirection
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = interface)]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_interface)]
     exclude_interfaces: Vec<String>,
     /// Print the rules in `nft -f` syntax without applying them
     #[arg(long)]
@@ -60,13 +60,13 @@ struct Line {
 impl InterceptArgs {
     /// Replaces the rules of this network namespace atomically.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        self.check()?;
+        self.check_options()?;
         if self.verify {
             verify::verify()?;
         } else if self.dry_run {
-            print!("{}", rules::to_text(&self.chains()));
+            print!("{}", rules::to_text(&self.build_chains()));
         } else {
-            self.apply()?;
+            self.replace_rules()?;
             tracing::info!(
                 outbound = OUTBOUND_PORT,
                 inbound = INBOUND_PORT,
@@ -85,12 +85,12 @@ impl InterceptArgs {
         let words = std::iter::once("intercept").chain(words.iter().map(String::as_str));
         let line = Line::try_parse_from(words);
         let intercept = line.context("invalid options of `leno intercept`")?.intercept;
-        intercept.check()?;
+        intercept.check_options()?;
         Ok(intercept)
     }
 
     /// Rejects contradictory options.
-    fn check(&self) -> anyhow::Result<()> {
+    fn check_options(&self) -> anyhow::Result<()> {
         if self.dns && self.exclude_outbound_ports.contains(&LOOK_UPS) {
             bail!(
                 "--dns redirects port 53 to the sidecar, and --exclude-outbound-ports excludes it: remove one of them"
@@ -103,32 +103,32 @@ impl InterceptArgs {
     ///
     /// # Errors
     /// If the kernel rejects them; the previous rules stay in force.
-    pub(crate) fn apply(&self) -> anyhow::Result<()> {
-        nftables::replace(&self.chains()).context("the connections are not redirected")
+    pub(crate) fn replace_rules(&self) -> anyhow::Result<()> {
+        nftables::replace_table(&self.build_chains()).context("the connections are not redirected")
     }
 
-    fn chains(&self) -> [Chain; 2] {
-        [self.outbound(), self.inbound()]
+    fn build_chains(&self) -> [Chain; 2] {
+        [self.outbound_chain(), self.inbound_chain()]
     }
 
     /// Redirects outbound TCP connections to the sidecar, except the sidecar's own, those within the namespace,
     /// and exclusions. The probe connection of `--verify` takes precedence.
-    fn outbound(&self) -> Chain {
-        let mut rules = vec![leave(Match::Uid(self.uid))];
+    fn outbound_chain(&self) -> Chain {
+        let mut rules = vec![return_rule(Match::Uid(self.uid))];
         rules.extend(verify::NOWHERE.map(|address| Rule {
-            matches: vec![Match::In(Range::one(address)), Match::Port(verify::DISCARD)],
+            matches: vec![Match::In(Range::single_address(address)), Match::Port(verify::DISCARD)],
             verdict: Verdict::Redirect(OUTBOUND_PORT),
         }));
-        rules.push(leave(Match::To(LOOPBACK.to_owned())));
-        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(leave));
+        rules.push(return_rule(Match::To(LOOPBACK.to_owned())));
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(return_rule));
         if self.dns {
             rules.extend([Match::UdpPort(LOOK_UPS), Match::Port(LOOK_UPS)].map(|what| Rule {
                 matches: vec![what],
                 verdict: Verdict::Redirect(LOOK_UP_PORT),
             }));
         }
-        rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(leave));
-        rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(leave));
+        rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(return_rule));
+        rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(return_rule));
         let redirect = |first: Option<Match>| Rule {
             matches: first.into_iter().chain([Match::Tcp]).collect(),
             verdict: Verdict::Redirect(OUTBOUND_PORT),
@@ -142,27 +142,27 @@ impl InterceptArgs {
 
     /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
     /// sidecar's health listener, and exclusions.
-    fn inbound(&self) -> Chain {
-        let mut rules = vec![leave(Match::From(LOOPBACK.to_owned()))];
-        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(leave));
+    fn inbound_chain(&self) -> Chain {
+        let mut rules = vec![return_rule(Match::From(LOOPBACK.to_owned()))];
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(return_rule));
         let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
-        rules.extend(ports.map(Match::Port).map(leave));
+        rules.extend(ports.map(Match::Port).map(return_rule));
         let verdict = Verdict::Redirect(INBOUND_PORT);
         rules.push(Rule { matches: vec![Match::Tcp], verdict });
         Chain { hook: Hook::Prerouting, rules }
     }
 }
 
-fn leave(what: Match) -> Rule {
+fn return_rule(what: Match) -> Rule {
     Rule { matches: vec![what], verdict: Verdict::Return }
 }
 
-fn port() -> impl clap::builder::TypedValueParser<Value = u16> {
+fn port_parser() -> impl clap::builder::TypedValueParser<Value = u16> {
     clap::value_parser!(u16).range(1..)
 }
 
 /// Parses an interface name that the kernel accepts (`dev_valid_name`).
-fn interface(text: &str) -> Result<String, String> {
+fn parse_interface(text: &str) -> Result<String, String> {
     match is_interface(text) {
         true => Ok(text.to_owned()),
         false => Err("is not the name of a network interface; use one such as eth1".to_owned()),
@@ -190,14 +190,14 @@ running it again replaces them.
 mod tests {
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<InterceptArgs, clap::Error> {
+    fn parse_args(words: &[&str]) -> Result<InterceptArgs, clap::Error> {
         let words = std::iter::once("intercept").chain(words.iter().copied());
         Line::try_parse_from(words).map(|line| line.intercept)
     }
 
     #[test]
     fn what_is_excluded_comes_before_the_redirection() {
-        let args = parse(&[
+        let args = parse_args(&[
             "--exclude-outbound-ports=25,5432",
             "--exclude-outbound-ranges=192.0.2.0/24,2001:db8::/32",
             "--exclude-inbound-ports=9000",
@@ -233,13 +233,13 @@ mod tests {
               }
             }
         "#]]
-        .assert_eq(&rules::to_text(&args.unwrap().chains()));
+        .assert_eq(&rules::to_text(&args.unwrap().build_chains()));
     }
 
     #[test]
     fn only_included_ranges_are_redirected_when_there_are_any() {
-        let args = parse(&["--include-outbound-ranges=10.0.0.0/8,fd00::/8"]).unwrap();
-        let text = rules::to_text(&args.chains());
+        let args = parse_args(&["--include-outbound-ranges=10.0.0.0/8,fd00::/8"]).unwrap();
+        let text = rules::to_text(&args.build_chains());
         assert!(text.contains("ip daddr 10.0.0.0/8 meta l4proto tcp redirect to :15001\n"));
         assert!(text.contains("ip6 daddr fd00::/8 meta l4proto tcp redirect to :15001\n"));
         assert!(!text.contains("    meta l4proto tcp redirect to :15001\n"), "{text}");
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn look_ups_are_left_alone_unless_they_are_asked_for() {
-        let text = rules::to_text(&parse(&[]).unwrap().chains());
+        let text = rules::to_text(&parse_args(&[]).unwrap().build_chains());
         assert!(!text.contains("dport 53"), "{text}");
         let both = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
         let refused = InterceptArgs::from_words(&both).unwrap_err().to_string();
@@ -266,7 +266,7 @@ mod tests {
             "--exclude-interfaces=\"",
             "--exclude-interfaces=sixteen-letters-",
         ] {
-            assert!(parse(&[bad]).is_err(), "{bad}");
+            assert!(parse_args(&[bad]).is_err(), "{bad}");
         }
     }
 }

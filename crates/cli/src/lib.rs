@@ -131,7 +131,7 @@ enum Command {
     Exec(exec::ExecArgs),
 }
 
-pub use crate::migrate::{Migrated, migrated};
+pub use crate::migrate::{Migrated, migrate_text};
 
 /// Runs the command line of this process.
 #[must_use]
@@ -139,7 +139,7 @@ pub fn run() -> ExitCode {
     if cni::is_called() {
         return cni::run_as_plugin();
     }
-    let Cli { log_level, command } = match parsed() {
+    let Cli { log_level, command } = match parse_arguments() {
         Ok(arguments) => arguments,
         Err(error) => return wrong_usage(&error),
     };
@@ -149,7 +149,7 @@ pub fn run() -> ExitCode {
         // The reader closed the pipe, as in `leno get workloads | head -1`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            log::say(&format!("error: {}", output::failure(&error)));
+            log::print_to_stderr(&format!("error: {}", output::format_error(&error)));
             ExitCode::FAILURE
         }
     };
@@ -158,20 +158,20 @@ pub fn run() -> ExitCode {
 }
 
 /// The arguments of this process.
-fn parsed() -> Result<Cli, clap::Error> {
-    let mut command = flowing(Cli::command());
+fn parse_arguments() -> Result<Cli, clap::Error> {
+    let mut command = reflow_help(Cli::command());
     let matches = command.try_get_matches_from_mut(std::env::args_os())?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// The same command. Only the width of the terminal breaks the lines of the text after its options.
-fn flowing(command: clap::Command) -> clap::Command {
+fn reflow_help(command: clap::Command) -> clap::Command {
     let text = command.get_after_help().map(|text| joined_paragraphs(&text.to_string()));
     let command = match text {
         Some(text) => command.after_help(text),
         None => command,
     };
-    command.mut_subcommands(flowing)
+    command.mut_subcommands(reflow_help)
 }
 
 /// The text with each paragraph in one line. Indented lines are examples and stay as they are.
@@ -192,7 +192,7 @@ fn joined_paragraphs(text: &str) -> String {
 /// Prints an argument error or the help. Replaces standard library errors, which are not user-friendly.
 fn wrong_usage(error: &clap::Error) -> ExitCode {
     let cause = std::error::Error::source(error);
-    let replaced = cause.and_then(|cause| Some((cause, remedy(cause)?)));
+    let replaced = cause.and_then(|cause| Some((cause, replacement_text(cause)?)));
     match replaced {
         None => error.exit(),
         Some((cause, remedy)) => {
@@ -204,7 +204,7 @@ fn wrong_usage(error: &clap::Error) -> ExitCode {
 }
 
 /// Returns the replacement text for an error of the standard library.
-fn remedy(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+fn replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     if cause.is::<ParseIntError>() || cause.is::<ParseFloatError>() {
         return Some("not a number in range");
     }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn lines_of_help_are_broken_at_the_width_of_the_terminal_alone() {
-        let command = flowing(Cli::command());
+        let command = reflow_help(Cli::command());
         for width in [80, 100, 120] {
             check_lines(&command, width);
         }

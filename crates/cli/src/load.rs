@@ -146,7 +146,7 @@ impl LoadArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         match runtime.block_on(run(self)) {
             Err(error) if error.is::<WrongUsage>() => {
-                eprintln!("error: {}", output::failure(&error));
+                eprintln!("error: {}", output::format_error(&error));
                 Ok(ExitCode::from(WRONG_USAGE))
             }
             outcome => outcome,

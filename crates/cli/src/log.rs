@@ -69,8 +69,8 @@ pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
         Style::Show | Style::Service | Style::Supervised => error_output().ok(),
     };
     match queue {
-        Some(queue) => lines(directives, style, move || queue.clone()).init(),
-        None => lines(directives, style, io::stderr).init(),
+        Some(queue) => line_subscriber(directives, style, move || queue.clone()).init(),
+        None => line_subscriber(directives, style, io::stderr).init(),
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
 /// # Errors
 /// If no thread can be created.
 pub(crate) fn error_output() -> io::Result<LineQueue> {
-    output(&ERROR, "log", io::stderr())
+    open_queue(&ERROR, "log", io::stderr())
 }
 
 /// Returns standard output behind a queue, as [`error_output`].
@@ -87,10 +87,10 @@ pub(crate) fn error_output() -> io::Result<LineQueue> {
 /// # Errors
 /// As [`error_output`].
 pub(crate) fn standard_output() -> io::Result<LineQueue> {
-    output(&STANDARD, "output", io::stdout())
+    open_queue(&STANDARD, "output", io::stdout())
 }
 
-fn output(
+fn open_queue(
     queue: &OnceLock<LineQueue>,
     name: &str,
     to: impl io::Write + Send + 'static,
@@ -103,7 +103,7 @@ fn output(
 }
 
 /// Prints a line to standard error: through the queue of a serving command, otherwise directly.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_to_stderr(line: &str) {
     match ERROR.get() {
         Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
         // Ignores a closed output.
@@ -115,7 +115,7 @@ pub(crate) fn say(line: &str) {
 ///
 /// # Errors
 /// If no thread can be created.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+pub(crate) fn print_to_stdout(text: &str) -> io::Result<()> {
     let end = if text.ends_with('\n') { "" } else { "\n" };
     standard_output().map(|queue| queue.push_or_drop([text, end].concat().as_bytes()))
 }
@@ -161,7 +161,11 @@ const WRITE_MAX_WAIT: Duration = Duration::from_secs(1);
 /// Events of dependencies are dropped under every directive, because dependencies log received data:
 /// kube_client logs whole bodies that it cannot decode, which may be Secrets; kube_runtime logs errors that
 /// contain such bodies; h2 and hyper log headers with tokens. Leno logs the relevant facts without bodies.
-fn lines<W>(directives: &str, style: Style, writer: W) -> Box<dyn Subscriber + Send + Sync>
+fn line_subscriber<W>(
+    directives: &str,
+    style: Style,
+    writer: W,
+) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -223,10 +227,10 @@ mod tests {
     }
 
     /// Returns the log of one event from each dependency, at every level, and one of our own.
-    fn logged(directives: &str, style: Style) -> String {
+    fn log_of_levels(directives: &str, style: Style) -> String {
         let written = Written::default();
         let writer = written.clone();
-        with_default(lines(directives, style, move || writer.clone()), || {
+        with_default(line_subscriber(directives, style, move || writer.clone()), || {
             macro_rules! dependency {
                 ($($target:literal)*) => {$(
                     tracing::error!(target: $target, "SECRET");
@@ -266,7 +270,7 @@ mod tests {
             "",
         ] {
             for style in [Style::Tool, Style::Service, Style::Supervised] {
-                let log = logged(directives, style);
+                let log = log_of_levels(directives, style);
                 assert!(!log.contains("SECRET"), "{directives}: {log}");
             }
         }
@@ -277,12 +281,12 @@ mod tests {
         let text = "a\u{1b}[2Jb\nERROR forged\u{9b}c\u{202e}d\r\u{2028}";
         let written = Written::default();
         let writer = written.clone();
-        with_default(lines("info", Style::Supervised, move || writer.clone()), || {
+        with_default(line_subscriber("info", Style::Supervised, move || writer.clone()), || {
             tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
         });
         let log = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         let line = log.strip_suffix('\n').unwrap();
-        assert!(!line.contains(leno_telemetry::steers), "{line:?}");
+        assert!(!line.contains(leno_telemetry::is_terminal_control), "{line:?}");
         assert!(line.contains("host=a\\u{1b}[2Jb\\nERROR forged"), "{line}");
     }
 
@@ -297,7 +301,7 @@ mod tests {
             ("leno_kubernetes=error", false),
             ("leno_proxy=trace", false),
         ] {
-            let log = logged(directives, Style::Service);
+            let log = log_of_levels(directives, Style::Service);
             assert_eq!(log.contains("own warning"), expected, "{directives}: {log}");
         }
     }

@@ -63,7 +63,7 @@ impl MigrateArgs {
         let documents = document::read(&self.file, &self.namespace)?;
         let fates = rewrite(&documents, &self.namespace);
         write(&output, &documents, &fates)?;
-        let report = Report::of(&documents, &fates);
+        let report = Report::from_fates(&documents, &fates);
         output::print_text(&report.to_text())?;
         Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
     }
@@ -89,7 +89,7 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
 fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Result<()> {
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, fate) in documents.iter().zip(fates) {
-        let texts = texts(document, fate);
+        let texts = replacement_texts(document, fate);
         match files.last_mut().filter(|(path, _)| *path == document.target) {
             Some((_, held)) => held.extend(texts),
             None => files.push((&document.target, texts)),
@@ -109,7 +109,7 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
 }
 
 /// Returns the documents that replace one document.
-fn texts(document: &Document, fate: &Fate) -> Vec<String> {
+fn replacement_texts(document: &Document, fate: &Fate) -> Vec<String> {
     match fate {
         Fate::Native | Fate::Left(_) => vec![document.text.clone()],
         Fate::Rewritten(objects) | Fate::Nearly(objects, _) => {
@@ -134,13 +134,13 @@ pub struct Migrated {
 ///
 /// # Errors
 /// If a document cannot be read.
-pub fn migrated(text: &str) -> anyhow::Result<Migrated> {
+pub fn migrate_text(text: &str) -> anyhow::Result<Migrated> {
     let documents = document::read_text(text, NAMESPACE)?;
     let fates = rewrite(&documents, NAMESPACE);
-    let report = Report::of(&documents, &fates);
+    let report = Report::from_fates(&documents, &fates);
     let pairs = documents.iter().zip(&fates);
     Ok(Migrated {
-        documents: pairs.flat_map(|(document, fate)| texts(document, fate)).collect(),
+        documents: pairs.flat_map(|(document, fate)| replacement_texts(document, fate)).collect(),
         is_whole: report.is_whole(),
         report: report.to_text(),
     })

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
-use leno_telemetry::{steers, visible, with_causes};
+use leno_telemetry::{escape_controls, is_terminal_control, with_causes};
 use serde::Serialize;
 
 use crate::yaml;
@@ -26,7 +26,7 @@ pub(crate) enum Format {
 
 impl Format {
     /// Returns the format for programs, if it is one.
-    pub(crate) const fn structured(self) -> Option<Structured> {
+    pub(crate) const fn structured_format(self) -> Option<Structured> {
         match self {
             Self::Table | Self::Wide => None,
             Self::Json => Some(Structured::Json),
@@ -86,7 +86,7 @@ impl Listing {
     }
 
     /// Adds a row: one cell per column, including the wide ones.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         debug_assert_eq!(cells.len(), self.columns.len());
         self.rows.push(cells);
@@ -101,7 +101,7 @@ impl Listing {
             .collect();
         let cells_of = |cells: &[String]| -> Vec<String> {
             let cells = cells.iter().zip(&is_shown).filter(|(_, is_shown)| **is_shown);
-            cells.map(|(cell, _)| shown(cell)).collect()
+            cells.map(|(cell, _)| escape_cell(cell)).collect()
         };
         let header: Vec<String> = self.columns.iter().map(|c| c.name.to_uppercase()).collect();
         let mut table = Table::new();
@@ -127,7 +127,7 @@ impl Listing {
 ///
 /// # Errors
 /// If the reader is gone; see [`is_broken_pipe`].
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print_raw(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     if !text.ends_with('\n') {
@@ -143,18 +143,18 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 /// # Errors
 /// As [`print`].
 pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
-    print(&lines(text))
+    print_raw(&escape_lines(text))
 }
 
 /// Replaces terminal control characters, except newlines.
-fn lines(text: &str) -> String {
-    text.replace(|c| c != '\n' && steers(c), "\u{fffd}")
+fn escape_lines(text: &str) -> String {
+    text.replace(|c| c != '\n' && is_terminal_control(c), "\u{fffd}")
 }
 
 /// Formats a finding in one line, with terminal control characters escaped such as `\n`: it contains file
 /// names.
-pub(crate) fn line(finding: &impl std::fmt::Display) -> String {
-    visible(&finding.to_string()).into_owned()
+pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
+    escape_controls(&finding.to_string()).into_owned()
 }
 
 /// Writes a value to standard output, for programs.
@@ -162,7 +162,7 @@ pub(crate) fn line(finding: &impl std::fmt::Display) -> String {
 /// # Errors
 /// As [`print`].
 pub(crate) fn print_value(value: &impl Serialize, form: Structured) -> anyhow::Result<()> {
-    print(&written(value, form)?)
+    print_raw(&serialize(value, form)?)
 }
 
 /// Writes a value as indented JSON to standard output, for commands without other formats.
@@ -173,12 +173,12 @@ pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_value(value, Structured::Json)
 }
 
-fn written(value: &impl Serialize, form: Structured) -> anyhow::Result<String> {
+fn serialize(value: &impl Serialize, form: Structured) -> anyhow::Result<String> {
     let text = match form {
         Structured::Json => serde_json::to_string_pretty(value)?,
         Structured::Yaml => yaml::write(&serde_json::to_value(value)?),
     };
-    Ok(unsteering(&text))
+    Ok(escape_json(&text))
 }
 
 /// True if the error only means that the reader of our output is gone.
@@ -187,23 +187,23 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Returns a cell's text without terminal control characters: some cells come from other machines.
-pub(crate) fn shown(cell: &str) -> String {
+pub(crate) fn escape_cell(cell: &str) -> String {
     match cell {
         "" => "-".to_owned(),
-        text => text.replace(steers, "\u{fffd}"),
+        text => text.replace(is_terminal_control, "\u{fffd}"),
     }
 }
 
 /// Escapes terminal control characters in JSON, or in YAML of our own, without changing the value: RFC 8259
 /// section 7 allows most control characters and all bidirectional controls unescaped in strings, and YAML has
 /// the same escapes.
-pub(crate) fn unsteering(json: &str) -> String {
+pub(crate) fn escape_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
             // A line break between two values; within a string it is already escaped.
             '\n' => out.push(c),
-            c if steers(c) => {
+            c if is_terminal_control(c) => {
                 write!(out, "\\u{:04x}", u32::from(c)).expect("writing to a String never fails");
             }
             c => out.push(c),
@@ -213,8 +213,8 @@ pub(crate) fn unsteering(json: &str) -> String {
 }
 
 /// Formats an error and its causes for a terminal.
-pub(crate) fn failure(error: &anyhow::Error) -> String {
-    lines(&with_causes(error.as_ref()))
+pub(crate) fn format_error(error: &anyhow::Error) -> String {
+    escape_lines(&with_causes(error.as_ref()))
 }
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn wide_columns_are_shown_when_asked_for_and_empty_cells_as_dashes() {
         let mut listing = Listing::new(COLUMNS);
-        listing.row(["bookinfo/ratings-1".to_owned(), "127.0.0.1".to_owned(), String::new()]);
+        listing.add_row(["bookinfo/ratings-1".to_owned(), "127.0.0.1".to_owned(), String::new()]);
         expect_test::expect![[r#"
             NAME                PORTS
             bookinfo/ratings-1  -
@@ -244,7 +244,7 @@ mod tests {
     fn what_a_cell_says_does_not_steer_a_terminal() {
         let mut listing = Listing::new(COLUMNS);
         let name = "a\u{1b}[2Jb\rc\nd\u{9b}e\u{202e}é".to_owned();
-        listing.row([name, String::new(), "80".to_owned()]);
+        listing.add_row([name, String::new(), "80".to_owned()]);
         let text = listing.render(Format::Table);
         assert!(
             text.ends_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}é  80\n"),
@@ -257,8 +257,8 @@ mod tests {
     fn json_says_the_same_without_steering_a_terminal() {
         let value = serde_json::json!({"a\u{9b}": ["2J\u{85}\u{1b}\n", "\u{202e}é\u{2069}"]});
         for text in [value.to_string(), format!("{value:#}")] {
-            let reported = unsteering(&text);
-            assert!(reported.chars().all(|c| c == '\n' || !steers(c)), "{reported:?}");
+            let reported = escape_json(&text);
+            assert!(reported.chars().all(|c| c == '\n' || !is_terminal_control(c)), "{reported:?}");
             assert!(reported.contains("\\u009b") && reported.contains('é'), "{reported:?}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&reported).unwrap(), value);
         }
@@ -270,7 +270,7 @@ mod tests {
         let text = full.to_string();
         let error =
             anyhow::Error::from(full).context(format!("a\u{1b}[2Jb cannot be written: {text}"));
-        let shown = failure(&error);
+        let shown = format_error(&error);
         assert_eq!(shown.matches(&text).count(), 1, "{shown}");
         assert!(shown.starts_with("a\u{fffd}[2Jb cannot be written"), "{shown}");
     }

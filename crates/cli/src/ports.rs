@@ -28,7 +28,7 @@ impl PortSearch {
     ///
     /// # Errors
     /// If no port is free.
-    pub(crate) fn free(&self) -> anyhow::Result<u16> {
+    pub(crate) fn find_free(&self) -> anyhow::Result<u16> {
         for _ in PORT_FIRST..self.end {
             let port = self.next.get();
             self.next.set(if port + 1 < self.end { port + 1 } else { PORT_FIRST });
@@ -57,22 +57,22 @@ impl<'a> Ports<'a> {
     ///
     /// # Errors
     /// If no port is free.
-    pub(crate) fn of(&mut self, role: &str) -> anyhow::Result<u16> {
+    pub(crate) fn port_for(&mut self, role: &str) -> anyhow::Result<u16> {
         if let Some(port) = self.chosen.get(role) {
             return Ok(*port);
         }
-        let port = self.search.free()?;
+        let port = self.search.find_free()?;
         self.chosen.insert(role.to_owned(), port);
         Ok(port)
     }
 
     /// Returns the port of a role that already has one.
-    pub(crate) fn known(&self, role: &str) -> Option<u16> {
+    pub(crate) fn known_port(&self, role: &str) -> Option<u16> {
         self.chosen.get(role).copied()
     }
 
     /// Assigns the port of another role.
-    pub(crate) fn share(&mut self, role: &str, port: u16) {
+    pub(crate) fn share_port(&mut self, role: &str, port: u16) {
         self.chosen.insert(role.to_owned(), port);
     }
 
@@ -80,8 +80,8 @@ impl<'a> Ports<'a> {
     ///
     /// # Errors
     /// As [`Ports::of`].
-    pub(crate) fn address(&mut self, role: &str) -> anyhow::Result<SocketAddr> {
-        Ok((Ipv4Addr::LOCALHOST, self.of(role)?).into())
+    pub(crate) fn address_for(&mut self, role: &str) -> anyhow::Result<SocketAddr> {
+        Ok((Ipv4Addr::LOCALHOST, self.port_for(role)?).into())
     }
 }
 
@@ -103,10 +103,10 @@ mod tests {
     fn what_is_taken_is_passed_over_and_nothing_is_found_twice() {
         let _turn = TURN.lock();
         let search = PortSearch::new();
-        let first = search.free().unwrap();
+        let first = search.find_free().unwrap();
         let next = if first + 1 < search.end { first + 1 } else { PORT_FIRST };
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, next));
-        let second = search.free().unwrap();
+        let second = search.find_free().unwrap();
         assert!(second != first && second != next);
         assert!((PORT_FIRST..search.end).contains(&second));
     }
@@ -116,11 +116,12 @@ mod tests {
         let _turn = TURN.lock();
         let search = PortSearch::new();
         let mut ports = Ports::new(&search);
-        let (listener_kind, link) = (ports.of("entry").unwrap(), ports.of("link").unwrap());
+        let (listener_kind, link) =
+            (ports.port_for("entry").unwrap(), ports.port_for("link").unwrap());
         assert_ne!(listener_kind, link);
-        assert_eq!(ports.of("entry").unwrap(), listener_kind);
+        assert_eq!(ports.port_for("entry").unwrap(), listener_kind);
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, link)).unwrap();
         let mut others = Ports::new(&search);
-        assert!(![listener_kind, link].contains(&others.of("entry").unwrap()));
+        assert!(![listener_kind, link].contains(&others.port_for("entry").unwrap()));
     }
 }

@@ -17,7 +17,7 @@ use leno_proxy::{
 use rustix::process::Signal;
 
 use crate::duration::parse_duration;
-use crate::everywhere::listening;
+use crate::everywhere::parse_listen_address;
 use crate::{exec, limits, stop};
 
 pub(crate) use access_log::AccessLogArgs;
@@ -35,7 +35,7 @@ pub(crate) struct ProxyArgs {
     member: MemberArgs,
     /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics, and /probe/CONTAINER/KIND
     /// for the application probes in LENO_PROBES
-    #[arg(long, value_name = "ADDRESS", value_parser = listening)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen_address)]
     health: Option<SocketAddr>,
     /// Port and path of the application's own metrics, such as 9102/metrics; merged into /metrics
     #[arg(long, value_name = "PORT[/PATH]")]
@@ -73,31 +73,31 @@ impl ProxyArgs {
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(serve(config, supervised, linger))?;
+        runtime.block_on(run_proxy(config, supervised, linger))?;
         Ok(ExitCode::SUCCESS)
     }
 
     fn into_config(self) -> anyhow::Result<Config> {
-        let mut config = self.member.config()?;
+        let mut config = self.member.build_config()?;
         config.health = self.health;
         config.probes = self.probes.unwrap_or_default();
         config.application_metrics = self.application_metrics;
         self.settings.apply(&mut config);
-        SettingArgs::check(&config)?;
+        SettingArgs::check_resolver(&config)?;
         Ok(config)
     }
 }
 
 /// Runs a proxy until a signal stops it and the drain delay has passed.
-pub(crate) async fn serve(
+pub(crate) async fn run_proxy(
     config: Config,
     supervised: bool,
     linger: Duration,
 ) -> anyhow::Result<()> {
-    let signals = stop::signals()?;
-    let quit = stop::quit()?;
+    let signals = stop::stop_signal()?;
+    let quit = stop::quit_signal()?;
     let workload = config.workload.clone();
-    let access = describe(&config.interception);
+    let access = interception_kind(&config.interception);
     let application = ApplicationPorts::new(match supervised {
         // Until the supervisor reports the state of the application.
         true => PortState::Starting,
@@ -108,9 +108,9 @@ pub(crate) async fn serve(
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
-    let stop = stop::lingering(signals, linger, proxy.leaving());
+    let stop = stop::after_drain_delay(signals, linger, proxy.drain_starter());
     let reported = Reported { listeners, admin, in_flight, application };
-    let reports = report::reports(reported, supervised)?;
+    let reports = report::report_listeners(reported, supervised)?;
     // Reports end with the proxy: closed listeners are not reported.
     tokio::select! {
         ended = proxy.run(stop) => ended?,
@@ -124,7 +124,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-fn describe(interception: &Interception) -> &'static str {
+fn interception_kind(interception: &Interception) -> &'static str {
     match interception {
         Interception::Listeners { .. } => "listeners",
         Interception::Redirect { .. } => "redirection",

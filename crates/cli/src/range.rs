@@ -15,8 +15,8 @@ pub(crate) struct Range {
 
 impl Range {
     /// Returns the range of a single address.
-    pub(crate) const fn one(address: IpAddr) -> Self {
-        Self { first: address, bits: width(address) }
+    pub(crate) const fn single_address(address: IpAddr) -> Self {
+        Self { first: address, bits: address_bits(address) }
     }
 
     pub(crate) const fn first(&self) -> IpAddr {
@@ -25,7 +25,7 @@ impl Range {
 
     /// Returns the network mask: 4 or 16 bytes.
     pub(crate) fn mask(&self) -> Vec<u8> {
-        let zeros = u32::from(width(self.first) - self.bits);
+        let zeros = u32::from(address_bits(self.first) - self.bits);
         match self.first {
             IpAddr::V4(_) => u32::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
             IpAddr::V6(_) => u128::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
@@ -52,7 +52,7 @@ impl FromStr for Range {
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| invalid())?;
-        let width = width(address);
+        let width = address_bits(address);
         let bits = match bits {
             Some(bits) => bits.parse().map_err(|_| invalid())?,
             None => width,
@@ -82,7 +82,7 @@ impl fmt::Display for Range {
 }
 
 /// Returns the number of bits of an address.
-const fn width(address: IpAddr) -> u8 {
+const fn address_bits(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => 32,
         IpAddr::V6(_) => 128,

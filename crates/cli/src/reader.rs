@@ -15,7 +15,7 @@ use tokio::time::Instant;
 ///
 /// Container runtimes keep the pipe of a command open when the client of `kubectl exec` is lost. With `kubectl
 /// exec -i` they close its standard input, which counts as well.
-pub(crate) async fn gone() {
+pub(crate) async fn wait_until_gone() {
     tokio::select! {
         () = hung_up(io::stdout()) => {}
         () = session_closed() => {}

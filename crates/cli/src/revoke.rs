@@ -11,12 +11,12 @@ use clap::Args;
 use leno_control::status::WorkloadStatus;
 use leno_identity::RevocationFile;
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
-use leno_registry::closest;
+use leno_registry::closest_word;
 use serde_json::{Value, json};
 
 use crate::cluster::FoundArgs;
 use crate::data_directory::DataArgs;
-use crate::get::{Mesh, parsed};
+use crate::get::{Mesh, parse_response};
 use crate::output::{self, Column, Format, Listing};
 
 /// Arguments of `leno revoke`.
@@ -73,7 +73,7 @@ impl RevokeArgs {
             true => crate::cluster::run(cluster::run(&self, change))?,
             false => self.on_this_machine(change)?,
         };
-        self.print(&outcome, change)?;
+        self.print_outcome(&outcome, change)?;
         if change == Change::Revoke && !self.kubernetes {
             self.warn_if_unknown();
         }
@@ -93,11 +93,11 @@ impl RevokeArgs {
             );
         }
         let file = RevocationFile::in_directory(&directory);
-        let changed = match self.meant(self.uid.clone()) {
+        let changed = match self.revoked_workload(self.uid.clone()) {
             None => None,
             Some(meant) => {
                 let changed = match change {
-                    Change::Revoke => file.add(meant.clone()),
+                    Change::Revoke => file.add_workload(meant.clone()),
                     Change::Undo => file.remove(&meant),
                 };
                 Some((meant, changed.context("cannot write the revoked workloads")?))
@@ -110,9 +110,11 @@ impl RevokeArgs {
     /// Warns if the control plane on this machine has no such Workload: it may be deleted or misspelled. The
     /// revocation is complete, so a failure here is not an error.
     fn warn_if_unknown(&self) {
-        let (Some(workload), Ok(workloads)) = (&self.workload, self.workloads()) else { return };
+        let (Some(workload), Ok(workloads)) = (&self.workload, self.query_workloads()) else {
+            return;
+        };
         let known: Vec<&str> = workloads.iter().map(|known| known.name.as_str()).collect();
-        if let Some(warning) = unknown(&workload.to_string(), &known) {
+        if let Some(warning) = unknown_warning(&workload.to_string(), &known) {
             eprintln!("warning: {}", self.data.in_commands(&warning));
         }
     }
@@ -121,20 +123,20 @@ impl RevokeArgs {
     ///
     /// # Errors
     /// If no control plane runs here, or it is of another release.
-    fn workloads(&self) -> anyhow::Result<Vec<WorkloadStatus>> {
+    fn query_workloads(&self) -> anyhow::Result<Vec<WorkloadStatus>> {
         let data = self.data.path()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        parsed(runtime.block_on(Mesh::at(&data).ask("/workloads"))?)
+        parse_response(runtime.block_on(Mesh::from_data(&data).query_json("/workloads"))?)
     }
 
-    fn meant(&self, uid: Option<Uid>) -> Option<RevokedWorkload> {
+    fn revoked_workload(&self, uid: Option<Uid>) -> Option<RevokedWorkload> {
         let workload = self.workload.clone()?;
         Some(RevokedWorkload { workload, uid })
     }
 
-    fn print(&self, outcome: &Outcome, change: Change) -> anyhow::Result<()> {
-        if let Some(form) = self.output.structured() {
-            let revoked: Vec<Value> = outcome.all.iter().map(shown).collect();
+    fn print_outcome(&self, outcome: &Outcome, change: Change) -> anyhow::Result<()> {
+        if let Some(form) = self.output.structured_format() {
+            let revoked: Vec<Value> = outcome.all.iter().map(to_json).collect();
             let changed = outcome.changed.as_ref().map(|(meant, changed)| {
                 json!({ "workload": meant.workload.to_string(), "uid": uid_of(meant), "changed": changed })
             });
@@ -143,21 +145,22 @@ impl RevokeArgs {
         let Some((meant, changed)) = &outcome.changed else {
             let mut listing = Listing::new(COLUMNS);
             for workload in &outcome.all {
-                listing.row([workload.workload.to_string(), uid_of(workload).unwrap_or_default()]);
+                listing
+                    .add_row([workload.workload.to_string(), uid_of(workload).unwrap_or_default()]);
             }
-            return output::print(&listing.render(self.output));
+            return output::print_raw(&listing.render(self.output));
         };
-        output::print_text(&self.data.in_commands(&sentence(meant, change, *changed)))
+        output::print_text(&self.data.in_commands(&describe_change(meant, change, *changed)))
     }
 }
 
 /// Returns the warning about an unknown workload name.
-fn unknown(workload: &str, known: &[&str]) -> Option<String> {
+fn unknown_warning(workload: &str, known: &[&str]) -> Option<String> {
     if known.contains(&workload) {
         return None;
     }
     let undo = format!("undo with `leno revoke {workload} --undo`");
-    let advice = match nearest(workload, known) {
+    let advice = match nearest_name(workload, known) {
         Some(meant) => format!("did you mean {meant}? If so, {undo}"),
         None => format!("`leno get workloads` lists all workloads; {undo}"),
     };
@@ -165,15 +168,15 @@ fn unknown(workload: &str, known: &[&str]) -> Option<String> {
 }
 
 /// Returns the workload with the most similar name, or with the same name in another namespace.
-pub(crate) fn nearest<'a>(workload: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest_name<'a>(workload: &str, known: &[&'a str]) -> Option<&'a str> {
     let of_name = || {
         let (_, name) = workload.split_once('/')?;
         known.iter().copied().find(|it| it.split_once('/').is_some_and(|(_, it)| it == name))
     };
-    closest(workload, known).or_else(of_name)
+    closest_word(workload, known).or_else(of_name)
 }
 
-fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
+fn describe_change(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
     let of_pod = meant.uid.as_ref().map(|uid| format!(" (the pod with UID {uid})"));
     let who = format!("{}{}", meant.workload, of_pod.unwrap_or_default());
     match (change, changed) {
@@ -193,7 +196,7 @@ fn sentence(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
     }
 }
 
-fn shown(revoked: &RevokedWorkload) -> Value {
+fn to_json(revoked: &RevokedWorkload) -> Value {
     json!({ "workload": revoked.workload.to_string(), "uid": uid_of(revoked) })
 }
 
@@ -227,7 +230,7 @@ mod tests {
             ("other/stock-1", Some("did you mean shop/stock-1?")),
             ("shop/nosuch", Some("`leno get workloads`")),
         ] {
-            let warning = unknown(name, &known);
+            let warning = unknown_warning(name, &known);
             assert_eq!(warning.is_some(), hint.is_some(), "{name}");
             let found = warning.unwrap_or_default();
             assert!(found.contains(hint.unwrap_or_default()), "{found}");

@@ -12,7 +12,7 @@ use leno_model::TrustDomain;
 use serde_json::json;
 
 use crate::data_directory::DataArgs;
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::get::Mesh;
 use crate::output;
 
@@ -53,9 +53,10 @@ impl RootArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let data = self.data.path()?;
-        let status = runtime.block_on(Mesh::at(&data).ask("/status")).and_then(|answer| {
-            serde_json::from_value::<Status>(answer).context("cannot parse the response")
-        });
+        let status =
+            runtime.block_on(Mesh::from_data(&data).query_json("/status")).and_then(|answer| {
+                serde_json::from_value::<Status>(answer).context("cannot parse the response")
+            });
         let status = status.context(
             "rotation requires a running mesh: set the data directory of a control plane",
         )?;
@@ -74,12 +75,12 @@ impl RootArgs {
         if self.step != Step::Status && status.authority != ca_generation && !self.force {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
-        let rotation = Rotation::of(&authority, trust_domain);
+        let rotation = Rotation::for_authority(&authority, trust_domain);
         let behind = status.outdated;
         if matches!(self.step, Step::Switch | Step::Retire) && behind > 0 && !self.force {
             let problem = format!(
                 "{behind} of {} have not applied the previous step: wait, or see `leno root status`",
-                counted(status.proxies, "sidecar")
+                format_count(status.proxies, "sidecar")
             );
             bail!(self.data.in_commands(&problem));
         }
@@ -88,12 +89,12 @@ impl RootArgs {
         }
         match self.step {
             Step::Status => {}
-            Step::Add => rotation.add(now)?,
-            Step::Switch => rotation.switch(now)?,
-            Step::Retire => rotation.retire(now)?,
-            Step::Back => rotation.back(now)?,
+            Step::Add => rotation.add_root(now)?,
+            Step::Switch => rotation.activate_root(now)?,
+            Step::Retire => rotation.retire_root(now)?,
+            Step::Back => rotation.roll_back(now)?,
         }
-        tell(self.step, rotation.stage(), &status, &self.data)?;
+        print_step(self.step, rotation.stage(), &status, &self.data)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -109,14 +110,19 @@ fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
             "{} of {} without a ready sidecar, which would lose access to the mesh: see `leno get \
              workloads`, or continue with --force",
             away,
-            counted(status.workloads, "workload")
+            format_count(status.workloads, "workload")
         );
         bail!(data.in_commands(&problem));
     }
     Ok(())
 }
 
-fn tell(step: Step, stage: RotationStage, status: &Status, data: &DataArgs) -> anyhow::Result<()> {
+fn print_step(
+    step: Step,
+    stage: RotationStage,
+    status: &Status,
+    data: &DataArgs,
+) -> anyhow::Result<()> {
     let (word, next) = match stage {
         RotationStage::Settled => ("settled", "one root signs and is trusted; `leno root add`"),
         RotationStage::Added => (
@@ -130,7 +136,7 @@ fn tell(step: Step, stage: RotationStage, status: &Status, data: &DataArgs) -> a
     };
     let next = data.in_commands(next);
     if step != Step::Status {
-        return output::print(&format!("{word}: {next}"));
+        return output::print_raw(&format!("{word}: {next}"));
     }
     let (all, outdated) = (status.proxies, status.outdated);
     let figures = json!({ "stage": word, "sidecars": all, "outdated": outdated, "next": next });

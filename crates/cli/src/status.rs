@@ -4,16 +4,16 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_control::findings::{Facts, Finding, Weight, judge};
-use leno_identity::quoted;
+use leno_control::findings::{Facts, Finding, Weight, collect_findings};
+use leno_identity::quote_path;
 use serde::Serialize;
 
 use crate::data_directory::{DataArgs, has_run};
 use crate::explain::ExplainFormat;
-use crate::figures::{counted, rate};
-use crate::get::{Mesh, scope};
+use crate::figures::{format_count, format_rate};
+use crate::get::{Mesh, describe_scope};
 use crate::output;
-use crate::output::shown;
+use crate::output::escape_cell;
 
 /// Arguments of `leno status`.
 #[derive(Debug, Args)]
@@ -43,24 +43,25 @@ impl StatusArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let path = self.data.path()?;
         let (verdict, text) = runtime.block_on(async {
-            let mesh = Mesh::at(&path);
-            match facts(&mesh).await {
+            let mesh = Mesh::from_data(&path);
+            match collect_facts(&mesh).await {
                 Ok(facts) => {
-                    let mut findings = judge(&facts);
+                    let mut findings = collect_findings(&facts);
                     for finding in &mut findings {
                         finding.remedy = self.data.in_commands(&finding.remedy);
                     }
-                    let text = text(&facts, &findings, &self.data.hint());
-                    (Verdict::of(findings, Some(facts.status)), text)
+                    let text = render_status(&facts, &findings, &self.data.option_hint());
+                    (Verdict::from_findings(findings, Some(facts.status)), text)
                 }
                 Err(error) => {
-                    let finding = unreachable(&error, &path);
-                    let text = format!("cannot check the mesh: 1 problem\n{}", lines(&finding));
-                    (Verdict::of(vec![finding], None), text)
+                    let finding = unreachable_finding(&error, &path);
+                    let text =
+                        format!("cannot check the mesh: 1 problem\n{}", format_finding(&finding));
+                    (Verdict::from_findings(vec![finding], None), text)
                 }
             }
         });
-        match self.output.structured() {
+        match self.output.structured_format() {
             Some(form) => output::print_value(&verdict, form)?,
             None => output::print_text(&text)?,
         }
@@ -69,45 +70,45 @@ impl StatusArgs {
 }
 
 impl Verdict {
-    fn of(findings: Vec<Finding>, mesh: Option<leno_control::status::Status>) -> Self {
+    fn from_findings(findings: Vec<Finding>, mesh: Option<leno_control::status::Status>) -> Self {
         let healthy = findings.iter().all(|finding| finding.weight == Weight::Notice);
         Self { healthy, findings, mesh }
     }
 }
 
-async fn facts(mesh: &Mesh) -> anyhow::Result<Facts> {
-    Facts::collect(|path| async move { mesh.ask(&path).await }).await
+async fn collect_facts(mesh: &Mesh) -> anyhow::Result<Facts> {
+    Facts::collect(|path| async move { mesh.query_json(&path).await }).await
 }
 
 /// Returns the finding for an unreachable control plane.
-fn unreachable(error: &anyhow::Error, data: &Path) -> Finding {
+fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
     if !has_run(data) {
         return Finding::problem(
             format!("no control plane has run on {}", data.display()),
             format!(
                 "set the data directory of the mesh with --data, or start a mesh there: leno up -f DIR \
                  --data {}",
-                quoted(&data.display().to_string())
+                quote_path(&data.display().to_string())
             ),
         );
     }
     Finding::problem(
-        output::failure(error),
+        output::format_error(error),
         "sidecars keep their configuration: start the control plane again, `leno up` or \
          `leno control`, with the same data directory",
     )
 }
 
 /// Formats a finding in two lines. Some of their text comes from sidecars.
-fn lines(finding: &Finding) -> String {
+fn format_finding(finding: &Finding) -> String {
     let mark = match finding.weight {
         Weight::Problem => "✗",
         Weight::Notice => "·",
     };
-    format!("  {mark} {}\n      {}\n", shown(&finding.what), shown(&finding.remedy))
+    format!("  {mark} {}\n      {}\n", escape_cell(&finding.what), escape_cell(&finding.remedy))
 }
 
-fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
+fn render_status(facts: &Facts, findings: &[Finding], hint: &str) -> String {
     let status = &facts.status;
     let problems = findings.iter().filter(|finding| finding.weight == Weight::Problem).count();
     let verdict = match problems {
@@ -116,20 +117,20 @@ fn text(facts: &Facts, findings: &[Finding], hint: &str) -> String {
         several => format!("{several} problems"),
     };
     let edges = facts.traffic.edges.iter().filter(|edge| edge.kind != "route");
-    let requests = rate(edges.map(|edge| edge.rates.per_second).sum());
+    let requests = format_rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(
         "{} ({}): {verdict}\n  {}, {}, {} connected, {requests}\n",
         status.trust_domain,
         status.traffic_mode,
-        counted(status.services, "service"),
-        counted(status.workloads, "workload"),
-        counted(status.proxies, "sidecar"),
+        format_count(status.services, "service"),
+        format_count(status.workloads, "workload"),
+        format_count(status.proxies, "sidecar"),
     );
-    if let Some(scope) = scope(status) {
+    if let Some(scope) = describe_scope(status) {
         text.push_str(&format!("  {scope}\n"));
     }
     for finding in findings {
-        text.push_str(&lines(finding));
+        text.push_str(&format_finding(finding));
     }
     match &status.page {
         Some(page) => text.push_str(&format!("  page: {page}\n")),
@@ -154,7 +155,7 @@ mod tests {
     fn texts_of_sidecars_steer_no_terminal() {
         let what = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
         let finding = Finding { weight: Weight::Problem, what, remedy: "correct it".to_owned() };
-        let text = lines(&finding);
+        let text = format_finding(&finding);
         assert!(text.contains("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}  healthy\n"), "{text:?}");
         assert_eq!(text.lines().count(), 2, "{text:?}");
     }

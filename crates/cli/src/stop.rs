@@ -12,20 +12,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 ///
 /// # Errors
 /// If the signals cannot be caught.
-pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
+pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     for kind in IGNORED {
         // The handler stays installed after the stream is dropped.
-        drop(caught(SignalKind::from_raw(*kind))?);
+        drop(catch_signal(SignalKind::from_raw(*kind))?);
     }
     for kind in REAL_TIME {
         // Registration fails for signals reserved by the C library.
         drop(signal(SignalKind::from_raw(kind)));
     }
-    let mut terminate = caught(SignalKind::terminate())?;
-    let mut interrupt = caught(SignalKind::interrupt())?;
-    let mut quit = caught(SignalKind::quit())?;
-    let mut power = caught(SignalKind::from_raw(POWER))?;
-    let mut cpu_limit = caught(SignalKind::from_raw(CPU_LIMIT))?;
+    let mut terminate = catch_signal(SignalKind::terminate())?;
+    let mut interrupt = catch_signal(SignalKind::interrupt())?;
+    let mut quit = catch_signal(SignalKind::quit())?;
+    let mut power = catch_signal(SignalKind::from_raw(POWER))?;
+    let mut cpu_limit = catch_signal(SignalKind::from_raw(CPU_LIMIT))?;
     let mut hangups = Hangups::new()?;
     Ok(async move {
         tokio::select! {
@@ -47,7 +47,7 @@ pub(crate) fn signals() -> anyhow::Result<impl Future<Output = ()>> {
 pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
-    let stop = signals()?;
+    let stop = stop_signal()?;
     drop(entered);
     let thread = std::thread::Builder::new().name("signals".to_owned());
     thread.spawn(move || {
@@ -75,8 +75,8 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
 ///
 /// # Errors
 /// As [`signals`].
-pub(crate) fn quit() -> anyhow::Result<impl Future<Output = ()>> {
-    let mut quit = caught(SignalKind::quit())?;
+pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut quit = catch_signal(SignalKind::quit())?;
     Ok(async move {
         quit.recv().await;
     })
@@ -84,14 +84,14 @@ pub(crate) fn quit() -> anyhow::Result<impl Future<Output = ()>> {
 
 /// Resolves after `first` and the drain delay `linger`, or at a second signal. `leaving` runs at the first
 /// signal.
-pub(crate) async fn lingering(
+pub(crate) async fn after_drain_delay(
     first: impl Future<Output = ()>,
     linger: Duration,
     leaving: impl FnOnce(),
 ) {
     first.await;
     leaving();
-    let Ok(second) = signals() else { return };
+    let Ok(second) = stop_signal() else { return };
     tokio::select! {
         () = tokio::time::sleep(linger) => {}
         () = second => {}
@@ -118,11 +118,11 @@ impl Hangups {
     /// # Errors
     /// As [`signals`].
     pub(crate) fn new() -> anyhow::Result<Self> {
-        Ok(Self { signal: caught(SignalKind::hangup())?, had_terminal: has_terminal() })
+        Ok(Self { signal: catch_signal(SignalKind::hangup())?, had_terminal: has_terminal() })
     }
 
     /// Waits for a reload request.
-    pub(crate) async fn reload(&mut self) {
+    pub(crate) async fn wait_for_reload(&mut self) {
         self.next(Terminal::OpenOrAbsent).await;
     }
 
@@ -140,7 +140,7 @@ impl Hangups {
     }
 }
 
-fn caught(kind: SignalKind) -> anyhow::Result<Signal> {
+fn catch_signal(kind: SignalKind) -> anyhow::Result<Signal> {
     signal(kind).with_context(|| format!("cannot wait for signal {}", kind.as_raw_value()))
 }
 

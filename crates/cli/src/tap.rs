@@ -11,9 +11,9 @@ use leno_model::{ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX};
 use serde_json::Value;
 
 use crate::data_directory::DataArgs;
-use crate::duration::{parse_positive, short};
-use crate::get::{Mesh, parsed};
-use crate::output::{self, shown, unsteering};
+use crate::duration::{format_duration, parse_positive};
+use crate::get::{Mesh, parse_response};
+use crate::output::{self, escape_cell, escape_json};
 use crate::yaml;
 use crate::{log, reader, stop};
 
@@ -22,7 +22,7 @@ use crate::{log, reader, stop};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TapArgs {
     /// Called service, NAMESPACE/NAME or NAME.NAMESPACE
-    #[arg(value_parser = service, required_unless_present = "page")]
+    #[arg(value_parser = parse_service, required_unless_present = "page")]
     service: Option<ServiceName>,
     /// Print a URL that shows live requests in a browser; the URL grants access to them
     #[arg(long, conflicts_with = "service")]
@@ -34,10 +34,10 @@ pub(crate) struct TapArgs {
     #[arg(long)]
     method: Option<String>,
     /// Only requests with this response status: 503, 5xx or 400-499; 000 is no response
-    #[arg(long, value_parser = status)]
+    #[arg(long, value_parser = parse_status)]
     status: Option<StatusRange>,
     /// Only requests from this service account
-    #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = account)]
+    #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = parse_account)]
     from: Option<ServiceAccount>,
     /// Reporting sidecars; every request passes two
     #[arg(long, value_enum, default_value_t = Side::Both)]
@@ -95,35 +95,35 @@ impl TapArgs {
     }
 
     async fn follow(&self) -> anyhow::Result<()> {
-        let mesh = Mesh::at(&self.data.path()?);
+        let mesh = Mesh::from_data(&self.data.path()?);
         let Some(service) = &self.service else {
             return open_page(&mesh).await;
         };
-        find(&mesh, service).await?;
+        require_service(&mesh, service).await?;
         mesh.print_scope().await;
-        let stop = stop::signals()?;
+        let stop = stop::stop_signal()?;
         stop::end_when_blocked(|| {}, Some(self.lifetime))?;
         let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
-            shown.print(&HEADER.map(str::to_owned).join("  "))?;
+            shown.print_line(&HEADER.map(str::to_owned).join("  "))?;
         }
-        let path = self.path(service);
+        let path = self.query_path(service);
         let mut is_over = false;
-        let lines = mesh.follow(&path, |line| shown.line(line));
+        let lines = mesh.follow_stream(&path, |line| shown.handle_line(line));
         tokio::select! {
             ended = lines => {
                 ended?;
                 is_over = true;
             }
             () = stop => {}
-            () = reader::gone() => return Ok(()),
+            () = reader::wait_until_gone() => return Ok(()),
             () = tokio::time::sleep(self.lifetime) => {
-                let lifetime = short(self.lifetime);
-                log::say(&format!("the tap ends after {lifetime}: change this with --for"));
+                let lifetime = format_duration(self.lifetime);
+                log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --for"));
             }
         }
         if shown.dropped > 0 {
-            log::say(&format!(
+            log::print_to_stderr(&format!(
                 "{} more requests not shown: use filters, or a higher --rate",
                 shown.dropped
             ));
@@ -134,7 +134,7 @@ impl TapArgs {
         }
     }
 
-    fn path(&self, service: &ServiceName) -> String {
+    fn query_path(&self, service: &ServiceName) -> String {
         let side = match self.side {
             Side::Both => "both",
             Side::Client => "client",
@@ -146,11 +146,11 @@ impl TapArgs {
             ("status", self.status.map(|status| status.to_string())),
             ("from", self.from.as_ref().map(ToString::to_string)),
         ];
-        let mut path = format!("/tap?service={}&side={side}", encoded(&service.to_string()));
+        let mut path = format!("/tap?service={}&side={side}", percent_encode(&service.to_string()));
         path.push_str(&format!("&per_second={}", self.rate));
         for (name, value) in optional {
             if let Some(value) = value {
-                path.push_str(&format!("&{name}={}", encoded(&value)));
+                path.push_str(&format!("&{name}={}", percent_encode(&value)));
             }
         }
         path
@@ -158,8 +158,8 @@ impl TapArgs {
 }
 
 /// Fails if the service does not exist, instead of waiting for its requests forever.
-async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
-    let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
+async fn require_service(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
+    let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
     let name = service.to_string();
     if services.iter().any(|found| found.name == name) {
         return Ok(());
@@ -173,9 +173,9 @@ async fn find(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
 
 /// Prints the URL for a browser.
 async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
-    let status: Status = parsed(mesh.ask("/status").await?)?;
+    let status: Status = parse_response(mesh.query_json("/status").await?)?;
     match status.live {
-        Some(live) => output::print(&format!("{live}\n")),
+        Some(live) => output::print_raw(&format!("{live}\n")),
         None => bail!("the control plane has no page: start it without `--page off`"),
     }
 }
@@ -190,7 +190,7 @@ struct Shown {
 
 impl Shown {
     /// Prints a line of the control plane; false once the count is reached.
-    fn line(&mut self, line: &str) -> anyhow::Result<bool> {
+    fn handle_line(&mut self, line: &str) -> anyhow::Result<bool> {
         let Ok(record) = serde_json::from_str::<Value>(line) else {
             bail!(
                 "the control plane sent a line that is not JSON: is it of another version of leno?"
@@ -201,18 +201,18 @@ impl Shown {
             return Ok(true);
         }
         match self.output {
-            TapFormat::Json => self.print(&unsteering(line))?,
+            TapFormat::Json => self.print_line(&escape_json(line))?,
             TapFormat::Yaml => {
-                let document = unsteering(&yaml::stream(std::slice::from_ref(&record)));
-                self.print(document.trim_end())?;
+                let document = escape_json(&yaml::write_documents(std::slice::from_ref(&record)));
+                self.print_line(document.trim_end())?;
             }
-            TapFormat::Table => self.print(&row(&record))?,
+            TapFormat::Table => self.print_line(&format_request(&record))?,
         }
         self.left = self.left.map(|left| left - 1);
         Ok(self.left != Some(0))
     }
 
-    fn print(&self, line: &str) -> anyhow::Result<()> {
+    fn print_line(&self, line: &str) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
         out.write_all(line.as_bytes())?;
         out.write_all(b"\n")?;
@@ -222,8 +222,8 @@ impl Shown {
 }
 
 /// Formats a request for people.
-fn row(record: &Value) -> String {
-    let text = |name: &str| shown(record[name].as_str().unwrap_or_default());
+fn format_request(record: &Value) -> String {
+    let text = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
     let began = text("start_time");
     let time = began.split('T').nth(1).unwrap_or(&began);
     let time: String = time.trim_end_matches('Z').chars().take(12).collect();
@@ -251,7 +251,7 @@ fn row(record: &Value) -> String {
 }
 
 /// Percent-encodes all characters except unreserved ones (RFC 3986 section 2.3).
-pub(crate) fn encoded(text: &str) -> String {
+pub(crate) fn percent_encode(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
         match byte {
@@ -264,7 +264,7 @@ pub(crate) fn encoded(text: &str) -> String {
     out
 }
 
-fn service(text: &str) -> Result<ServiceName, String> {
+fn parse_service(text: &str) -> Result<ServiceName, String> {
     let slashed = text.parse::<ServiceName>().ok();
     let dotted = || {
         let (name, namespace) = text.split_once('.')?;
@@ -273,7 +273,7 @@ fn service(text: &str) -> Result<ServiceName, String> {
     slashed.or_else(dotted).ok_or_else(|| "use NAMESPACE/NAME, such as shop/stock".to_owned())
 }
 
-fn account(text: &str) -> Result<ServiceAccount, String> {
+fn parse_account(text: &str) -> Result<ServiceAccount, String> {
     let account =
         text.split_once('/').map(|(namespace, name)| ServiceAccount::new(namespace, name));
     match account {
@@ -282,7 +282,7 @@ fn account(text: &str) -> Result<ServiceAccount, String> {
     }
 }
 
-fn status(text: &str) -> Result<StatusRange, String> {
+fn parse_status(text: &str) -> Result<StatusRange, String> {
     StatusRange::parse(text).ok_or_else(|| "use 503, 5xx or 400-499".to_owned())
 }
 
@@ -319,15 +319,16 @@ mod tests {
         tap: TapArgs,
     }
 
-    fn args(words: &[&str]) -> Result<TapArgs, clap::Error> {
+    fn parse_args(words: &[&str]) -> Result<TapArgs, clap::Error> {
         Line::try_parse_from([&["tap"], words].concat()).map(|line| line.tap)
     }
 
     #[test]
     fn filters_arrive_encoded() {
-        let tap = args(&["stock.shop", "--path=/a b?", "--status=5xx", "--from=shop/web"]).unwrap();
+        let tap =
+            parse_args(&["stock.shop", "--path=/a b?", "--status=5xx", "--from=shop/web"]).unwrap();
         assert_eq!(
-            tap.path(tap.service.as_ref().unwrap()),
+            tap.query_path(tap.service.as_ref().unwrap()),
             "/tap?service=shop%2Fstock&side=both&per_second=100&path=%2Fa%20b%3F&status=500-599\
              &from=shop%2Fweb"
         );
@@ -341,7 +342,7 @@ mod tests {
             &["shop/stock", "--count=0"],
             &["shop/stock", "--for=0s"],
         ] {
-            assert!(args(bad).is_err(), "{bad:?}");
+            assert!(parse_args(bad).is_err(), "{bad:?}");
         }
     }
 
@@ -353,7 +354,7 @@ mod tests {
             "response_code_details": "connect-failed", "peer": "shop/web", "duration": 1.5,
             "workload": "shop/stock-1",
         });
-        let row = row(&record);
+        let row = format_request(&record);
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(
             words,
@@ -374,11 +375,11 @@ mod tests {
     #[test]
     fn counts_end_and_what_was_dropped_is_no_request() {
         let mut shown = Shown { output: TapFormat::Json, left: Some(2), dropped: 0 };
-        assert!(shown.line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
-        assert!(shown.line("{\"path\":\"/\"}").unwrap());
-        assert!(!shown.line("{\"path\":\"/\"}").unwrap());
-        assert!(shown.line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
+        assert!(shown.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
+        assert!(shown.handle_line("{\"path\":\"/\"}").unwrap());
+        assert!(!shown.handle_line("{\"path\":\"/\"}").unwrap());
+        assert!(shown.handle_line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
         assert_eq!(shown.dropped, u64::MAX);
-        assert!(shown.line("no JSON").is_err());
+        assert!(shown.handle_line("no JSON").is_err());
     }
 }

@@ -39,12 +39,12 @@ impl TokenArgs {
     /// Requests a token from the running mesh and writes it.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut bundle = runtime.block_on(self.ask())?;
+        let mut bundle = runtime.block_on(self.request_token())?;
         if !self.control.is_empty() {
             bundle.control = self.control;
         }
         match &self.out {
-            None => output::print(&bundle.render())?,
+            None => output::print_raw(&bundle.render())?,
             Some(path) => {
                 bundle.save(path).context("cannot write the token file")?;
                 eprintln!(
@@ -62,13 +62,13 @@ impl TokenArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn ask(&self) -> anyhow::Result<JoinBundle> {
+    async fn request_token(&self) -> anyhow::Result<JoinBundle> {
         let data = self.data.path()?;
         let mut path = format!("/token?workload={}", self.workload);
         if let Some(ttl) = self.ttl {
             path.push_str(&format!("&lifetime_ms={}", ttl.as_millis()));
         }
-        let answer = Mesh::at(&data).send("POST", &path).await?;
+        let answer = Mesh::from_data(&data).send_request("POST", &path).await?;
         JoinBundle::parse(&answer).context("the response of the control plane is not a token")
     }
 }

@@ -13,7 +13,7 @@ use leno_control::status::{Status, TrafficStatus};
 
 use crate::data_directory::DataArgs;
 use crate::duration::parse_positive;
-use crate::get::{Mesh, scope};
+use crate::get::{Mesh, describe_scope};
 use crate::output::{self, Format};
 use crate::{log, reader, stop};
 
@@ -65,42 +65,43 @@ impl TopArgs {
     }
 
     async fn show(self) -> anyhow::Result<()> {
-        let mesh = Mesh::at(&self.data.path()?);
-        let mut view = look(&mesh).await?;
+        let mesh = Mesh::from_data(&self.data.path()?);
+        let mut view = query_view(&mesh).await?;
         view.sort(self.sort);
-        if let Some(form) = self.output.structured() {
+        if let Some(form) = self.output.structured_format() {
             return output::print_value(&view.traffic, form);
         }
         if (self.once || !std::io::stdout().is_terminal())
-            && let Some(scope) = scope(&view.status)
+            && let Some(scope) = describe_scope(&view.status)
         {
-            log::say(&scope);
+            log::print_to_stderr(&scope);
         }
         if self.once || !std::io::stdout().is_terminal() {
-            return output::print(&screen::plain(&view, self.output));
+            return output::print_raw(&screen::render_all(&view, self.output));
         }
-        self.watch(&mesh, view).await
+        self.run_live(&mesh, view).await
     }
 
     /// Runs the live table. All waiting happens here; `screen` decides the content.
-    async fn watch(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
+    async fn run_live(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
+        let stop = stop::stop_signal()?;
         tokio::pin!(stop);
-        let gone = reader::gone();
+        let gone = reader::wait_until_gone();
         tokio::pin!(gone);
-        let terminal = Terminal::enter().context("cannot use the terminal; try --once")?;
+        let terminal =
+            Terminal::enter_live_mode().context("cannot use the terminal; try --once")?;
         stop::end_when_blocked(Terminal::restore, None)?;
-        let mut keys = terminal.keys()?;
+        let mut keys = terminal.read_keys()?;
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
         let next = || async {
             tokio::time::sleep(self.every).await;
-            look(mesh).await
+            query_view(mesh).await
         };
         let mut looking = Box::pin(next());
         loop {
             let (columns, rows) = terminal.size();
-            terminal.draw(&screen::render(&view, Size { columns, rows }, look_of(order)))?;
+            terminal.draw(&screen::render_screen(&view, Size { columns, rows }, look_of(order)))?;
             tokio::select! {
                 () = &mut stop => return Ok(()),
                 () = &mut gone => return Ok(()),
@@ -120,7 +121,7 @@ impl TopArgs {
                             view.sort(order);
                         }
                         // The control plane may be restarting: the last view stays, marked as stale.
-                        Err(error) => view.trouble = Some(output::failure(&error)),
+                        Err(error) => view.trouble = Some(output::format_error(&error)),
                     }
                     looking.set(next());
                 }
@@ -129,10 +130,11 @@ impl TopArgs {
     }
 }
 
-async fn look(mesh: &Mesh) -> anyhow::Result<View> {
-    let status: Status = serde_json::from_value(mesh.ask("/status").await?).context(OTHER)?;
+async fn query_view(mesh: &Mesh) -> anyhow::Result<View> {
+    let status: Status =
+        serde_json::from_value(mesh.query_json("/status").await?).context(OTHER)?;
     let traffic: TrafficStatus =
-        serde_json::from_value(mesh.ask("/traffic").await?).context(OTHER)?;
+        serde_json::from_value(mesh.query_json("/traffic").await?).context(OTHER)?;
     Ok(View { status, traffic, trouble: None })
 }
 

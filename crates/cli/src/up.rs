@@ -106,10 +106,10 @@ impl UpArgs {
             if let Some(claim) = DataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 let ended = runtime.block_on(groups::end_leftovers(claim.path()));
-                lines.extend(ended.iter().map(|it| format!("ended {}\n", output::shown(it))));
+                lines.extend(ended.iter().map(|it| format!("ended {}\n", output::escape_cell(it))));
             }
         }
-        let removed = netns::clean();
+        let removed = netns::remove_leftovers();
         lines.extend(removed.iter().flatten().map(|name| format!("removed {name}\n")));
         if lines.is_empty() && removed.is_ok() {
             lines.push("no leftovers\n".to_owned());
@@ -119,22 +119,22 @@ impl UpArgs {
     }
 
     async fn serve(self, options: Options) -> anyhow::Result<()> {
-        let (stop, quit) = (stop::signals()?, stop::quit()?);
+        let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
         let mut hangups = stop::Hangups::new()?;
         descendants::adopt_orphans()?;
         tokio::pin!(stop);
         let data = DataDirectory::claim(self.mesh.data.path()?)?;
-        self.facts.check()?;
+        self.facts.check_manifests()?;
         let facts = self.facts.file.clone();
         let config = self.mesh.config(data.path().to_owned(), self.listen, facts);
         let mut mesh = LocalMesh::start(config, data, options).await?;
-        let hint = self.mesh.data.hint();
+        let hint = self.mesh.data.option_hint();
         let control_ended = mesh.control_ended();
         let served = async {
             mesh.wait_until_up(SUMMARY_MAX_WAIT).await;
-            mesh.introduce(&hint).await;
+            mesh.print_summary(&hint).await;
             loop {
-                mesh.tend(hangups.reload()).await;
+                mesh.supervise_until(hangups.wait_for_reload()).await;
                 mesh.reload();
             }
         };
@@ -146,7 +146,7 @@ impl UpArgs {
         tracing::info!(
             "stopping: draining the sidecars, then stopping the applications; a second signal stops immediately"
         );
-        let again = stop::signals()?;
+        let again = stop::stop_signal()?;
         let runs = mesh.runs();
         let mut stopping = Box::pin(mesh.stop());
         tokio::select! {
@@ -154,7 +154,7 @@ impl UpArgs {
             () = again => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
-        runs.kill(|| drop(stopping)).await;
+        runs.kill_all(|| drop(stopping)).await;
         Ok(ended?)
     }
 }

@@ -7,21 +7,21 @@ use serde_json::Value;
 /// Writes an object as a document.
 pub(crate) fn write(object: &Value) -> String {
     let mut out = String::new();
-    block(object, 0, &mut out);
+    write_block(object, 0, &mut out);
     // A scalar is a single line.
     if out.is_empty() {
-        out = scalar(object) + "\n";
+        out = write_scalar(object) + "\n";
     }
     out
 }
 
 /// Writes several objects as a stream of documents.
-pub(crate) fn stream(objects: &[Value]) -> String {
+pub(crate) fn write_documents(objects: &[Value]) -> String {
     objects.iter().map(|object| format!("---\n{}", write(object))).collect()
 }
 
 /// Returns the kind and name of an object, for people.
-pub(crate) fn name(object: &Value) -> String {
+pub(crate) fn object_name(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
     match object["metadata"]["namespace"].as_str() {
@@ -30,21 +30,22 @@ pub(crate) fn name(object: &Value) -> String {
     }
 }
 
-fn block(value: &Value, indent: usize, out: &mut String) {
+fn write_block(value: &Value, indent: usize, out: &mut String) {
     match value {
         Value::Object(map) => {
             for (key, value) in map {
-                write!(out, "{:indent$}{}:", "", scalar(&Value::from(key.as_str())))
+                write!(out, "{:indent$}{}:", "", write_scalar(&Value::from(key.as_str())))
                     .expect("writing to a String never fails");
-                below(value, indent, out);
+                write_below(value, indent, out);
             }
         }
         Value::Array(list) => {
             for element in list {
                 let mut inner = String::new();
-                block(element, indent + 2, &mut inner);
+                write_block(element, indent + 2, &mut inner);
                 let inner = inner.trim_start();
-                let line = if inner.is_empty() { scalar(element) + "\n" } else { inner.to_owned() };
+                let line =
+                    if inner.is_empty() { write_scalar(element) + "\n" } else { inner.to_owned() };
                 write!(out, "{:indent$}- {line}", "").expect("writing to a String never fails");
             }
         }
@@ -53,7 +54,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
 }
 
 /// Writes the value of a key: on its line, or in a block below.
-fn below(value: &Value, indent: usize, out: &mut String) {
+fn write_below(value: &Value, indent: usize, out: &mut String) {
     let is_block = match value {
         Value::Object(map) => !map.is_empty(),
         Value::Array(list) => !list.is_empty(),
@@ -62,14 +63,14 @@ fn below(value: &Value, indent: usize, out: &mut String) {
     if is_block {
         out.push('\n');
         // List items are not indented below their key.
-        block(value, if value.is_array() { indent } else { indent + 2 }, out);
+        write_block(value, if value.is_array() { indent } else { indent + 2 }, out);
     } else {
-        writeln!(out, " {}", scalar(value)).expect("writing to a String never fails");
+        writeln!(out, " {}", write_scalar(value)).expect("writing to a String never fails");
     }
 }
 
 /// Writes a scalar; a string is quoted unless it is unambiguous. JSON is valid YAML.
-fn scalar(value: &Value) -> String {
+fn write_scalar(value: &Value) -> String {
     let plain = |text: &str| {
         let begins = text.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'/');
         let fits = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);

@@ -15,14 +15,16 @@ use leno_discovery::{ChangeId, Operators};
 use leno_identity::create_private_directory;
 use leno_listen::{SocketPath, Source};
 use leno_model::{Object, WorkloadName};
-use leno_outside::over;
+use leno_outside::drive_exchange;
 use leno_registry::FieldLines;
 use leno_telemetry::{Form, Names};
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::answering::{Answering, decoded, serve_all, text, typed, typed_body};
+use crate::answering::{
+    Answering, decode_percent, serve_all, text_response, typed_body, typed_response,
+};
 use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
 use crate::owner::{Answer, Question};
@@ -54,13 +56,13 @@ pub(crate) type Questions = mpsc::Sender<(Question, oneshot::Sender<Answer>)>;
 ///
 /// # Errors
 /// If no control plane listens there, or the response is incomplete in time or too large.
-pub async fn ask(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
+pub async fn query_admin(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
     let asked = tokio::time::timeout(ASK_WAIT, ask_patiently(socket, method, path));
     asked.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
-    let stream = UnixStream::connect(SocketPath::of(socket)?.path()).await?;
+    let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::builder().method(method).uri(path).header(HOST, "leno");
@@ -72,7 +74,7 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
         let body = body.await.map_err(io::Error::other)?.to_bytes();
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    over(connection, exchange, io::Error::other).await
+    drive_exchange(connection, exchange, io::Error::other).await
 }
 
 /// Reads an endless response line by line, until `each` returns false or the control plane ends it.
@@ -80,12 +82,12 @@ async fn ask_patiently(socket: &Path, method: &str, path: &str) -> io::Result<(u
 /// # Errors
 /// If no control plane listens there, the response is an error (with its status and body), a line exceeds
 /// `LINE_BYTES_MAX`, or `each` fails.
-pub async fn follow<E: From<io::Error>>(
+pub async fn follow_lines<E: From<io::Error>>(
     socket: &Path,
     path: &str,
     mut each: impl FnMut(&str) -> Result<bool, E>,
 ) -> Result<Result<(), (u16, String)>, E> {
-    let stream = UnixStream::connect(SocketPath::of(socket)?.path()).await?;
+    let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
     let request = Request::get(path).header(HOST, "leno").body(Empty::<Bytes>::new());
@@ -118,12 +120,12 @@ pub async fn follow<E: From<io::Error>>(
         }
         Ok(Ok(()))
     };
-    over(connection, exchange, |error| io::Error::other(error).into()).await
+    drive_exchange(connection, exchange, |error| io::Error::other(error).into()).await
 }
 
 /// Opens the socket for its owner only; replaces a socket without a listener.
-pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
-    if UnixStream::connect(SocketPath::of(path)?.path()).await.is_ok() {
+pub(crate) async fn open_socket(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(SocketPath::for_path(path)?.path()).await.is_ok() {
         return Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another control plane uses this data directory: stop it, or use another directory",
@@ -133,12 +135,12 @@ pub(crate) async fn open(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    bind(path)
+    bind_socket(path)
 }
 
 /// The directory is private, so no other user can connect before the permissions are set.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(SocketPath::of(path)?.path())?;
+fn bind_socket(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(SocketPath::for_path(path)?.path())?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -152,38 +154,38 @@ pub(crate) async fn serve(
 ) {
     let mut listener = listener;
     let mut ended = stop.clone();
-    let mut own = identity(&path);
+    let mut own = file_identity(&path);
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let problem = tokio::select! {
             () = admin.directory.watch_log() => None,
             () = serve_all(listener, CONNECTIONS_MAX, Arc::clone(&admin), stop.clone()) => break,
-            () = removed(&path) => bind_again(&path, &mut ended).await,
+            () = wait_until_removed(&path) => bind_again(&path, &mut ended).await,
         };
         match problem {
             Some(bound) => {
-                own = identity(&path);
+                own = file_identity(&path);
                 listener = bound;
             }
             None => break,
         }
     }
     // Another control plane may have created its own socket there.
-    if own.is_some() && identity(&path) == own {
+    if own.is_some() && file_identity(&path) == own {
         std::fs::remove_file(&path).ok();
     }
 }
 
 /// The device and number of a file, which tell it apart from another one at its path.
-fn identity(path: &Path) -> Option<(u64, u64)> {
+fn file_identity(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::symlink_metadata(path).ok()?;
     Some((found.dev(), found.ino()))
 }
 
 /// Returns when the socket's path is missing or names another file.
-async fn removed(path: &Path) {
-    let ours = identity(path);
-    while ours.is_some() && identity(path) == ours {
+async fn wait_until_removed(path: &Path) {
+    let ours = file_identity(path);
+    while ours.is_some() && file_identity(path) == ours {
         tokio::time::sleep(SOCKET_LOOK_EVERY).await;
     }
 }
@@ -194,7 +196,7 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
     loop {
         // Recreates a data directory that was removed as a whole.
         let created = path.parent().map_or(Ok(()), create_private_directory);
-        match created.and_then(|()| bind(path)) {
+        match created.and_then(|()| bind_socket(path)) {
             Ok(listener) => {
                 tracing::warn!(path = %path.display(), "the admin socket was removed; recreating it");
                 return Some(listener);
@@ -223,7 +225,7 @@ impl Answering for Admin {
     /// A tap has no time limit: only the owner can open the socket.
     const LIFE_MAX: Option<Duration> = None;
 
-    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
+    async fn handle_request(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
         answer_or_tap(self, request).await
     }
 }
@@ -234,80 +236,82 @@ async fn answer_or_tap(
     request: Request<Incoming>,
 ) -> Response<Either<Full<Bytes>, Lines>> {
     if (request.method(), request.uri().path()) != (&Method::GET, "/tap") {
-        return answer(admin, request).await.map(Either::Left);
+        return handle_request(admin, request).await.map(Either::Left);
     }
     match Lines::open(&admin.operators.taps, request.uri().query().unwrap_or_default()) {
         Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
-        Err((status, problem)) => text(status, format!("{problem}\n")).map(Either::Left),
+        Err((status, problem)) => text_response(status, format!("{problem}\n")).map(Either::Left),
     }
 }
 
-async fn answer(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let (path, query) = (request.uri().path(), request.uri().query());
     let question = match (request.method(), path) {
-        (&Method::POST, "/token") => return token(admin, query),
+        (&Method::POST, "/token") => return create_token(admin, query),
         (&Method::POST, "/reload") => {
             admin.reload.notify_one();
-            return text(StatusCode::ACCEPTED, "reloading the files\n".to_owned());
+            return text_response(StatusCode::ACCEPTED, "reloading the files\n".to_owned());
         }
         (&Method::GET, "/state") => {
-            let status = admin.directory.status().await;
-            return status.map_or_else(stopping, |status| {
-                typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(status)))
+            let status = admin.directory.directory_status().await;
+            return status.map_or_else(stopping_response, |status| {
+                typed_response(StatusCode::OK, "application/json", format!("{:#}\n", json!(status)))
             });
         }
-        (&Method::GET, "/sidecar") => return sidecar(admin, query.unwrap_or_default()).await,
-        (&Method::GET, "/explain") => return explain(admin, query.unwrap_or_default()).await,
-        (&Method::GET | &Method::HEAD, path) => match question(path, query) {
-            Some(Question::Metrics(..)) => match metrics(&request) {
+        (&Method::GET, "/sidecar") => return query_sidecar(admin, query.unwrap_or_default()).await,
+        (&Method::GET, "/explain") => {
+            return explain_request(admin, query.unwrap_or_default()).await;
+        }
+        (&Method::GET | &Method::HEAD, path) => match parse_query(path, query) {
+            Some(Question::Metrics(..)) => match parse_metrics_query(&request) {
                 Ok(question) => question,
-                Err(problem) => return text(StatusCode::BAD_REQUEST, problem),
+                Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
             },
             Some(question) => question,
-            None => return text(StatusCode::NOT_FOUND, INDEX.to_owned()),
+            None => return text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
         },
-        _ => return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
+        _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
-    let _turn = admin.share.turn().await;
+    let _turn = admin.share.acquire_turn().await;
     ask_owner(&admin.questions, question).await
 }
 
 /// Returns a page of a sidecar, over the sidecar's open stream.
-async fn sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     let Some((workload, path)) = sidecar_query::parse(query) else {
         let remedy = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
-        return text(StatusCode::BAD_REQUEST, remedy.to_owned());
+        return text_response(StatusCode::BAD_REQUEST, remedy.to_owned());
     };
-    let turn = admin.share.turn().await;
-    let found = answered(&admin.questions, Question::Sidecar(workload.clone())).await;
+    let turn = admin.share.acquire_turn().await;
+    let found = query_owner(&admin.questions, Question::Sidecar(workload.clone())).await;
     // The mesh owner is idle while the sidecar responds.
     drop(turn);
-    let Some(Answer::Sidecar(place)) = found else { return stopping() };
-    match sidecar_query::send(&admin.operators.queries, (&workload, place), path).await {
+    let Some(Answer::Sidecar(place)) = found else { return stopping_response() };
+    match sidecar_query::send_query(&admin.operators.queries, (&workload, place), path).await {
         Ok(answer) => {
             // An interim or invalid status is not a final response.
             let status = StatusCode::from_u16(answer.status).ok();
             let status = status.filter(|status| !status.is_informational());
             let kind = "text/plain; charset=utf-8";
-            typed(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, answer.body)
+            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, answer.body)
         }
-        Err((status, problem)) => text(status, format!("{problem}\n")),
+        Err((status, problem)) => text_response(status, format!("{problem}\n")),
     }
 }
 
 /// Explains the rules for the request that a query describes, as text or JSON.
-async fn explain(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
-    match admin.explaining.explain(query, objects(&admin.questions)).await {
+async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+    match admin.explaining.explain_query(query, query_objects(&admin.questions)).await {
         Ok(explained) => {
-            typed(StatusCode::OK, "application/json", format!("{:#}\n", json!(explained)))
+            typed_response(StatusCode::OK, "application/json", format!("{:#}\n", json!(explained)))
         }
-        Err((status, reason)) => text(status, format!("{}\n", reason.trim_end())),
+        Err((status, reason)) => text_response(status, format!("{}\n", reason.trim_end())),
     }
 }
 
 /// Returns all objects in force, or `None` if the mesh owner is shutting down.
-pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
-    match answered(questions, Question::Objects).await {
+pub(crate) async fn query_objects(questions: &Questions) -> Option<Vec<Object>> {
+    match query_owner(questions, Question::Objects).await {
         Some(Answer::Objects(objects)) => Some(objects),
         Some(Answer::Json(_) | Answer::Metrics(..) | Answer::Points(_) | Answer::Sidecar(_))
         | None => None,
@@ -317,7 +321,7 @@ pub(crate) async fn objects(questions: &Questions) -> Option<Vec<Object>> {
 /// Returns the mesh owner's response.
 pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Response<Full<Bytes>> {
     let has_lines = matches!(question, Question::Rejected);
-    match answered(questions, question).await {
+    match query_owner(questions, question).await {
         Some(Answer::Json(mut value)) => {
             if has_lines {
                 // Reads files, so it runs outside the mesh owner.
@@ -325,11 +329,15 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
                     .await
                     .unwrap_or_default();
             }
-            typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
+            typed_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
-        Some(Answer::Metrics(form, page)) => typed(StatusCode::OK, form.content_type(), page),
+        Some(Answer::Metrics(form, page)) => {
+            typed_response(StatusCode::OK, form.content_type(), page)
+        }
         // No path queries objects.
-        Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => stopping(),
+        Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => {
+            stopping_response()
+        }
     }
 }
 
@@ -344,7 +352,7 @@ fn with_field_lines(mut diagnostics: Value) -> Value {
         // The warning has a field column already.
         if let (Some(file), Some(field), Some(document), None) =
             (text("file"), text("field"), document, warning.get("column"))
-            && let Some(line) = lines.of(Path::new(file), document, field)
+            && let Some(line) = lines.line_of(Path::new(file), document, field)
             && let Some(fields) = warning.as_object_mut()
         {
             fields.insert("line".to_owned(), json!(line));
@@ -354,25 +362,25 @@ fn with_field_lines(mut diagnostics: Value) -> Value {
 }
 
 /// Returns the mesh owner's response, or `None` if the owner is shutting down.
-pub(crate) async fn answered(questions: &Questions, question: Question) -> Option<Answer> {
+pub(crate) async fn query_owner(questions: &Questions, question: Question) -> Option<Answer> {
     let (sender, answer) = oneshot::channel();
     questions.send((question, sender)).await.ok()?;
     answer.await.ok()
 }
 
 /// The metrics query of a request. Alias names exist only in text format 0.0.4.
-pub(crate) fn metrics(request: &Request<Incoming>) -> Result<Question, String> {
-    let names = Names::asked(request.uri().query().unwrap_or_default())?;
+pub(crate) fn parse_metrics_query(request: &Request<Incoming>) -> Result<Question, String> {
+    let names = Names::from_query(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let form = match names {
         Some(_) => Form::Prometheus,
-        None => Form::accepted(accept.unwrap_or_default()),
+        None => Form::from_accept(accept.unwrap_or_default()),
     };
     Ok(Question::Metrics(form, names))
 }
 
 /// Parses a path and query.
-pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
+pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<Question> {
     Some(match path {
         "/change" => {
             let id = query.and_then(|query| query.strip_prefix("id="))?;
@@ -380,7 +388,7 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
         }
         "/changes" => Question::Changes,
         "/certificates" => Question::Certificates,
-        "/history" => Question::History(subject(query?)?),
+        "/history" => Question::History(parse_subject(query?)?),
         "/metrics" => Question::Metrics(Form::Prometheus, None),
         "/policies" => Question::Policies,
         "/proxies" => Question::Proxies,
@@ -397,9 +405,9 @@ pub(crate) fn question(path: &str, query: Option<&str>) -> Option<Question> {
 }
 
 /// Parses the subject of `/history`: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
-fn subject(query: &str) -> Option<Subject> {
+fn parse_subject(query: &str) -> Option<Subject> {
     let (kind, name) = query.split_once('=')?;
-    let name = decoded(name)?;
+    let name = decode_percent(name)?;
     match kind {
         "service" => Some(Subject::Service(name.parse().ok()?)),
         "route" => Some(Subject::Route(name.parse().ok()?)),
@@ -408,40 +416,40 @@ fn subject(query: &str) -> Option<Subject> {
 }
 
 /// Returns a join bundle, as the text of a token file.
-fn token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
+fn create_token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let parameter = |name: &str| {
         let mut pairs =
             query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
     };
-    let name = parameter("workload").and_then(decoded);
+    let name = parameter("workload").and_then(decode_percent);
     let lifetime = parameter("lifetime_ms").map(str::parse).transpose();
     let (Some(Ok(workload)), Ok(lifetime)) =
         (name.map(|name| name.parse::<WorkloadName>()), lifetime)
     else {
         let remedy =
             "specify the workload: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
-        return text(StatusCode::BAD_REQUEST, remedy.to_owned());
+        return text_response(StatusCode::BAD_REQUEST, remedy.to_owned());
     };
     let lifetime = lifetime.map(Duration::from_millis);
-    match admin.invitations.invite(&workload, lifetime, SystemTime::now()) {
-        Ok(bundle) => text(StatusCode::OK, bundle.render()),
+    match admin.invitations.create_bundle(&workload, lifetime, SystemTime::now()) {
+        Ok(bundle) => text_response(StatusCode::OK, bundle.render()),
         Err(error @ InviteError::UnknownWorkload(_)) => {
-            text(StatusCode::NOT_FOUND, format!("{error}\n"))
+            text_response(StatusCode::NOT_FOUND, format!("{error}\n"))
         }
         Err(InviteError::Tokens(error)) if error.kind() == io::ErrorKind::InvalidInput => {
-            text(StatusCode::BAD_REQUEST, format!("{error}\n"))
+            text_response(StatusCode::BAD_REQUEST, format!("{error}\n"))
         }
         Err(error @ InviteError::Tokens(_)) => {
             tracing::error!(%error, "cannot create a join token");
-            text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
         }
     }
 }
 
-pub(crate) fn stopping() -> Response<Full<Bytes>> {
+pub(crate) fn stopping_response() -> Response<Full<Bytes>> {
     let reason = "the control plane is shutting down\n";
-    text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
+    text_response(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned())
 }
 
 const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /prometheus/targets /routes \

@@ -17,20 +17,20 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    pub(crate) fn of(stream: &TcpStream) -> io::Result<Self> {
+    pub(crate) fn from_stream(stream: &TcpStream) -> io::Result<Self> {
         let (sidecar, control) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
         Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
     }
 
     /// True for a sidecar's own address: an address of its workload, the source address of its connection, or
     /// loopback if it runs on the control plane's machine.
-    pub(crate) fn own(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
+    pub(crate) fn is_own_address(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
         let address = reported.ip().to_canonical();
         let is_of_workload = |it: &Workload| {
             let mut others = it.other_addresses.iter();
             it.address.to_canonical() == address || others.any(|it| it.to_canonical() == address)
         };
-        match AddressClass::of(address) {
+        match AddressClass::from_address(address) {
             AddressClass::Loopback => self.sidecar.is_loopback() || self.sidecar == self.control,
             AddressClass::Special => false,
             AddressClass::Private | AddressClass::Public => {
@@ -68,7 +68,11 @@ mod tests {
             (other_replicas, "192.0.2.1:9", false),
             (other_replicas, "192.0.2.8:9", false),
         ] {
-            assert_eq!(ends.own(page.parse().unwrap(), None), expected, "{ends:?} {page}");
+            assert_eq!(
+                ends.is_own_address(page.parse().unwrap(), None),
+                expected,
+                "{ends:?} {page}"
+            );
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) trait Answering: Send + Sync + 'static {
     const LIFE_MAX: Option<Duration>;
 
     /// Returns the response to a request from this source.
-    fn answer(
+    fn handle_request(
         &self,
         request: Request<Incoming>,
         source: Source,
@@ -70,7 +70,7 @@ pub(crate) async fn serve_all<L, A>(
 {
     let stop = Stop::new(stop);
     let serving = accept_all(listener, connections_max, answering, stop.clone());
-    if stop.bounded(LAST_MAX, serving).await.is_none() {
+    if stop.run_bounded(LAST_MAX, serving).await.is_none() {
         tracing::debug!(server = A::SERVER, "some responses were not completed in time");
     }
 }
@@ -90,7 +90,7 @@ where
         let room = connections.len() < connections_max;
         let next = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            next = listener.next_until(stop.requested()), if room => next,
+            next = listener.next_until(stop.wait_requested()), if room => next,
         };
         let Some((stream, peer)) = next else { break };
         let source: Source = peer.into();
@@ -112,8 +112,8 @@ async fn serve_one<A: Answering>(
     let service = service_fn(|request: Request<Incoming>| {
         let (answering, half_open, stop) = (Arc::clone(&answering), &half_open, stop.clone());
         async move {
-            let under_way = half_open.answering();
-            let response = answering.answer(request, source).await;
+            let under_way = half_open.start_response();
+            let response = answering.handle_request(request, source).await;
             if response.body().size_hint().exact().is_none() {
                 under_way.go_on();
             }
@@ -134,7 +134,7 @@ async fn serve_one<A: Answering>(
         }
     };
     let serving =
-        stop.clone().serving(&half_open, connection.as_mut(), |it| it.graceful_shutdown());
+        stop.clone().serve_connection(&half_open, connection.as_mut(), |it| it.graceful_shutdown());
     // A client that does not read its response may not hold the connection forever.
     let served = tokio::select! {
         served = serving => served.unwrap_or(Ok(())),
@@ -156,7 +156,7 @@ fn until_stop<B: Body>(mut response: Response<B>, mut stop: Stop) -> Response<Un
     let is_endless = response.body().size_hint().exact().is_none();
     response.map(|body| UntilStop {
         body,
-        stopped: is_endless.then(|| Box::pin(async move { stop.requested().await }) as _),
+        stopped: is_endless.then(|| Box::pin(async move { stop.wait_requested().await }) as _),
     })
 }
 
@@ -193,7 +193,7 @@ impl<B: Body + Unpin> Body for UntilStop<B> {
 }
 
 /// Returns the error response to a cross-site request, `None` for any other request.
-pub(crate) fn foreign(
+pub(crate) fn reject_cross_site(
     (uri, headers): (&Uri, &HeaderMap),
     names: OwnNames,
     is_page: bool,
@@ -209,14 +209,14 @@ pub(crate) fn foreign(
         ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
         ForeignPage::Site => StatusCode::FORBIDDEN,
     };
-    Some(text(status, format!("{found}\n")))
+    Some(text_response(status, format!("{found}\n")))
 }
 
-pub(crate) fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    typed(status, "text/plain; charset=utf-8", body)
+pub(crate) fn text_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    typed_response(status, "text/plain; charset=utf-8", body)
 }
 
-pub(crate) fn typed(
+pub(crate) fn typed_response(
     status: StatusCode,
     kind: &'static str,
     body: impl Into<Bytes>,
@@ -233,7 +233,7 @@ pub(crate) fn typed_body<B>(status: StatusCode, kind: &'static str, body: B) -> 
 }
 
 /// Decodes a percent-encoded part of a query (RFC 3986 §2.1); `None` unless it is percent-encoded UTF-8.
-pub(crate) fn decoded(text: &str) -> Option<String> {
+pub(crate) fn decode_percent(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -48,7 +48,7 @@ pub enum ApplicationState {
 
 impl Applications {
     /// Sets the state of a workload's application; `None` if no supervisor here runs one.
-    pub fn report(&self, workload: &WorkloadName, application: Option<Application>) {
+    pub fn set_state(&self, workload: &WorkloadName, application: Option<Application>) {
         self.0.send_if_modified(|all| {
             if all.get(workload) == application.as_ref() {
                 return false;
@@ -63,7 +63,7 @@ impl Applications {
     }
 
     /// Returns the state of a workload's application, for operators.
-    pub(crate) fn status(
+    pub(crate) fn application_status(
         &self,
         workload: &WorkloadName,
         now: Instant,
@@ -189,9 +189,9 @@ mod tests {
         let (now, state) = (Instant::now(), ApplicationState::Waiting);
         let (restarts, failures, last_exit, ports) = (0, 0, None, BTreeMap::new());
         let one = Application { state, since: now, restarts, failures, last_exit, ports };
-        applications.report(&name, Some(one));
-        assert_eq!(applications.status(&name, now).unwrap().state, "waiting");
-        applications.report(&name, None);
-        assert_eq!(applications.status(&name, now), None);
+        applications.set_state(&name, Some(one));
+        assert_eq!(applications.application_status(&name, now).unwrap().state, "waiting");
+        applications.set_state(&name, None);
+        assert_eq!(applications.application_status(&name, now), None);
     }
 }

@@ -31,8 +31,8 @@ pub(crate) fn follow_files(
     revoked: watch::Sender<Revoked>,
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
-    let (source, pins) = (config.authority(), config.pins());
-    let file = FollowedFile::of(RevocationFile::in_directory(config.keep()));
+    let (source, pins) = (config.authority_source(), config.intermediates_file());
+    let file = FollowedFile::from_file(RevocationFile::in_directory(config.shared_directory()));
     async move {
         let current = keep_current(source, pins, authority, directory);
         let ((), ()) = tokio::join!(current, keep_revoked(file, revoked));
@@ -51,9 +51,9 @@ async fn keep_current(
     directory: Arc<DataDirectory>,
 ) {
     let trust_domain = current.borrow().trust_domain().clone();
-    let mut files = OwnFiles::of(&source);
+    let mut files = OwnFiles::from_source(&source);
     loop {
-        files = spawn_blocking(move || files.keep()).await.unwrap_or_default();
+        files = spawn_blocking(move || files.read_or_restore()).await.unwrap_or_default();
         tokio::select! {
             () = current.closed() => return,
             () = sleep(LOOK_EVERY) => {}
@@ -62,8 +62,8 @@ async fn keep_current(
         let former = Arc::clone(&current.borrow());
         let opened = spawn_blocking(move || {
             let now = SystemTime::now();
-            let opened = source.open(&trust_domain, now)?.succeeding(&former, now);
-            opened.remember(&pins)?;
+            let opened = source.open(&trust_domain, now)?.succeed_to(&former, now);
+            opened.save_trusted(&pins)?;
             Ok::<_, AuthorityError>(opened)
         });
         let Ok(opened) = opened.await else { continue };
@@ -104,7 +104,7 @@ struct OwnFiles {
 }
 
 impl OwnFiles {
-    fn of(source: &AuthoritySource) -> Self {
+    fn from_source(source: &AuthoritySource) -> Self {
         let directory = match source {
             AuthoritySource::Own(directory) => Some(directory.clone()),
             // The issuer restores its own files.
@@ -115,11 +115,11 @@ impl OwnFiles {
 
     /// Reads the files again, or writes them if the data directory was removed as a whole. If only the
     /// authority's directory is missing, nothing is written: an operator may be replacing it.
-    fn keep(mut self) -> Self {
+    fn read_or_restore(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
         let Some(above) = directory.parent() else { return self };
         // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
-        let found = self.above.current(above);
+        let found = self.above.reopen_at(above);
         if !is_absent(directory) {
             let checked = check_private_directory(directory);
             match checked.and_then(|()| AuthorityFiles::read(directory)) {
@@ -153,7 +153,7 @@ struct OpenedDirectory(Option<(Inode, Arc<File>)>);
 
 impl OpenedDirectory {
     /// Opens the directory that is now at the path; returns this one if none can be opened there.
-    fn current(&self, path: &Path) -> Self {
+    fn reopen_at(&self, path: &Path) -> Self {
         if self.0.is_some() && !self.is_removed_from(path) {
             return self.clone();
         }
@@ -238,8 +238,8 @@ struct FollowedFile {
 }
 
 impl FollowedFile {
-    fn of(file: RevocationFile) -> Self {
-        let directory = OpenedDirectory::default().current(file.directory());
+    fn from_file(file: RevocationFile) -> Self {
+        let directory = OpenedDirectory::default().reopen_at(file.directory());
         Self { file, directory }
     }
 
@@ -248,7 +248,7 @@ impl FollowedFile {
     /// file in the same directory.
     fn read(&mut self, known: &Revoked) -> io::Result<Revoked> {
         for _ in 0..READS_MAX {
-            let directory = self.directory.current(self.file.directory());
+            let directory = self.directory.reopen_at(self.file.directory());
             let read = self.read_in(&directory, known)?;
             // Another directory, with other workloads in its file, may be at the path by now.
             if known.is_empty() || !directory.is_removed_from(self.file.directory()) {
@@ -302,12 +302,12 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let data = above.path().join("data");
         let file = RevocationFile::in_directory(&data);
-        let mut followed = FollowedFile::of(file.clone());
+        let mut followed = FollowedFile::from_file(file.clone());
         assert!(followed.read(&Revoked::new()).unwrap().is_empty());
         assert!(!data.exists());
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         let stolen = workload("shop/web-1");
-        file.add(stolen.clone()).unwrap();
+        file.add_workload(stolen.clone()).unwrap();
         let known = followed.read(&Revoked::new()).unwrap();
         assert_eq!(known, [stolen.clone()].into());
         fs::remove_dir_all(&data).unwrap();
@@ -319,7 +319,7 @@ mod tests {
         followed.read(&known).unwrap_err();
         fs::remove_file(&data).unwrap();
         // `leno revoke` writes before this process does.
-        file.add(workload("shop/web-2")).unwrap();
+        file.add_workload(workload("shop/web-2")).unwrap();
         let both: Revoked = [stolen.clone(), workload("shop/web-2")].into();
         assert_eq!(followed.read(&known).unwrap(), both);
         assert_eq!(file.read().unwrap(), both);
@@ -335,8 +335,8 @@ mod tests {
         let (data, moved) = (above.path().join("data"), above.path().join("moved"));
         let file = RevocationFile::in_directory(&data);
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
-        file.add(workload("shop/web-1")).unwrap();
-        let mut followed = FollowedFile::of(file.clone());
+        file.add_workload(workload("shop/web-1")).unwrap();
+        let mut followed = FollowedFile::from_file(file.clone());
         let known = followed.read(&Revoked::new()).unwrap();
         let is_over = AtomicBool::new(false);
         let kept = std::thread::scope(|scope| {
@@ -344,7 +344,7 @@ mod tests {
                 while !is_over.load(Ordering::Relaxed) {
                     drop(fs::rename(&data, &moved));
                     drop(fs::remove_dir_all(&moved));
-                    drop(file.add(workload("shop/web-2")));
+                    drop(file.add_workload(workload("shop/web-2")));
                 }
             });
             // A failed read changes nothing.
@@ -364,18 +364,18 @@ mod tests {
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
         let first = source.open_or_create(&domain, now).unwrap();
-        let mut files = OwnFiles::of(&source).keep();
+        let mut files = OwnFiles::from_source(&source).read_or_restore();
         // Another process may have recreated the data directory, and writes may fail at first.
         for is_made_again in [false, true, false] {
             fs::remove_dir_all(&data).unwrap();
             if is_made_again {
                 fs::create_dir(&data).unwrap();
                 fs::write(data.join(".draft-authority"), "").unwrap();
-                files = files.keep();
+                files = files.read_or_restore();
                 assert!(is_absent(&directory));
                 fs::remove_file(data.join(".draft-authority")).unwrap();
             }
-            files = files.keep();
+            files = files.read_or_restore();
             assert!(source.open(&domain, now).unwrap() == first);
         }
         // A data directory that another user can write to is not trusted, whatever its contents.
@@ -388,14 +388,15 @@ mod tests {
         assert!(
             source.open(&domain, now).is_err_and(|it| it.to_string().contains("other users can"))
         );
-        files = files.keep();
+        files = files.read_or_restore();
         fs::remove_dir_all(&data).unwrap();
         fs::remove_dir_all(&moved).unwrap();
-        files.keep();
+        files.read_or_restore();
         assert!(source.open(&domain, now).unwrap() == first);
-        let of_others = OwnFiles::of(&AuthoritySource::Issuer(directory.clone())).keep();
+        let of_others =
+            OwnFiles::from_source(&AuthoritySource::Issuer(directory.clone())).read_or_restore();
         fs::remove_dir_all(&data).unwrap();
-        of_others.keep();
+        of_others.read_or_restore();
         assert!(is_absent(&directory));
     }
 
@@ -406,20 +407,20 @@ mod tests {
         let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
         let first = source.open_or_create(&domain, now).unwrap();
-        let files = OwnFiles::of(&source).keep();
+        let files = OwnFiles::from_source(&source).read_or_restore();
         fs::remove_file(directory.join("ca.key")).unwrap();
-        let files = files.keep();
+        let files = files.read_or_restore();
         assert!(source.open(&domain, now).is_err());
         fs::remove_dir_all(&directory).unwrap();
-        let files = files.keep();
+        let files = files.read_or_restore();
         assert!(is_absent(&directory) && source.open(&domain, now).is_err());
         // After a replacement, the new authority is the one restored to a removed data directory.
         let second = source.open_or_create(&domain, now).unwrap();
         assert!(second != first);
-        let files = files.keep();
+        let files = files.read_or_restore();
         let moved = scratch.path().with_extension("moved");
         fs::rename(scratch.path(), &moved).unwrap();
-        files.keep();
+        files.read_or_restore();
         assert!(source.open(&domain, now).unwrap() == second);
         fs::remove_dir_all(&moved).unwrap();
     }

@@ -25,11 +25,11 @@ use tokio::time::Instant;
 use crate::authority::Current;
 use crate::rejected_joins::RejectedJoins;
 use crate::review::{ReviewError, Reviewer};
-use claim::renewed;
+use claim::renewed_instance;
 use fair::FairQueue;
 use reviews::Reviews;
 
-pub(crate) use claim::{ClaimError, Held, vouch};
+pub(crate) use claim::{ClaimError, Held, verify_claim};
 pub(crate) use reviews::{NoReview, Reviewed};
 
 /// The authority's directory in the data directory.
@@ -107,7 +107,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    pub(crate) fn of(workload: &Workload) -> Self {
+    pub(crate) fn from_workload(workload: &Workload) -> Self {
         Self {
             name: workload.name.clone(),
             account: workload.account.clone(),
@@ -149,13 +149,13 @@ impl Certifier {
     }
 
     /// Sets the `reviewer` of tokens that were not made here.
-    pub(crate) fn asking(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
+    pub(crate) fn with_reviewer(mut self, reviewer: Option<Arc<dyn Reviewer>>) -> Self {
         self.reviews.set_reviewer(reviewer);
         self
     }
 
     /// Returns the lifetime of certificates that are signed now.
-    pub(crate) fn lifetime(&self) -> Duration {
+    pub(crate) fn certificate_lifetime(&self) -> Duration {
         self.signer.lifetime
     }
 
@@ -166,22 +166,22 @@ impl Certifier {
 
     /// Permits the review of a token, unless it was just rejected.
     pub(crate) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
-        self.reviews.permit(joining, now)
+        self.reviews.permit_review(joining, now)
     }
 
     /// Starts the review of a token that was not made here.
-    pub(crate) fn review(&mut self, joining: Joining, now: Instant) {
+    pub(crate) fn start_review(&mut self, joining: Joining, now: Instant) {
         if let Some((joining, reason)) = self.reviews.start(joining, now) {
-            self.refuse(joining.answer, reason.into());
+            self.reject_request(joining.answer, reason.into());
         }
     }
 
     /// Signs the first certificate of a workload after the review of its token.
-    pub(crate) fn admit(&mut self, joining: Joining, target: Target, now: SystemTime) {
+    pub(crate) fn issue_first(&mut self, joining: Joining, target: Target, now: SystemTime) {
         let Joining { csr, answer, .. } = joining;
-        self.spawn(answer, Occasion::Join, move |signer| {
+        self.spawn_signing(answer, Occasion::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
-            let instance = signer.instance(&target)?;
+            let instance = signer.current_instance(&target)?;
             signer.sign(&request, (&target, instance), now)
         });
     }
@@ -190,7 +190,7 @@ impl Certifier {
     pub(crate) fn join(&mut self, joining: Joining, target: Option<Target>, now: SystemTime) {
         let source = Source::from(joining.source);
         if let Some((rejected, _)) = self.waiting.push(source, (joining, target)) {
-            self.refuse(rejected.answer, CertifyError::Busy);
+            self.reject_request(rejected.answer, CertifyError::Busy);
         }
         self.join_next(now);
     }
@@ -208,45 +208,51 @@ impl Certifier {
                 let exists = target.is_some();
                 let joined = signer.join(&token, &csr, (workload.clone(), target), now);
                 match &joined {
-                    Ok(_) => rejected.joined(&workload),
+                    Ok(_) => rejected.remove_joined(&workload),
                     Err(error) => {
-                        rejected.note(&workload, exists, &error.to_string(), Instant::now());
+                        rejected.record_rejection(
+                            &workload,
+                            exists,
+                            &error.to_string(),
+                            Instant::now(),
+                        );
                     }
                 }
                 joined
             };
-            let work = answered(Arc::clone(&self.signer), (answer, Occasion::Join), sign);
+            let work = sign_and_respond(Arc::clone(&self.signer), (answer, Occasion::Join), sign);
             self.joins.spawn_blocking(work);
         }
     }
 
     /// Renews the certificate of a workload that authenticated with its connection.
-    pub(crate) fn renew(
+    pub(crate) fn renew_certificate(
         &mut self,
         (connection, workload, held): (ConnectionId, &Workload, Held),
         csr: Vec<u8>,
         answer: CertificateAnswer,
         now: SystemTime,
     ) {
-        let target = Target::of(workload);
-        self.spawn(answer, Occasion::Renewal(connection), move |signer| {
+        let target = Target::from_workload(workload);
+        self.spawn_signing(answer, Occasion::Renewal(connection), move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
-            let instance = renewed(&target.name, &held, &signer.instance(&target)?)?;
+            let instance =
+                renewed_instance(&target.name, &held, &signer.current_instance(&target)?)?;
             signer.sign(&request, (&target, instance), now)
         });
     }
 
     /// Rejects a request.
-    pub(crate) fn refuse(&mut self, answer: CertificateAnswer, error: CertifyError) {
+    pub(crate) fn reject_request(&mut self, answer: CertificateAnswer, error: CertifyError) {
         self.refused += 1;
-        decline(answer, &error);
+        send_rejection(answer, &error);
     }
 
     /// Rejects a join and records the reason for operators. `exists`: the mesh has its workload.
     pub(crate) fn reject_join(&mut self, joining: Joining, exists: bool, error: CertifyError) {
         let reason = error.to_string();
-        self.rejected_joins.note(&joining.workload, exists, &reason, Instant::now());
-        self.refuse(joining.answer, error);
+        self.rejected_joins.record_rejection(&joining.workload, exists, &reason, Instant::now());
+        self.reject_request(joining.answer, error);
     }
 
     /// Returns the rejected joins.
@@ -259,13 +265,13 @@ impl Certifier {
         loop {
             tokio::select! {
                 Some(done) = self.jobs.join_next() => {
-                    if let Some((signed, occasion)) = self.finish(done) {
+                    if let Some((signed, occasion)) = self.record_outcome(done) {
                         return Done::Signed(signed, occasion);
                     }
                 }
                 Some(done) = self.joins.join_next() => {
                     self.join_next(SystemTime::now());
-                    if let Some((signed, occasion)) = self.finish(done) {
+                    if let Some((signed, occasion)) = self.record_outcome(done) {
                         return Done::Signed(signed, occasion);
                     }
                 }
@@ -275,11 +281,11 @@ impl Certifier {
         }
     }
 
-    fn finish(&mut self, done: Result<Outcome, JoinError>) -> Option<(Signed, Occasion)> {
+    fn record_outcome(&mut self, done: Result<Outcome, JoinError>) -> Option<(Signed, Occasion)> {
         match done {
             Ok(Outcome::Signed(signed, occasion)) => {
                 self.issued += 1;
-                self.note(signed.clone());
+                self.record_certificate(signed.clone());
                 return Some((signed, occasion));
             }
             Ok(Outcome::Unheard) => self.issued += 1,
@@ -293,16 +299,16 @@ impl Certifier {
     }
 
     /// Records the certificate that a workload holds.
-    pub(crate) fn note(&mut self, signed: Signed) {
+    pub(crate) fn record_certificate(&mut self, signed: Signed) {
         if let Some(Instance::Registration(number)) = signed.instance {
             let newest = self.registrations.entry(signed.workload.clone()).or_default();
             *newest = number.max(*newest);
         }
-        self.rejected_joins.joined(&signed.workload);
+        self.rejected_joins.remove_joined(&signed.workload);
         self.known.insert(signed.workload.clone(), signed);
     }
 
-    pub(crate) fn forget(&mut self, workload: &WorkloadName) {
+    pub(crate) fn forget_workload(&mut self, workload: &WorkloadName) {
         self.known.remove(workload);
         self.registrations.remove(workload);
     }
@@ -314,7 +320,7 @@ impl Certifier {
         if found.uid.is_some() {
             return;
         }
-        match self.signer.proofs.registrations.newest(workload) {
+        match self.signer.proofs.registrations.latest_number(workload) {
             Ok(0) => {}
             Ok(newest) => drop(self.registrations.insert(workload.clone(), newest)),
             Err(error) => {
@@ -339,38 +345,38 @@ impl Certifier {
         self.jobs.len() + self.joins.len()
     }
 
-    pub(crate) fn known(&self) -> impl Iterator<Item = &Signed> {
+    pub(crate) fn known_certificates(&self) -> impl Iterator<Item = &Signed> {
         self.known.values()
     }
 
-    fn spawn(
+    fn spawn_signing(
         &mut self,
         answer: CertificateAnswer,
         occasion: Occasion,
         sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
     ) {
         if self.jobs.len() >= JOBS_MAX {
-            self.refuse(answer, CertifyError::Busy);
+            self.reject_request(answer, CertifyError::Busy);
             return;
         }
-        let work = answered(Arc::clone(&self.signer), (answer, occasion), sign);
+        let work = sign_and_respond(Arc::clone(&self.signer), (answer, occasion), sign);
         self.jobs.spawn_blocking(work);
     }
 }
 
 /// Performs a signature and sends the response.
-fn answered(
+fn sign_and_respond(
     signer: Arc<Signer>,
     (answer, occasion): (CertificateAnswer, Occasion),
     sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
 ) -> impl FnOnce() -> Outcome + Send + 'static {
     move || match sign(&signer) {
         Ok((issued, signed)) => {
-            let sent = answer.send(Ok(bytes(&issued)));
+            let sent = answer.send(Ok(issued_bytes(&issued)));
             sent.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
         }
         Err(error) => {
-            decline(answer, &error);
+            send_rejection(answer, &error);
             Outcome::Refused
         }
     }
@@ -392,7 +398,7 @@ impl Signer {
         let instance = match &target.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
-                let number = self.proofs.registrations.advance(&workload, now);
+                let number = self.proofs.registrations.register_again(&workload, now);
                 Instance::Registration(number.map_err(CertifyError::Registration)?)
             }
         };
@@ -400,9 +406,9 @@ impl Signer {
     }
 
     /// Returns the current instance of the workload.
-    fn instance(&self, target: &Target) -> Result<Instance, CertifyError> {
+    fn current_instance(&self, target: &Target) -> Result<Instance, CertifyError> {
         let Some(uid) = &target.uid else {
-            let newest = self.proofs.registrations.newest(&target.name);
+            let newest = self.proofs.registrations.latest_number(&target.name);
             return newest.map(Instance::Registration).map_err(CertifyError::Registration);
         };
         Ok(Instance::Pod(uid.clone()))
@@ -483,7 +489,7 @@ pub(crate) enum CertifyError {
 impl CertifyError {
     /// Returns the reason for the client. It omits errors of our own disk, and a client without a certificate
     /// cannot find out by guessing which workloads exist or which workload a token is for.
-    fn explained(&self) -> NotIssued {
+    fn client_reason(&self) -> NotIssued {
         let reason = match self {
             Self::Token(TokenError::Io(_))
             | Self::Registration(_)
@@ -506,18 +512,20 @@ impl CertifyError {
 static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// Rejects a request and logs the full reason.
-fn decline(answer: CertificateAnswer, error: &CertifyError) {
+fn send_rejection(answer: CertificateAnswer, error: &CertifyError) {
     // Any source could fill the log with these.
     if matches!(
         error,
         CertifyError::NoReview(_) | CertifyError::Busy | CertifyError::NotAWorkload(_)
     ) {
         tracing::debug!(%error, "certificate request rejected");
-        answer.send(Err(error.explained())).ok();
+        answer.send(Err(error.client_reason())).ok();
         return;
     }
-    let line =
-        REFUSED.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now().into_std());
+    let line = REFUSED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .permit_line(Instant::now().into_std());
     if let Some(suppressed) = line.map(|line| line.suppressed) {
         match error {
             CertifyError::Token(TokenError::Io(_))
@@ -530,19 +538,19 @@ fn decline(answer: CertificateAnswer, error: &CertifyError) {
         }
     }
     // The client may have disconnected.
-    answer.send(Err(error.explained())).ok();
+    answer.send(Err(error.client_reason())).ok();
 }
 
 /// Opens the directories of tokens and of registrations; expired registrations are removed.
 pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<Proofs> {
     let tokens = Arc::new(Tokens::open(&data.join(TOKENS_DIRECTORY))?);
-    tokens.sweep(now)?;
+    tokens.remove_expired(now)?;
     let registrations = Registrations::open(&data.join(REGISTRATIONS_DIRECTORY))?;
-    registrations.sweep(now)?;
+    registrations.remove_expired(now)?;
     Ok(Proofs { tokens, registrations })
 }
 
-fn bytes(issued: &Issued) -> IssuedBytes {
+fn issued_bytes(issued: &Issued) -> IssuedBytes {
     IssuedBytes {
         chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
         roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),

@@ -17,17 +17,17 @@ use leno_discovery::Doubt;
 use leno_model::{AddressEntry, DnsRecord, ServiceName, Snapshot, Workload};
 
 use self::enforcement::is_balanced;
-use self::plan::plan;
-use self::service::{backends, unheard};
+use self::plan::compile_proxy_config;
+use self::service::{backend_services, unreported_endpoints};
 use crate::mesh::Mesh;
 
-pub(crate) use self::access::missing;
+pub(crate) use self::access::missing_references;
 pub(crate) use self::address::address_entries;
-pub(crate) use self::boundary::{closed, missing_groups};
+pub(crate) use self::boundary::{missing_groups, policy_problems};
 pub(crate) use self::dns_record::dns_record;
-pub(crate) use self::enforcement::{Barrier, barred, left_out};
-pub(crate) use self::service::{Viewer, Views, is_opaque, target_port, view};
-pub(crate) use self::split::{conflicts, tcp_conflict};
+pub(crate) use self::enforcement::{Barrier, barred_workloads, left_out};
+pub(crate) use self::service::{Viewer, Views, compile_service, is_opaque, target_port};
+pub(crate) use self::split::{overriding_objects, tcp_conflict};
 
 /// The configuration of one workload's sidecar, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(crate) struct World {
 }
 
 /// Returns the services that a workload uses: those of its fixed listeners and its subscriptions.
-pub(crate) fn wanted(
+pub(crate) fn used_services(
     workload: &Workload,
     subscriptions: &BTreeSet<ServiceName>,
 ) -> BTreeSet<ServiceName> {
@@ -52,14 +52,14 @@ pub(crate) fn wanted(
 /// Requests reach a backend directly, regardless of the backend's own routes. But the application may also call
 /// the backend by name, and then those routes apply; so backends are included as services, with their backends
 /// in turn.
-pub(crate) fn world(
+pub(crate) fn compile_config(
     mesh: &Mesh,
     workload: &Workload,
     wanted: &BTreeSet<ServiceName>,
     views: &mut Views,
 ) -> World {
-    let viewer = Viewer::of(mesh, workload);
-    let plan = Arc::new(plan(mesh, workload));
+    let viewer = Viewer::for_client(mesh, workload);
+    let plan = Arc::new(compile_proxy_config(mesh, workload));
     let mut services = BTreeMap::new();
     let mut absent = BTreeSet::new();
     let gateway = plan.gateway.iter().flat_map(|gateway| gateway.backends());
@@ -70,9 +70,9 @@ pub(crate) fn world(
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
         }
-        match views.view(mesh, &viewer, &name) {
+        match views.service_config(mesh, &viewer, &name) {
             Some(view) => {
-                open.extend(backends(&view).cloned());
+                open.extend(backend_services(&view).cloned());
                 services.insert(name, view);
             }
             None => {
@@ -85,22 +85,22 @@ pub(crate) fn world(
 }
 
 /// Compiles a slice of the views that a workload's configuration lacks. Returns true once all of them exist.
-pub(crate) fn prepare(
+pub(crate) fn prepare_services(
     mesh: &Mesh,
     (workload, services, addresses): (&Workload, &BTreeSet<ServiceName>, &BTreeSet<IpAddr>),
     views: &mut Views,
 ) -> bool {
-    let viewer = Viewer::of(mesh, workload);
-    let end = views.compiled().saturating_add(SLICE_VIEWS);
+    let viewer = Viewer::for_client(mesh, workload);
+    let end = views.compiled_count().saturating_add(SLICE_VIEWS);
     let mut seen = BTreeSet::new();
-    let mut open: Vec<ServiceName> = wanted(workload, services).into_iter().collect();
+    let mut open: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
         if !is_balanced(mesh, &service.name) {
-            views.view(mesh, &Viewer::Anybody, &service.name);
+            views.service_config(mesh, &Viewer::Anybody, &service.name);
         }
         open.push(service.name.clone());
-        if views.compiled() >= end {
+        if views.compiled_count() >= end {
             return false;
         }
     }
@@ -109,11 +109,11 @@ pub(crate) fn prepare(
         if seen.contains(&name) {
             continue;
         }
-        if let Some(view) = views.view(mesh, &viewer, &name) {
-            open.extend(backends(&view).cloned());
+        if let Some(view) = views.service_config(mesh, &viewer, &name) {
+            open.extend(backend_services(&view).cloned());
         }
         seen.insert(name);
-        if views.compiled() >= end {
+        if views.compiled_count() >= end {
             return false;
         }
     }
@@ -136,10 +136,10 @@ impl World {
 
 /// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
 /// reported yet. Results that depend on facts alone, such as client authorization, are certain.
-pub(crate) fn doubt(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
-    let viewer = Viewer::of(mesh, workload);
+pub(crate) fn uncertain_endpoints(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
+    let viewer = Viewer::for_client(mesh, workload);
     let views = world.snapshot.services.values();
-    views.flat_map(|view| unheard(mesh, &viewer, view)).collect()
+    views.flat_map(|view| unreported_endpoints(mesh, &viewer, view)).collect()
 }
 
 /// The number of views compiled in one slice: a few milliseconds.

@@ -130,26 +130,26 @@ impl Config {
     }
 
     /// Returns the directory of the authority and unused tokens.
-    pub(crate) fn keep(&self) -> &Path {
+    pub(crate) fn shared_directory(&self) -> &Path {
         self.shared.as_deref().unwrap_or(&self.data)
     }
 
     /// Returns the source of the authority.
-    pub(crate) fn authority(&self) -> AuthoritySource {
+    pub(crate) fn authority_source(&self) -> AuthoritySource {
         match &self.issuer {
             Some(dir) => AuthoritySource::Issuer(dir.clone()),
-            None => AuthoritySource::Own(self.keep().join(AUTHORITY_DIRECTORY)),
+            None => AuthoritySource::Own(self.shared_directory().join(AUTHORITY_DIRECTORY)),
         }
     }
 
     /// Returns the file of intermediates that members trust, old and new.
-    pub(crate) fn pins(&self) -> PathBuf {
-        self.keep().join(PINS_FILE)
+    pub(crate) fn intermediates_file(&self) -> PathBuf {
+        self.shared_directory().join(PINS_FILE)
     }
 
     /// Returns the path of the admin socket.
     #[must_use]
-    pub fn socket(&self) -> PathBuf {
+    pub fn socket_path(&self) -> PathBuf {
         self.data.join(SOCKET_FILE)
     }
 }

@@ -29,7 +29,7 @@ use crate::history::History;
 use crate::invite::{Invitations, InviteError};
 use crate::keys::{Keeper, KeyReadings, KeyUpdate, wanted_by};
 use crate::mesh::Mesh;
-use crate::owner::{Answer, Inbox, Owner, Question, Queues, Sent, own};
+use crate::owner::{Answer, Inbox, Owner, Question, Queues, Sent, run_owner};
 use crate::page::{Lent, Page};
 use crate::part::{EndedUnexpectedly, Part, Parts};
 use crate::peers::{Follower, PeerAddresses, Peers, follow_all};
@@ -38,11 +38,11 @@ use crate::presence::{Presence, Start};
 use crate::publish::ConnectedProxies;
 use crate::push::Push;
 use crate::replaced::{Replaced, ReplacedSidecars};
-use crate::server::{Gauges, PendingConnections, Server, accept};
+use crate::server::{Gauges, PendingConnections, Server, accept_connections};
 use crate::serving::{Serving, ServingError};
 use crate::share::Share;
 use crate::status::Status;
-use crate::watch::{Diagnostics, UPDATES_MAX, follow, trust_domain_of};
+use crate::watch::{Diagnostics, UPDATES_MAX, follow_sources, trust_domain_of};
 use crate::writable::DataDirectory;
 
 /// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
@@ -75,10 +75,10 @@ impl Control {
     /// not errors, unless they leave the mesh's enforcement undefined.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (facts, updates) = mpsc::channel(UPDATES_MAX);
-        let mut feed = Feed::of(updates);
-        let following = follow(config.sources.clone(), facts, Arc::clone(&feed.reload));
+        let mut feed = Feed::from_updates(updates);
+        let following = follow_sources(config.sources.clone(), facts, Arc::clone(&feed.reload));
         feed.tasks.spawn(feed.parts.clone().run(Part::Watcher, following));
-        Self::assemble(config, feed).await
+        Self::start_with(config, feed).await
     }
 
     /// As [`Control::start`], with updates from `updates`: `config.sources` are not read. The first update is
@@ -90,10 +90,10 @@ impl Control {
         config: Config,
         updates: mpsc::Receiver<Update>,
     ) -> Result<Self, StartError> {
-        Self::assemble(config, Feed::of(updates)).await
+        Self::start_with(config, Feed::from_updates(updates)).await
     }
 
-    async fn assemble(config: Config, feed: Feed) -> Result<Self, StartError> {
+    async fn start_with(config: Config, feed: Feed) -> Result<Self, StartError> {
         let Feed { mut updates, tasks, reload, stop, parts } = feed;
         let first = updates.recv().await.ok_or(StartError::Registry)?;
         let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
@@ -101,19 +101,22 @@ impl Control {
             return Err(StartError::MeshConfig(in_doubt));
         }
         let (trust_domain, wall) = (trust_domain_of(&first), SystemTime::now());
-        let revoked = RevocationFile::in_directory(config.keep()).read();
+        let revoked = RevocationFile::in_directory(config.shared_directory()).read();
         let revoked = watch::Sender::new(revoked.map_err(StartError::Revoked)?);
-        let authority = config.authority().open_or_create(&trust_domain, wall)?;
-        let authority = authority.remembered(&config.pins(), wall).map_err(AuthorityError::Io)?;
+        let authority = config.authority_source().open_or_create(&trust_domain, wall)?;
+        let authority = authority
+            .restore_trusted(&config.intermediates_file(), wall)
+            .map_err(AuthorityError::Io)?;
         let authority = Arc::new(authority);
         let authority = watch::Sender::new(authority);
-        let proofs = Arc::new(open_proofs(config.keep(), wall).map_err(StartError::Tokens)?);
+        let proofs =
+            Arc::new(open_proofs(config.shared_directory(), wall).map_err(StartError::Tokens)?);
         let listener = leno_listen::bind(config.listen);
         let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
         let address = listener.local_addr();
         let address = address.map_err(|cause| StartError::Listen(config.listen, cause))?;
-        let socket = config.socket();
-        let admin = admin::open(&socket).await;
+        let socket = config.socket_path();
+        let admin = admin::open_socket(&socket).await;
         let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
         let page = match config.page {
             Some(address) => Some(
@@ -123,7 +126,8 @@ impl Control {
             ),
             None => None,
         };
-        let mut keys = Keeper::new(config.key_roots.clone(), config.key_access.clone(), drawn());
+        let mut keys =
+            Keeper::new(config.key_roots.clone(), config.key_access.clone(), random_number());
         let keys_read = keys.read_first(&wanted_by(&first)).await;
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
@@ -147,19 +151,19 @@ impl Control {
 
     /// Returns the listen address for proxies.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub fn listen_address(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns the address of the browser page, if it has one.
     #[must_use]
-    pub fn page(&self) -> Option<SocketAddr> {
+    pub fn page_address(&self) -> Option<SocketAddr> {
         self.page
     }
 
     /// Returns the path of the admin socket, for [`admin::ask`].
     #[must_use]
-    pub fn socket(&self) -> &std::path::Path {
+    pub fn socket_path(&self) -> &std::path::Path {
         &self.socket
     }
 
@@ -176,7 +180,7 @@ impl Control {
 
     /// Returns a receiver of the current authority.
     #[must_use]
-    pub fn authority(&self) -> watch::Receiver<Arc<Authority>> {
+    pub fn watch_authority(&self) -> watch::Receiver<Arc<Authority>> {
         self.invitations.authority.clone()
     }
 
@@ -191,18 +195,18 @@ impl Control {
     /// # Errors
     /// [`InviteError`] if the workload does not exist, or the token cannot be stored.
     pub fn mint_bundle(&self, workload: &WorkloadName) -> Result<JoinBundle, InviteError> {
-        self.invitations.invite(workload, None, SystemTime::now())
+        self.invitations.create_bundle(workload, None, SystemTime::now())
     }
 
     /// Returns a receiver of the workloads in force, in order of their names.
     #[must_use]
-    pub fn workloads(&self) -> watch::Receiver<Arc<Vec<Workload>>> {
+    pub fn watch_workloads(&self) -> watch::Receiver<Arc<Vec<Workload>>> {
         self.workloads.clone()
     }
 
     /// Returns a receiver of the status; the age of changes alone does not notify.
     #[must_use]
-    pub fn status(&self) -> watch::Receiver<Arc<Status>> {
+    pub fn watch_status(&self) -> watch::Receiver<Arc<Status>> {
         self.status.clone()
     }
 
@@ -221,7 +225,7 @@ impl Control {
     /// Returns a receiver of workloads without a connected sidecar that have a rejected, replaced one: it may
     /// join with a new token.
     #[must_use]
-    pub fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
+    pub fn watch_replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
         self.replaced.clone()
     }
 
@@ -229,21 +233,21 @@ impl Control {
     ///
     /// # Errors
     /// [`Stopped`] if the control plane ends first.
-    pub async fn registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
+    pub async fn wait_until_registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
         let mut registered = self.registered.clone();
         let found = registered.wait_for(|all| all.contains(workload)).await;
         found.map(drop).map_err(|_| Stopped)
     }
 
     /// Reads the files again now, even if they seem unchanged.
-    pub fn reload(&self) {
+    pub fn reload_files(&self) {
         self.reload.notify_one();
     }
 
     /// Waits until a part ends unexpectedly, and returns its name; pends forever otherwise. The control plane
     /// is then incomplete: shut it down and restart it.
-    pub async fn ended(&self) -> EndedUnexpectedly {
-        self.parts.ended().await
+    pub async fn wait_until_ended(&self) -> EndedUnexpectedly {
+        self.parts.wait_until_ended().await
     }
 
     /// Notifies every proxy, waits for them for a bounded time, and ends. Proxies keep their last good
@@ -312,7 +316,7 @@ struct Feed {
 }
 
 impl Feed {
-    fn of(updates: mpsc::Receiver<Update>) -> Self {
+    fn from_updates(updates: mpsc::Receiver<Update>) -> Self {
         let stop = watch::Sender::new(false);
         let parts = Parts::new(stop.clone());
         Self { updates, tasks: JoinSet::new(), reload: Arc::default(), stop, parts }
@@ -339,8 +343,8 @@ struct Ground {
 
 impl Ground {
     /// Returns the follower of other control planes.
-    fn following(&self, events: EventQueue, addresses: PeerAddresses) -> Follower {
-        let (configs, stop) = (self.serving.dialing(), self.stop.subscribe());
+    fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> Follower {
+        let (configs, stop) = (self.serving.watch_client_config(), self.stop.subscribe());
         Follower { configs, events, addresses, stop }
     }
 
@@ -355,18 +359,19 @@ impl Ground {
         let (key_update, keys) = mpsc::channel(KEY_UPDATE_MAX);
         let (last, asked_last) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.owner(first);
+        let owner = self.create_owner(first);
         let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
             (owner.sent.workloads.subscribe(), owner.sent.registered.subscribe());
         let (status, sidecar_facts) =
             (owner.sent.status.subscribe(), owner.sent.sidecar_facts.clone());
         let push = self.push(&owner, questions.clone(), last);
-        let invitations = Arc::new(self.invitations(workloads.clone()));
-        let server = Arc::new(self.server(&owner, events));
-        let following = self.following(server.events.clone(), owner.peers.addresses());
-        let lent = (Explaining::with(self.config.playground.clone()), server.operators.clone());
-        self.show(&mut tasks, &questions, lent.clone());
+        let invitations = Arc::new(self.create_invitations(workloads.clone()));
+        let server = Arc::new(self.proxy_server(&owner, events));
+        let following = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
+        let lent =
+            (Explaining::with_playground(self.config.playground.clone()), server.operators.clone());
+        self.start_page(&mut tasks, &questions, lent.clone());
         let admin = self.admin_server(&questions, &invitations, lent);
         let inbox = Inbox {
             updates,
@@ -378,22 +383,24 @@ impl Ground {
             last: asked_last,
             stop: self.stop.subscribe(),
         };
-        let (wanted_keys, socket) = (owner.sent.keys.subscribe(), self.config.socket());
+        let (wanted_keys, socket) = (owner.sent.keys.subscribe(), self.config.socket_path());
         let (sent, parts) = (|| self.stop.subscribe(), || self.parts.clone());
-        tasks.spawn(parts().run(Part::Owner, own(owner, inbox)));
+        tasks.spawn(parts().run(Part::Owner, run_owner(owner, inbox)));
         tasks.spawn(parts().run(Part::Push, push.run(sent())));
-        let (others, found) = (self.others(), self.config.found_peers.clone());
+        let (others, found) = (self.other_control_planes(), self.config.found_peers.clone());
         tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
-        let accepting = accept(self.listener, server, sent(), self.config.times.drain);
+        let accepting = accept_connections(self.listener, server, sent(), self.config.times.drain);
         tasks.spawn(parts().run(Part::Listener, accepting));
         let answering = admin::serve(self.admin, socket.clone(), admin, sent());
         tasks.spawn(parts().run(Part::Admin, answering));
         tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
-        tasks
-            .spawn(parts().run(Part::Keys, until(self.keys.keep(wanted_keys, key_update), sent())));
+        tasks.spawn(parts().run(
+            Part::Keys,
+            run_until_stopped(self.keys.fetch_until_closed(wanted_keys, key_update), sent()),
+        ));
         let trust_domain = self.authority.borrow().trust_domain().clone();
         let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
-        tasks.spawn(parts().run(Part::Authority, until(looking, sent())));
+        tasks.spawn(parts().run(Part::Authority, run_until_stopped(looking, sent())));
         Control {
             address: self.address,
             page,
@@ -415,10 +422,10 @@ impl Ground {
     }
 
     /// Returns the listener for proxies and other control planes.
-    fn server(&self, owner: &Owner, events: EventQueue) -> Server {
+    fn proxy_server(&self, owner: &Owner, events: EventQueue) -> Server {
         Server {
             limits: self.config.limits,
-            configs: self.serving.configs(),
+            configs: self.serving.watch_server_config(),
             events,
             budgets: Budgets::default(),
             pending_connections: Arc::clone(&owner.pending_connections),
@@ -426,7 +433,7 @@ impl Ground {
             registered: owner.sent.here.clone(),
             trust_domain: self.trust_domain(),
             report_every: self.config.report_every,
-            operators: Operators::new(drawn()),
+            operators: Operators::new(random_number()),
         }
     }
 
@@ -444,7 +451,7 @@ impl Ground {
             questions,
             last,
             wanted: owner.sent.metrics.subscribe(),
-            seed: drawn(),
+            seed: random_number(),
         }
     }
 
@@ -453,7 +460,7 @@ impl Ground {
         let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
         let (namespace, instance) = match &self.config.pod {
             Some(pod) => (pod.namespace.clone(), pod.to_string()),
-            None => (namespace, format!("{}:{}", machine(), self.address.port())),
+            None => (namespace, format!("{}:{}", machine_name(), self.address.port())),
         };
         Source { service: name.to_string(), namespace: namespace.to_string(), instance }
     }
@@ -477,7 +484,7 @@ impl Ground {
     }
 
     /// Starts the browser page, if configured.
-    fn show(
+    fn start_page(
         &mut self,
         tasks: &mut JoinSet<()>,
         questions: &Questions,
@@ -490,7 +497,7 @@ impl Ground {
         tasks.spawn(self.parts.clone().run(Part::Page, serving));
     }
 
-    fn owner(&self, first: (Update, Vec<KeyUpdate>)) -> Owner {
+    fn create_owner(&self, first: (Update, Vec<KeyUpdate>)) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -508,7 +515,7 @@ impl Ground {
             presence: Presence::default(),
             start: Start::new(now, times.settle),
             certifier: Certifier::new(authority, proofs, lifetime)
-                .asking(self.config.reviewer.clone()),
+                .with_reviewer(self.config.reviewer.clone()),
             applicants: Vec::new(),
             diagnostics: Diagnostics::default(),
             keys: KeyReadings::new(self.config.key_access.detailed),
@@ -530,7 +537,12 @@ impl Ground {
             supervised: self.config.supervised,
             kubernetes: self.config.kubernetes,
         }
-        .with(first, &self.trust_domain(), ca_generation, self.revoked.borrow().clone())
+        .with_first_update(
+            first,
+            &self.trust_domain(),
+            ca_generation,
+            self.revoked.borrow().clone(),
+        )
     }
 
     fn trust_domain(&self) -> TrustDomain {
@@ -538,19 +550,25 @@ impl Ground {
     }
 
     /// Returns the other control planes: a shared list names this one too.
-    fn others(&self) -> Vec<SocketAddr> {
+    fn other_control_planes(&self) -> Vec<SocketAddr> {
         let ours = [Some(self.address), Some(self.config.listen), self.config.advertise];
         let others = self.config.peers.iter().filter(|peer| !ours.contains(&Some(**peer)));
         others.copied().collect()
     }
 
-    fn invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
+    fn create_invitations(&self, workloads: watch::Receiver<Arc<Vec<Workload>>>) -> Invitations {
         let known = Some(self.address).filter(|address| !address.ip().is_unspecified());
         Invitations {
             tokens: Arc::clone(&self.proofs.tokens),
             authority: self.authority.subscribe(),
             trust_domain: self.trust_domain(),
-            control: self.config.advertise.or(known).into_iter().chain(self.others()).collect(),
+            control: self
+                .config
+                .advertise
+                .or(known)
+                .into_iter()
+                .chain(self.other_control_planes())
+                .collect(),
             lifetime: self.config.token_lifetime,
             workloads,
         }
@@ -558,18 +576,18 @@ impl Ground {
 }
 
 /// Returns a random number from the system, as for hash map keys.
-fn drawn() -> u64 {
+fn random_number() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
 /// Returns the name of the machine.
-fn machine() -> String {
+fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
     name.map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_owned())
 }
 
 /// Runs until shutdown.
-async fn until(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
+async fn run_until_stopped(work: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
     tokio::select! {
         () = work => {}
         _ = stop.wait_for(|stop| *stop) => {}

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use leno_model::{Object, ServiceName, Snapshot, WorkloadName};
 
-use crate::compile::{Views, wanted, world};
+use crate::compile::{Views, compile_config, used_services};
 use crate::mesh::{Listeners, Mesh};
 
 /// Compiles the configuration that the sidecar of `client` would have if every workload were connected, with
@@ -30,7 +30,7 @@ pub fn snapshot_for(
         })
         .collect();
     for (name, listeners) in assumed {
-        mesh.listen(&name, Some(listeners));
+        mesh.set_listeners(&name, Some(listeners));
     }
     let Some(workload) = mesh.workload(client) else {
         let known = mesh.workloads().map(|workload| workload.name.clone());
@@ -40,14 +40,14 @@ pub fn snapshot_for(
         });
     };
     let subscriptions: BTreeSet<ServiceName> = services.iter().cloned().collect();
-    let wanted = wanted(workload, &subscriptions);
-    let world = world(&mesh, workload, &wanted, &mut Views::default());
+    let wanted = used_services(workload, &subscriptions);
+    let world = compile_config(&mesh, workload, &wanted, &mut Views::default());
     Ok(Snapshot::clone(&world.snapshot))
 }
 
 /// No workload has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no Workload {name}; there are: {}", list(known))]
+#[error("there is no Workload {name}; there are: {}", list_names(known))]
 pub struct UnknownWorkload {
     /// The name.
     pub name: WorkloadName,
@@ -55,7 +55,7 @@ pub struct UnknownWorkload {
     pub known: Vec<WorkloadName>,
 }
 
-fn list(names: &[WorkloadName]) -> String {
+fn list_names(names: &[WorkloadName]) -> String {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     match names.is_empty() {
         true => "none".to_owned(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Formats a count with its noun: `1 file`, `2 files`, `0 proxies`.
 #[must_use]
-pub fn counted(count: impl TryInto<u64>, noun: &str) -> String {
+pub fn format_count(count: impl TryInto<u64>, noun: &str) -> String {
     // No count type is larger.
     let count = count.try_into().unwrap_or(u64::MAX);
     match (count, noun.strip_suffix('y')) {
@@ -16,7 +16,7 @@ pub fn counted(count: impl TryInto<u64>, noun: &str) -> String {
 
 /// Formats requests per second: `0.2/s`, `12.3/s`, `1234/s`.
 #[must_use]
-pub fn rate(per_second: f64) -> String {
+pub fn format_rate(per_second: f64) -> String {
     match per_second {
         rate if rate <= 0.0 => "0/s".to_owned(),
         rate if rate < 99.95 => format!("{rate:.1}/s"),
@@ -26,7 +26,7 @@ pub fn rate(per_second: f64) -> String {
 
 /// Formats a share as a percentage that is 100 only if exact: `99.98 %`, `100 %`.
 #[must_use]
-pub fn share(share: Option<f64>) -> String {
+pub fn format_share(share: Option<f64>) -> String {
     match share {
         None => String::new(),
         Some(share) if share >= 1.0 => "100 %".to_owned(),
@@ -37,7 +37,7 @@ pub fn share(share: Option<f64>) -> String {
 
 /// Formats a duration in its two largest units, for tables: `3d4h`, `12m5s`, `0s`.
 #[must_use]
-pub fn short(duration: Duration) -> String {
+pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
     let first = units.iter().position(|(_, size)| seconds >= *size);

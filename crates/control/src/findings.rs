@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::rejections::{explain_failures, rejections};
-use crate::figures::{AILING, FAILING, counted, rate, share, short};
+use self::rejections::{check_rejections, explain_failures};
+use crate::figures::{AILING, FAILING, format_count, format_duration, format_rate, format_share};
 use crate::status::{
     CertificateStatus, DirectoryStatus, HistoryStatus, MissingKeysStatus, PolicyStatus,
     ProxyStatus, RECENT_STEPS, RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status,
@@ -88,7 +88,7 @@ impl Facts {
     {
         let traffic: TrafficStatus = read(query("/traffic".to_owned()).await?)?;
         let mut reasons = BTreeMap::new();
-        for service in traffic.services.iter().filter(|service| ailing(&service.rates)) {
+        for service in traffic.services.iter().filter(|service| is_failing(&service.rates)) {
             let history = query(format!("/history?service={}", service.name)).await?;
             let history: Option<HistoryStatus> = read(history)?;
             // Only current reasons: those of an hour ago are irrelevant.
@@ -132,31 +132,31 @@ impl Finding {
 }
 
 /// True if a service fails more than it should, with enough requests for a verdict.
-fn ailing(rates: &RateStatus) -> bool {
+fn is_failing(rates: &RateStatus) -> bool {
     let recent: u64 = rates.recent.iter().rev().take(RECENT_STEPS).map(|n| u64::from(*n)).sum();
     rates.success.is_some_and(|share| share < AILING) && recent >= REQUESTS_MIN
 }
 
 /// Returns the findings: problems first, then notices.
 #[must_use]
-pub fn judge(facts: &Facts) -> Vec<Finding> {
+pub fn collect_findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    findings.extend(sidecars(facts));
-    findings.extend(conditions::findings(facts));
-    findings.extend(endpoints::findings(facts));
-    findings.extend(certificates(facts));
-    findings.extend(documents(facts));
-    findings.extend(references(facts));
-    findings.extend(keys(facts));
+    findings.extend(check_sidecars(facts));
+    findings.extend(conditions::check_conditions(facts));
+    findings.extend(endpoints::check_endpoints(facts));
+    findings.extend(check_certificates(facts));
+    findings.extend(check_documents(facts));
+    findings.extend(check_references(facts));
+    findings.extend(check_keys(facts));
     // Each of these has its own cause.
-    findings.extend(rejections(facts));
-    findings.extend(services(facts));
-    findings.extend(passing(&facts.status, &facts.traffic));
+    findings.extend(check_rejections(facts));
+    findings.extend(check_services(facts));
+    findings.extend(check_transient(&facts.status, &facts.traffic));
     findings.sort_by_key(|finding| finding.weight);
     findings
 }
 
-fn sidecars(facts: &Facts) -> Vec<Finding> {
+fn check_sidecars(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     let lost = facts.workloads.iter().filter(|workload| !workload.has_sidecar());
     let (revoked, lost): (Vec<_>, Vec<_>) = lost.partition(|workload| workload.revoked);
@@ -169,16 +169,20 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
     if !revoked.is_empty() {
         let are = if revoked.len() == 1 { "is" } else { "are" };
         findings.push(Finding::notice(
-            format!("{} {are} revoked: {}", counted(revoked.len(), "workload"), some(&revoked)),
-            reinstate("NAMESPACE/NAME"),
+            format!(
+                "{} {are} revoked: {}",
+                format_count(revoked.len(), "workload"),
+                list_names(&revoked)
+            ),
+            reinstate_command("NAMESPACE/NAME"),
         ));
     }
     if !lost.is_empty() && !facts.status.settling {
         findings.push(Finding::problem(
             format!(
                 "{} without a connected sidecar: {}",
-                counted(lost.len(), "workload"),
-                some(&lost)
+                format_count(lost.len(), "workload"),
+                list_names(&lost)
             ),
             absent_sidecar(&facts.status, "NAMESPACE/NAME", false),
         ));
@@ -196,17 +200,17 @@ fn sidecars(facts: &Facts) -> Vec<Finding> {
                 format!(
                     "the sidecar of {} has been out of sync for {}",
                     proxy.workload,
-                    short(behind)
+                    format_duration(behind)
                 ),
                 "check its log and its machine: it neither applies nor rejects the newest change",
             ));
         }
     }
-    shortened(findings, "leno get proxies --stale")
+    limit_findings(findings, "leno get proxies --stale")
 }
 
 /// Returns the command that undoes the revocation of a workload.
-fn reinstate(workload: &str) -> String {
+fn reinstate_command(workload: &str) -> String {
     format!(
         "to reinstate it: leno revoke {workload} --undo, or remove it from `spec.revoked` of the MeshConfig"
     )
@@ -216,7 +220,7 @@ fn reinstate(workload: &str) -> String {
 #[must_use]
 pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String {
     match status.supervised {
-        _ if revoked => reinstate(workload),
+        _ if revoked => reinstate_command(workload),
         true => {
             "`leno up` runs its sidecar: look for the workload in the log of `leno up`".to_owned()
         }
@@ -239,7 +243,7 @@ pub fn absent_sidecar(status: &Status, workload: &str, revoked: bool) -> String 
 pub fn rejected_sidecar(status: &Status, workload: &WorkloadStatus) -> String {
     let (has_sidecar, name) = (workload.has_sidecar(), &workload.name);
     match (status.supervised, has_sidecar) {
-        _ if workload.revoked => reinstate(name),
+        _ if workload.revoked => reinstate_command(name),
         (true, true) => "a workload has one sidecar: stop the one that `leno up` does not run".to_owned(),
         (true, false) => "`leno up` starts its sidecar with a new token within a minute; its log shows each start"
             .to_owned(),
@@ -269,7 +273,7 @@ fn pod_of(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
-fn certificates(facts: &Facts) -> Vec<Finding> {
+fn check_certificates(facts: &Facts) -> Vec<Finding> {
     // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
     let least = facts.status.certificate_lifetime_seconds / 5;
     let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
@@ -290,16 +294,16 @@ fn certificates(facts: &Facts) -> Vec<Finding> {
             left => Finding::problem(
                 format!(
                     "the certificate of {workload} expires in {}",
-                    short(Duration::from_secs(left))
+                    format_duration(Duration::from_secs(left))
                 ),
                 remedy,
             ),
         }
     });
-    shortened(findings.collect(), "leno get certificates")
+    limit_findings(findings.collect(), "leno get certificates")
 }
 
-fn documents(facts: &Facts) -> Vec<Finding> {
+fn check_documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
@@ -313,7 +317,8 @@ fn documents(facts: &Facts) -> Vec<Finding> {
         };
         let unread = files(false);
         if !unread.is_empty() {
-            let unread = format!("{} not read: {}", counted(unread.len(), "path"), some(&unread));
+            let unread =
+                format!("{} not read: {}", format_count(unread.len(), "path"), list_names(&unread));
             findings.push(Finding::problem(unread, remedy));
         }
         let documents = facts.status.rejected.saturating_sub(unread.len());
@@ -325,7 +330,8 @@ fn documents(facts: &Facts) -> Vec<Finding> {
                 true => ("object", objects),
                 false => ("document", files),
             };
-            let rejected = format!("{} rejected: {}", counted(documents, noun), some(&names));
+            let rejected =
+                format!("{} rejected: {}", format_count(documents, noun), list_names(&names));
             findings.push(Finding::problem(rejected, remedy));
         }
     }
@@ -337,8 +343,10 @@ fn documents(facts: &Facts) -> Vec<Finding> {
     }
     let warnings = list("warnings").map_or(0, Vec::len);
     if warnings > 0 {
-        findings
-            .push(Finding::notice(counted(warnings, "warning"), "leno get rejected shows them"));
+        findings.push(Finding::notice(
+            format_count(warnings, "warning"),
+            "leno get rejected shows them",
+        ));
     }
     findings
 }
@@ -359,7 +367,7 @@ fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
 }
 
 /// Reports routes and policies with missing references.
-fn references(facts: &Facts) -> Vec<Finding> {
+fn check_references(facts: &Facts) -> Vec<Finding> {
     let routes = facts.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
     let policies = facts.policies.iter();
     let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
@@ -370,11 +378,11 @@ fn references(facts: &Facts) -> Vec<Finding> {
             "add the missing object, or correct the reference: until then this part has no effect",
         )
     });
-    shortened(findings.collect(), "leno get routes, leno get policies")
+    limit_findings(findings.collect(), "leno get routes, leno get policies")
 }
 
 /// Reports JWT policies without the keys of an issuer.
-fn keys(facts: &Facts) -> Vec<Finding> {
+fn check_keys(facts: &Facts) -> Vec<Finding> {
     let without = facts.policies.iter().filter(|policy| policy.in_force);
     let findings = without.filter_map(|policy| {
         let MissingKeysStatus { requests, issuers } = policy.missing_keys.as_ref()?;
@@ -385,11 +393,11 @@ fn keys(facts: &Facts) -> Vec<Finding> {
             "make the issuer's JWK set available; leno get rejected shows the field",
         ))
     });
-    shortened(findings.collect(), "leno get rejected")
+    limit_findings(findings.collect(), "leno get rejected")
 }
 
-fn services(facts: &Facts) -> Vec<Finding> {
-    let ailing = facts.traffic.services.iter().filter(|service| ailing(&service.rates));
+fn check_services(facts: &Facts) -> Vec<Finding> {
+    let ailing = facts.traffic.services.iter().filter(|service| is_failing(&service.rates));
     let ailing = ailing.filter(|it| !explain_failures(facts, &it.name, it.rates.success));
     let findings = ailing.map(|service| {
         let rates = &service.rates;
@@ -407,19 +415,19 @@ fn services(facts: &Facts) -> Vec<Finding> {
         let what = format!(
             "{}: {} of {} succeed{why}",
             service.name,
-            share(rates.success),
-            rate(rates.per_second)
+            format_share(rates.success),
+            format_rate(rates.per_second)
         );
         match rates.success.is_some_and(|share| share < FAILING) {
             true => Finding::problem(what, remedy),
             false => Finding::notice(what, remedy),
         }
     });
-    shortened(findings.collect(), "leno top --sort success")
+    limit_findings(findings.collect(), "leno top --sort success")
 }
 
 /// Reports transient or intended conditions.
-fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
+fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
     if status.settling {
         findings.push(Finding::notice(
@@ -431,7 +439,7 @@ fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
         findings.push(Finding::notice(
             format!(
                 "{} must still renew certificates after the CA change",
-                counted(status.outdated, "sidecar")
+                format_count(status.outdated, "sidecar")
             ),
             "they renew automatically; leno root status lists them",
         ));
@@ -446,7 +454,7 @@ fn passing(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
 }
 
 /// Keeps the first few, and states how many more exist.
-fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
+fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     let more = findings.len().saturating_sub(FINDINGS_MAX);
     if more > 0 {
         let rest = findings.split_off(FINDINGS_MAX);
@@ -458,7 +466,7 @@ fn shortened(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
 }
 
 /// Lists a few names.
-fn some(names: &[&str]) -> String {
+fn list_names(names: &[&str]) -> String {
     let mut text = names.iter().take(NAMES_MAX).copied().collect::<Vec<_>>().join(", ");
     if names.len() > NAMES_MAX {
         text.push_str(&format!(" and {} more", names.len() - NAMES_MAX));

@@ -8,21 +8,21 @@ use leno_registry::read_str;
 use crate::mesh::{Listeners, Mesh};
 
 /// Parses the objects of a YAML text, all of which must be valid.
-pub(crate) fn objects(yaml: &str) -> Vec<Object> {
+pub(crate) fn parse_objects(yaml: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("test.yaml", yaml);
     assert!(rejected.is_empty(), "{rejected:#?}");
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
 /// Returns a mesh with a connected sidecar for every workload.
-pub(crate) fn mesh(yaml: &str) -> Mesh {
-    let mut mesh: Mesh = objects(yaml).into_iter().collect();
-    attend(&mut mesh);
+pub(crate) fn mesh_with_sidecars(yaml: &str) -> Mesh {
+    let mut mesh: Mesh = parse_objects(yaml).into_iter().collect();
+    connect_sidecars(&mut mesh);
     mesh
 }
 
 /// Connects every sidecar: the nth workload's listens at 10.0.0.n.
-pub(crate) fn attend(mesh: &mut Mesh) {
+pub(crate) fn connect_sidecars(mesh: &mut Mesh) {
     let all: Vec<(WorkloadName, Listeners)> = mesh
         .workloads()
         .enumerate()
@@ -34,15 +34,15 @@ pub(crate) fn attend(mesh: &mut Mesh) {
         })
         .collect();
     for (name, listeners) in all {
-        mesh.listen(&name, Some(listeners));
+        mesh.set_listeners(&name, Some(listeners));
     }
 }
 
-pub(crate) fn workload(name: &str) -> WorkloadName {
+pub(crate) fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("bookinfo", name).unwrap()
 }
 
-pub(crate) fn service(name: &str) -> ServiceName {
+pub(crate) fn service_name(name: &str) -> ServiceName {
     ServiceName::new("bookinfo", name).unwrap()
 }
 
@@ -136,7 +136,7 @@ spec:
 "#;
 
 /// Returns [`BOOKINFO`] with [`STRICT`] and more documents.
-pub(crate) fn strict(more: &str) -> String {
+pub(crate) fn strict_bookinfo(more: &str) -> String {
     format!("{BOOKINFO}{STRICT}{more}")
 }
 
@@ -148,7 +148,7 @@ impl Dice {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn next_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -157,7 +157,7 @@ impl Dice {
     }
 
     pub(crate) fn pick<'a>(&mut self, words: &[&'a str]) -> &'a str {
-        words[self.below(words.len())]
+        words[self.next_below(words.len())]
     }
 }
 
@@ -165,7 +165,7 @@ impl Dice {
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
 /// Returns an `OutlierRemoval` of two services.
-fn removal([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
+fn outlier_manifest([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
     format!(
         "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
          {{kind: Service, name: {two}}}], consecutive: {row}}}"
@@ -173,7 +173,7 @@ fn removal([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
 }
 
 /// Returns a `SermantRemoval` with a rule for one service.
-fn sermant(service: &str, stay: &str) -> String {
+fn sermant_manifest(service: &str, stay: &str) -> String {
     format!(
         "spec: {{compat: sermant, config: '{{enableRemoval: true, \
          rules: [{{key: {service}, minInstanceNum: {stay}}}, {{key: default-rule}}]}}'}}"
@@ -181,7 +181,7 @@ fn sermant(service: &str, stay: &str) -> String {
 }
 
 /// Returns a `TagRoute` of one service.
-fn tagged(service: &str, tier: &str, tag: &str) -> String {
+fn tag_manifest(service: &str, tier: &str, tag: &str) -> String {
     format!(
         "spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
          sameTag: [{{tags: [{tag}]}}]}}"
@@ -189,7 +189,7 @@ fn tagged(service: &str, tier: &str, tag: &str) -> String {
 }
 
 /// Returns a `TagRoute` of many services with a rule that matches the caller.
-fn called(scope: &str, tier: &str, app: &str) -> String {
+fn caller_manifest(scope: &str, tier: &str, app: &str) -> String {
     format!(
         "spec: {{scope: {scope}, otherwise: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
          split: [{{tags: {{app: {app}}}}}]}}]}}"
@@ -197,12 +197,12 @@ fn called(scope: &str, tier: &str, app: &str) -> String {
 }
 
 /// Returns a `Lane`.
-fn lane(service: &str, mark: &str) -> String {
+fn lane_manifest(service: &str, mark: &str) -> String {
     format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {mark}}}}}]}}]}}")
 }
 
 /// Returns a route to two backends.
-fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String {
+fn route_manifest([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String {
     format!(
         "spec: {{parentRefs: [{{group: \"\", kind: Service, name: {parent}, port: {port}}}], \
          rules: [{{backendRefs: [{{name: {one}, port: 80}}, {{name: {two}, port: {other}}}]}}]}}"
@@ -210,7 +210,7 @@ fn led([parent, port]: [&str; 2], [one, two]: [&str; 2], other: &str) -> String 
 }
 
 /// Returns a split of a service.
-fn split([root, backend]: [&str; 2], matches: &str) -> String {
+fn split_manifest([root, backend]: [&str; 2], matches: &str) -> String {
     format!("spec: {{service: {root}, {matches}backends: [{{service: {backend}, weight: 1}}]}}")
 }
 
@@ -223,14 +223,14 @@ fn gateway_version(kind: &str) -> &'static str {
 }
 
 /// Returns a service that selects by two labels.
-fn chosen([app, tier]: [&str; 2], port: &str) -> String {
+fn service_manifest([app, tier]: [&str; 2], port: &str) -> String {
     format!(
         "spec: {{selector: {{app: {app}, tier: {tier}}}, ports: [{{port: 80, targetPort: {port}}}]}}"
     )
 }
 
 /// Returns two labels, as they follow the name in `metadata`.
-fn labels(app: &str, tier: &str) -> String {
+fn label_lines(app: &str, tier: &str) -> String {
     format!(", labels: {{app: {app}, tier: {tier}}}")
 }
 
@@ -244,7 +244,7 @@ const MATCHES: &[&str] = &["", "matches: [{kind: HTTPRouteGroup, name: a}], "];
 const SCOPES: &[&str] = &["mesh", "namespace"];
 
 /// Returns an `AccessPolicy`.
-fn policed(account: &str, peer: &str) -> String {
+fn access_manifest(account: &str, peer: &str) -> String {
     format!(
         "spec: {{serviceAccounts: [{account}], deny: [{{ports: [81]}}], \
          allow: [{{from: [{{serviceAccount: \"{peer}*\"}}]}}]}}"
@@ -252,7 +252,7 @@ fn policed(account: &str, peer: &str) -> String {
 }
 
 /// Returns an `IngressBackend`.
-fn opened([service, source, group]: [&str; 3], port: &str) -> String {
+fn ingress_manifest([service, source, group]: [&str; 3], port: &str) -> String {
     format!(
         "spec: {{backends: [{{name: {service}, port: {{number: {port}, protocol: http}}}}], \
          sources: [{{kind: IPRange, name: 10.0.0.0/8}}, \
@@ -271,7 +271,7 @@ fn let_out(account: &str, group: &str, port: &str) -> String {
 }
 
 /// Returns a `Retry`.
-fn again(account: &str, services: [&str; 2], attempts: &str) -> String {
+fn retry_manifest(account: &str, services: [&str; 2], attempts: &str) -> String {
     let [one, other] = services;
     let other = match one == other {
         true => String::new(),
@@ -286,12 +286,13 @@ fn again(account: &str, services: [&str; 2], attempts: &str) -> String {
 
 /// The group of policies of OSM.
 const OSM: &str = "policy.openservicemesh.io/v1alpha1";
+const LENO: &str = "leno.dev/v1alpha1";
 
 /// Traffic modes.
 const MODES: &[&str] = &["strict", "permissive", "audit"];
 
 /// Returns random mesh settings, mostly strict: the mode with the most dependencies.
-fn settings(dice: &mut Dice) -> String {
+fn random_settings(dice: &mut Dice) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{trustDomain: cluster.local, trafficMode: {}, egress: {}, \
@@ -314,25 +315,26 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
     };
     let account =
         |name: &str| format!("{{kind: ServiceAccount, name: {name}, namespace: bookinfo}}");
-    let yaml = match dice.below(19) {
+    let yaml = match dice.next_below(19) {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
-            head("Workload", "leno.dev/v1alpha1", &labels(one, two)),
+            head("Workload", LENO, &label_lines(one, two)),
         ),
         1 => format!(
             "{}spec: {{serviceAccount: {three}, trafficMode: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
-            head("Workload", "leno.dev/v1alpha1", &format!(", labels: {{app: {one}}}")),
+            head("Workload", LENO, &format!(", labels: {{app: {one}}}")),
             dice.pick(MODES),
         ),
         2 => format!(
             "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
             head("Service", "v1", ""),
         ),
-        3 => format!("{}{}", head("Service", "v1", ""), chosen([one, two], three)),
+        3 => format!("{}{}", head("Service", "v1", ""), service_manifest([one, two], three)),
         4 => {
             let kind = dice.pick(ROUTES);
-            head(kind, gateway_version(kind), "") + &led([one, port], [two, three], other)
+            head(kind, gateway_version(kind), "")
+                + &route_manifest([one, port], [two, three], other)
         }
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \
@@ -350,28 +352,20 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             "{}spec: {{matches: {{ports: [{port}]}}}}",
             head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
         ),
-        8 => format!(
-            "{}{}",
-            head("OutlierRemoval", "leno.dev/v1alpha1", ""),
-            removal([one, two], [port, other])
-        ),
-        9 => format!("{}{}", head("SermantRemoval", "leno.dev/v1alpha1", ""), sermant(one, port)),
-        10 => format!("{}{}", head("TagRoute", "leno.dev/v1alpha1", ""), tagged(one, two, three)),
-        11 => format!(
-            "{}{}",
-            head("TagRoute", "leno.dev/v1alpha1", ""),
-            called(dice.pick(SCOPES), one, two)
-        ),
-        12 => format!("{}{}", head("Lane", "leno.dev/v1alpha1", ""), lane(one, two)),
-        13 => head("TrafficSplit", SMI_SPLIT, "") + &split([one, two], dice.pick(MATCHES)),
-        14 => format!("{}{}", head("AccessPolicy", "leno.dev/v1alpha1", ""), policed(one, two)),
-        15 => head("IngressBackend", OSM, "") + &opened([one, two, three], port),
+        8 => head("OutlierRemoval", LENO, "") + &outlier_manifest([one, two], [port, other]),
+        9 => head("SermantRemoval", LENO, "") + &sermant_manifest(one, port),
+        10 => head("TagRoute", LENO, "") + &tag_manifest(one, two, three),
+        11 => head("TagRoute", LENO, "") + &caller_manifest(dice.pick(SCOPES), one, two),
+        12 => head("Lane", LENO, "") + &lane_manifest(one, two),
+        13 => head("TrafficSplit", SMI_SPLIT, "") + &split_manifest([one, two], dice.pick(MATCHES)),
+        14 => head("AccessPolicy", LENO, "") + &access_manifest(one, two),
+        15 => head("IngressBackend", OSM, "") + &ingress_manifest([one, two, three], port),
         16 => head("Egress", OSM, "") + &let_out(one, two, port),
-        17 => head("Retry", OSM, "") + &again(one, [two, three], dice.pick(&["1", "2"])),
-        _ => settings(dice),
+        17 => head("Retry", OSM, "") + &retry_manifest(one, [two, three], dice.pick(&["1", "2"])),
+        _ => random_settings(dice),
     };
-    let object = objects(&yaml).pop().unwrap();
-    match (dice.below(4), object.key()) {
+    let object = parse_objects(&yaml).pop().unwrap();
+    match (dice.next_below(4), object.object_key()) {
         (0, key) if key != ObjectKey::MeshConfig => Change::Remove(key),
         _ => Change::Upsert(object),
     }

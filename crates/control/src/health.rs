@@ -14,8 +14,8 @@ use leno_listen::{ConcurrencyLimit, Source};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{Questions, ask_owner, metrics};
-use crate::answering::{Answering, foreign, serve_all, text};
+use crate::admin::{Questions, ask_owner, parse_metrics_query};
+use crate::answering::{Answering, reject_cross_site, serve_all, text_response};
 use crate::control::Control;
 use crate::owner::Question;
 use crate::share::Share;
@@ -44,7 +44,7 @@ impl Health {
     ///
     /// # Errors
     /// If the address is in use or not local.
-    pub async fn open(address: SocketAddr) -> io::Result<Self> {
+    pub async fn start_server(address: SocketAddr) -> io::Result<Self> {
         let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
         let standing = watch::Sender::new(Standing::Unready(
@@ -66,17 +66,17 @@ impl Health {
     }
 
     /// Sets the reason why the control plane is not ready yet.
-    pub fn waiting(&self, reason: String) {
+    pub fn set_waiting(&self, reason: String) {
         self.standing.send_replace(Standing::Unready(reason.into()));
     }
 
     /// Marks the control plane as ready: it has read its sources, and serves.
-    pub fn ready(&self, control: &Control) {
+    pub fn set_ready(&self, control: &Control) {
         self.standing.send_replace(Standing::Ready(control.questions()));
     }
 
     /// Marks the control plane as shutting down, so that it gets no new clients.
-    pub fn ending(&self) {
+    pub fn set_ending(&self) {
         self.standing.send_replace(Standing::Unready("the control plane is shutting down".into()));
     }
 
@@ -104,13 +104,17 @@ impl Answering for HealthServer {
 
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(60));
 
-    async fn answer(&self, request: Request<Incoming>, source: Source) -> Response<Full<Bytes>> {
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        source: Source,
+    ) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
+            return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
         // Prometheus may address the pod by a Service name.
         let named = (request.uri(), request.headers());
-        if let Some(response) = foreign(named, OwnNames::Cluster, false) {
+        if let Some(response) = reject_cross_site(named, OwnNames::Cluster, false) {
             match request.uri().path() {
                 _ if response.status() == StatusCode::BAD_REQUEST => return response,
                 "/metrics" => return response,
@@ -120,39 +124,39 @@ impl Answering for HealthServer {
                         Standing::Ready(_) => StatusCode::OK,
                         Standing::Unready(_) => StatusCode::SERVICE_UNAVAILABLE,
                     };
-                    return text(status, format!("{status}\n"));
+                    return text_response(status, format!("{status}\n"));
                 }
                 _ => {}
             }
         }
         let standing = self.standing.borrow().clone();
         match (request.uri().path(), standing) {
-            ("/livez", _) => text(StatusCode::OK, "alive\n".to_owned()),
-            ("/readyz", Standing::Ready(_)) => text(StatusCode::OK, "ready\n".to_owned()),
-            ("/metrics", Standing::Ready(questions)) => match metrics(&request) {
-                Ok(question) => self.scrape(&questions, question, source).await,
-                Err(problem) => text(StatusCode::BAD_REQUEST, problem),
+            ("/livez", _) => text_response(StatusCode::OK, "alive\n".to_owned()),
+            ("/readyz", Standing::Ready(_)) => text_response(StatusCode::OK, "ready\n".to_owned()),
+            ("/metrics", Standing::Ready(questions)) => match parse_metrics_query(&request) {
+                Ok(question) => self.scrape_metrics(&questions, question, source).await,
+                Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
             },
             ("/readyz" | "/metrics", Standing::Unready(reason)) => {
-                text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
+                text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
             }
-            _ => text(StatusCode::NOT_FOUND, INDEX.to_owned()),
+            _ => text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
         }
     }
 }
 
 impl HealthServer {
     /// Returns the metrics; 503 while too many scrapes wait.
-    async fn scrape(
+    async fn scrape_metrics(
         &self,
         questions: &Questions,
         question: Question,
         source: Source,
     ) -> Response<Full<Bytes>> {
         let Some(_permit) = self.scrapes.acquire(source) else {
-            return text(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
+            return text_response(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
         };
-        let _turn = self.share.turn().await;
+        let _turn = self.share.acquire_turn().await;
         ask_owner(questions, question).await
     }
 }

@@ -80,33 +80,39 @@ struct Sent {
 
 impl History {
     /// Processes a report of a workload's sidecar.
-    pub(crate) fn take(&mut self, mesh: &Mesh, name: &WorkloadName, sent: &Traffic, at: Duration) {
+    pub(crate) fn record_report(
+        &mut self,
+        mesh: &Mesh,
+        name: &WorkloadName,
+        sent: &Traffic,
+        at: Duration,
+    ) {
         if mesh.workload(name).is_none() {
             return;
         }
         self.tally.reports += 1;
         self.tally.folded = self.tally.folded.saturating_add(sent.folded.into());
         let since = at.saturating_sub(sent.span);
-        let caller = caller(mesh, name);
+        let caller = find_caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
         for series in &sent.series {
             let kept = match series.direction {
                 Direction::Inbound => {
-                    inbound = inbound.saturating_add(series.requests());
-                    self.verify(series, name, at);
+                    inbound = inbound.saturating_add(series.request_count());
+                    self.mark_verified(series, name, at);
                     true
                 }
                 Direction::Outbound => {
-                    outbound = outbound.saturating_add(series.requests());
-                    self.outbound(mesh, &caller, series, (since, at))
+                    outbound = outbound.saturating_add(series.request_count());
+                    self.record_outbound(mesh, &caller, series, (since, at))
                 }
             };
             // A series without a service is the sidecar's overflow series, which `folded` already counts.
             let counted = series.service.is_none() && sent.folded > 0;
             self.tally.folded += u64::from(!kept && !counted);
         }
-        self.tally.folded += self.hits.take(mesh, &sent.rules, at);
-        self.tally.folded += self.rejections.take(mesh, name, sent, at);
+        self.tally.folded += self.hits.record_report(mesh, &sent.rules, at);
+        self.tally.folded += self.rejections.record_report(mesh, name, sent, at);
         let sent = Sent {
             at,
             span: sent.span,
@@ -119,7 +125,7 @@ impl History {
     }
 
     /// Received requests prove that both ends verified each other.
-    fn verify(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
+    fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
         let Some(client) = &series.peer else { return };
         let clients = self.verified.entry(server.clone()).or_default();
         let evicted = clients.insert(client.clone(), at);
@@ -128,7 +134,7 @@ impl History {
 
     /// Counts requests as clients saw them, including those that did not arrive. Returns false if they refer to
     /// missing objects.
-    fn outbound(
+    fn record_outbound(
         &mut self,
         mesh: &Mesh,
         caller: &Caller,
@@ -138,7 +144,7 @@ impl History {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
         let Some(service) = service else { return false };
         let batch = Batch {
-            requests: series.requests(),
+            requests: series.request_count(),
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
@@ -147,7 +153,7 @@ impl History {
         let mut evicted = 0;
         let mut asked = vec![service];
         let mut edges = Vec::new();
-        match series.route.as_ref().and_then(|route| parent(mesh, route, service)) {
+        match series.route.as_ref().and_then(|route| route_parent(mesh, route, service)) {
             // The client requested the parent, and the route forwarded to the service.
             Some(parent) => {
                 asked.push(parent);
@@ -178,7 +184,7 @@ impl History {
     }
 
     /// Evicts entries without a report for an hour, and those of objects that left the mesh.
-    pub(crate) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+    pub(crate) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
         let fresh = |track: &Track| track.last + REACH > at;
         self.services.retain(|service, track| exists(service) && fresh(track));
@@ -190,8 +196,8 @@ impl History {
             };
             there && exists(to) && fresh(track)
         });
-        self.hits.sweep(mesh, at);
-        self.rejections.sweep(mesh, at);
+        self.hits.evict_expired(mesh, at);
+        self.rejections.evict_expired(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified.retain(|server, clients| {
             clients.retain(|_, last| *last + VERIFIED_REACH > at);
@@ -200,21 +206,22 @@ impl History {
     }
 
     /// Returns the current traffic status.
-    pub(crate) fn status(
+    pub(crate) fn traffic_status(
         &self,
         mesh: &Mesh,
         at: Duration,
         every: Option<Duration>,
     ) -> TrafficStatus {
-        let named = |name: String, track: &Track| NamedRateStatus { name, rates: track.rates(at) };
+        let named =
+            |name: String, track: &Track| NamedRateStatus { name, rates: track.current_rates(at) };
         let mut behind =
             Behind { mesh, history: self, at, known: BTreeMap::new(), arrived: BTreeMap::new() };
         let mut edge = |(from, to), track: &Track| {
-            let clients = behind.caller(from);
-            let mtls = !clients.is_disjoint(behind.arrived(to));
-            let (kind, from) = from.sent();
+            let clients = behind.caller_accounts(from);
+            let mtls = !clients.is_disjoint(behind.recent_accounts(to));
+            let (kind, from) = from.kind_and_name();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
-            EdgeStatus { kind, from, to, mtls, rates: track.rates(at) }
+            EdgeStatus { kind, from, to, mtls, rates: track.current_rates(at) }
         };
         let fresh = every.unwrap_or_default().saturating_mul(FRESH_REPORTS);
         let sidecars = self.sidecars.iter();
@@ -226,22 +233,22 @@ impl History {
             services: self.services.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
-            rules: self.hits.status(at),
-            rejections: self.rejections.status(&self.services, at),
-            sidecars: sidecars.map(|(name, sent)| sent.status(name, at, fresh)).collect(),
+            rules: self.hits.rule_statuses(at),
+            rejections: self.rejections.rejection_statuses(&self.services, at),
+            sidecars: sidecars.map(|(name, sent)| sent.sidecar_traffic(name, at, fresh)).collect(),
         }
     }
 
     /// Returns the plots of one service or route.
-    pub(crate) fn plots(&self, subject: &Subject, at: Duration) -> Option<HistoryStatus> {
+    pub(crate) fn subject_plots(&self, subject: &Subject, at: Duration) -> Option<HistoryStatus> {
         let track = match subject {
             Subject::Service(name) => self.services.get(name)?,
             Subject::Route(name) => self.routes.get(name)?,
         };
         Some(HistoryStatus {
-            rates: track.rates(at),
+            rates: track.current_rates(at),
             plots: track.plots(at),
-            reasons: track.reasons(),
+            reasons: track.reason_counts(),
             recent_reasons: track.recent_reasons(at),
         })
     }
@@ -260,17 +267,18 @@ struct Behind<'a> {
 }
 
 impl<'a> Behind<'a> {
-    fn service(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
+    fn service_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let mesh = self.mesh;
-        let accounts = || mesh.behind(service).map(|workload| &workload.account).collect();
+        let accounts =
+            || mesh.service_workloads(service).map(|workload| &workload.account).collect();
         self.known.entry(service).or_insert_with(accounts)
     }
 
     /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
-    fn arrived(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
+    fn recent_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let (mesh, history, at) = (self.mesh, self.history, self.at);
         let arrived = || {
-            let servers = mesh.behind(service);
+            let servers = mesh.service_workloads(service);
             let clients = servers.filter_map(|server| history.verified.get(&server.name));
             let clients = clients.flat_map(RecentTable::iter);
             let lately = clients.filter(|(_, last)| **last + VERIFIED_REACH > at);
@@ -280,9 +288,9 @@ impl<'a> Behind<'a> {
     }
 
     /// Empty for a step of a route: it is within the client's sidecar, and no bytes travel.
-    fn caller(&mut self, caller: &'a Caller) -> Accounts<'a> {
+    fn caller_accounts(&mut self, caller: &'a Caller) -> Accounts<'a> {
         match caller {
-            Caller::Service(service) => self.service(service).clone(),
+            Caller::Service(service) => self.service_accounts(service).clone(),
             Caller::Workload(name) => {
                 self.mesh.workload(name).map(|workload| &workload.account).into_iter().collect()
             }
@@ -292,7 +300,7 @@ impl<'a> Behind<'a> {
 }
 
 impl Caller {
-    fn sent(&self) -> (&'static str, String) {
+    fn kind_and_name(&self) -> (&'static str, String) {
         match self {
             Self::Service(name) => ("service", name.to_string()),
             Self::Workload(name) => ("workload", name.to_string()),
@@ -303,7 +311,12 @@ impl Caller {
 
 impl Sent {
     /// Sidecars do not report while they are idle: an old report means an idle sidecar.
-    fn status(&self, workload: &WorkloadName, at: Duration, fresh: Duration) -> SidecarTraffic {
+    fn sidecar_traffic(
+        &self,
+        workload: &WorkloadName,
+        at: Duration,
+        fresh: Duration,
+    ) -> SidecarTraffic {
         let seconds = self.span.as_secs_f64().max(1.0);
         let is_fresh = at.saturating_sub(self.at) <= fresh;
         let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
@@ -319,9 +332,9 @@ impl Sent {
 
 /// Returns the source under which a workload's requests are counted: of its services, the most specific one,
 /// with the fewest workloads.
-fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
+fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
     let services = mesh.in_front_of(workload).map(|service| &service.name);
-    match services.min_by_key(|service| mesh.behind(service).count()) {
+    match services.min_by_key(|service| mesh.service_workloads(service).count()) {
         Some(service) => Caller::Service(service.clone()),
         None => Caller::Workload(workload.clone()),
     }
@@ -330,27 +343,33 @@ fn caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
 /// True if a route or split of the mesh has this name.
 fn is_there(mesh: &Mesh, route: &RouteName) -> bool {
     let of_requests = [RouteKind::Http, RouteKind::Grpc];
-    of_requests.into_iter().any(|kind| mesh.routes().has(&(kind, route.clone())))
-        || mesh.splits().has(route)
-        || mesh.tls_routes().has(route)
-        || mesh.gateway_tcp_routes().has(route)
+    of_requests.into_iter().any(|kind| mesh.http_routes().has_route(&(kind, route.clone())))
+        || mesh.traffic_splits().has_route(route)
+        || mesh.tls_routes().has_route(route)
+        || mesh.gateway_tcp_routes().has_route(route)
 }
 
 /// Returns the service that a client requested when `route` forwarded to another one. `None` if it may have
 /// been one of several: sidecars do not report which.
-fn parent<'a>(mesh: &'a Mesh, route: &RouteName, service: &ServiceName) -> Option<&'a ServiceName> {
-    fn of<'a, K: Ord + Clone, R: Route>(
+fn route_parent<'a>(
+    mesh: &'a Mesh,
+    route: &RouteName,
+    service: &ServiceName,
+) -> Option<&'a ServiceName> {
+    fn attached_parents<'a, K: Ord + Clone, R: Route>(
         routes: &'a Attached<K, R>,
         service: &ServiceName,
         is_named: impl Fn(&R) -> bool,
     ) -> impl Iterator<Item = &'a ServiceName> {
-        let parents = routes.leading(service).filter(move |route| is_named(route));
+        let parents = routes.routes_to(service).filter(move |route| is_named(route));
         parents.flat_map(|route| route.parents()).map(|parent| &parent.service)
     }
-    let mut asked = of(mesh.routes(), service, |found| found.name == *route)
-        .chain(of(mesh.splits(), service, |found| found.name == *route))
-        .chain(of(mesh.tls_routes(), service, |found| found.rule.route == *route))
-        .chain(of(mesh.gateway_tcp_routes(), service, |found| found.rule.route == *route));
+    let mut asked = attached_parents(mesh.http_routes(), service, |found| found.name == *route)
+        .chain(attached_parents(mesh.traffic_splits(), service, |found| found.name == *route))
+        .chain(attached_parents(mesh.tls_routes(), service, |found| found.rule.route == *route))
+        .chain(attached_parents(mesh.gateway_tcp_routes(), service, |found| {
+            found.rule.route == *route
+        }));
     let first = asked.next()?;
     (first != service && asked.all(|other| other == first)).then_some(first)
 }

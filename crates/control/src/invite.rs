@@ -26,7 +26,7 @@ pub(crate) struct Invitations {
 
 impl Invitations {
     /// Creates a bundle with a new one-time token, valid for this workload only and for `lifetime`.
-    pub(crate) fn invite(
+    pub(crate) fn create_bundle(
         &self,
         workload: &WorkloadName,
         lifetime: Option<Duration>,

@@ -48,8 +48,8 @@ pub(crate) enum Reading {
 }
 
 /// Returns a policy's JWKS endpoints, with the indices of their issuers.
-pub(crate) fn sources(policy: &ServicePolicy) -> impl Iterator<Item = (usize, &KeySource)> {
-    let rule = match policy.rule.guard() {
+pub(crate) fn issuer_sources(policy: &ServicePolicy) -> impl Iterator<Item = (usize, &KeySource)> {
+    let rule = match policy.rule.server_check() {
         Some(Guard::Tokens(rule)) => Some(rule),
         Some(Guard::Authorization(_)) | None => None,
     };
@@ -63,7 +63,7 @@ pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
         Change::Upsert(Object::ServicePolicy(policy)) => Some(policy),
         _ => None,
     });
-    policies.flat_map(sources).map(|(_, source)| source.clone()).collect()
+    policies.flat_map(issuer_sources).map(|(_, source)| source.clone()).collect()
 }
 
 /// Fetches the key sets in use.
@@ -123,12 +123,12 @@ impl Keeper {
     pub(crate) async fn read_first(&mut self, wanted: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
         let until = Instant::now() + FIRST_WAIT;
         let mut update = Vec::new();
-        self.want(wanted, Instant::now());
+        self.set_sources(wanted, Instant::now());
         loop {
             let now = Instant::now();
             self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
             match timeout_at(until, self.under_way.join_next()).await {
-                Ok(Some(Ok(read))) => update.extend(self.take(read, Instant::now())),
+                Ok(Some(Ok(read))) => update.extend(self.record_result(read, Instant::now())),
                 // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
                 Ok(None) | Err(_) => return update,
@@ -137,7 +137,7 @@ impl Keeper {
     }
 
     /// Fetches the endpoints in use and reports the results, until the receiver is dropped.
-    pub(crate) async fn keep(
+    pub(crate) async fn fetch_until_closed(
         mut self,
         mut wanted: watch::Receiver<Wanted>,
         update: mpsc::Sender<KeyUpdate>,
@@ -145,7 +145,7 @@ impl Keeper {
         loop {
             let now = Instant::now();
             let current = Arc::clone(&wanted.borrow_and_update());
-            for dropped in self.want(&current, now) {
+            for dropped in self.set_sources(&current, now) {
                 if update.send(dropped).await.is_err() {
                     return;
                 }
@@ -156,7 +156,7 @@ impl Keeper {
                 changed = wanted.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
                 Some(read) = self.under_way.join_next() => {
-                    read.ok().and_then(|read| self.take(read, Instant::now()))
+                    read.ok().and_then(|read| self.record_result(read, Instant::now()))
                 }
                 () = sleep_until(next) => None,
             };
@@ -169,7 +169,7 @@ impl Keeper {
     }
 
     /// Replaces the set of endpoints in use, and returns those that are no longer in use.
-    fn want(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
+    fn set_sources(&mut self, wanted: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
         let gone = self.known.keys().filter(|source| !wanted.contains(*source));
         let gone: Vec<KeySource> = gone.cloned().collect();
         for source in &gone {
@@ -203,7 +203,8 @@ impl Keeper {
                         file::read(path.clone(), access.files.clone(), turn).await
                     }
                     KeySource::Server(server) => {
-                        server::ask(server, tag.as_deref(), (roots, &access.servers)).await
+                        server::fetch_key_set(server, tag.as_deref(), (roots, &access.servers))
+                            .await
                     }
                 };
                 (source, read)
@@ -222,13 +223,14 @@ impl Keeper {
     }
 
     /// Processes the result of a fetch; no report if the endpoint is no longer in use.
-    fn take(
+    fn record_result(
         &mut self,
         (source, read): (KeySource, Result<Answer, String>),
         now: Instant,
     ) -> Option<KeyUpdate> {
         let known = self.known.get_mut(&source)?;
-        let read = read.and_then(|answer| known.take(answer).map_err(|error| error.to_string()));
+        let read = read
+            .and_then(|answer| known.record_response(answer).map_err(|error| error.to_string()));
         let (reading, max_age) = match read {
             Ok((changed, max_age)) => (changed.map_or(Reading::Same, Reading::Changed), max_age),
             Err(why) => (Reading::Failed(why), None),
@@ -251,7 +253,10 @@ impl Keeper {
 
 impl Known {
     /// Processes a response; returns the set if it changed.
-    fn take(&mut self, answer: Answer) -> Result<(Option<Arc<str>>, Option<Duration>), Unusable> {
+    fn record_response(
+        &mut self,
+        answer: Answer,
+    ) -> Result<(Option<Arc<str>>, Option<Duration>), Unusable> {
         let (text, tag, max_age) = match answer {
             Answer::Unchanged { .. } if self.set.is_none() => {
                 self.tag = None;

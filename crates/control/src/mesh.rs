@@ -106,7 +106,8 @@ impl Mesh {
 
     /// True if a policy applies to some workload of its destination.
     pub(crate) fn is_in_force(&self, target: &TrafficTarget) -> bool {
-        let workloads = self.under(&target.destination).filter_map(|name| self.workload(name));
+        let workloads =
+            self.account_workloads(&target.destination).filter_map(|name| self.workload(name));
         let mut modes = workloads.map(|workload| self.mode_of(workload)).peekable();
         match modes.peek() {
             Some(_) => modes.any(|mode| mode != TrafficMode::Permissive),
@@ -115,7 +116,7 @@ impl Mesh {
     }
 
     fn has_mode(&self, is: impl Fn(TrafficMode) -> bool) -> bool {
-        self.config.modes().chain(self.own_modes.keys().copied()).any(is)
+        self.config.traffic_modes().chain(self.own_modes.keys().copied()).any(is)
     }
 
     pub(crate) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
@@ -134,7 +135,7 @@ impl Mesh {
         self.services.values()
     }
 
-    pub(crate) fn routes(&self) -> &Attached<(RouteKind, RouteName), HttpRoute> {
+    pub(crate) fn http_routes(&self) -> &Attached<(RouteKind, RouteName), HttpRoute> {
         &self.routes
     }
 
@@ -142,7 +143,7 @@ impl Mesh {
         &self.tls_routes
     }
 
-    pub(crate) fn splits(&self) -> &Attached<RouteName, TrafficSplit> {
+    pub(crate) fn traffic_splits(&self) -> &Attached<RouteName, TrafficSplit> {
         &self.splits
     }
 
@@ -150,11 +151,11 @@ impl Mesh {
         &self.gateway_tcp_routes
     }
 
-    pub(crate) fn targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
+    pub(crate) fn traffic_targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
         self.targets.values()
     }
 
-    pub(crate) fn group(&self, name: &RouteGroupName) -> Option<&HttpRouteGroup> {
+    pub(crate) fn route_group(&self, name: &RouteGroupName) -> Option<&HttpRouteGroup> {
         self.groups.get(name)
     }
 
@@ -163,20 +164,26 @@ impl Mesh {
     }
 
     /// Returns the workloads of a service, by name.
-    pub(crate) fn behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
-        let names = self.selected.of(service);
+    pub(crate) fn service_workloads(
+        &self,
+        service: &ServiceName,
+    ) -> impl Iterator<Item = &Workload> {
+        let names = self.selected.values_for(service);
         names.filter_map(|name| self.workloads.get(name))
     }
 
     /// Returns the services that select a workload, by name.
     pub(crate) fn in_front_of(&self, workload: &WorkloadName) -> impl Iterator<Item = &Service> {
-        let names = self.selecting.of(workload);
+        let names = self.selecting.values_for(workload);
         names.filter_map(|name| self.services.get(name))
     }
 
     /// Returns the workloads that run under an account, by name.
-    pub(crate) fn under(&self, account: &ServiceAccount) -> impl Iterator<Item = &WorkloadName> {
-        self.by_account.of(account)
+    pub(crate) fn account_workloads(
+        &self,
+        account: &ServiceAccount,
+    ) -> impl Iterator<Item = &WorkloadName> {
+        self.by_account.values_for(account)
     }
 
     /// True if a namespace has consumer routes for a service of another namespace.
@@ -190,7 +197,7 @@ impl Mesh {
     /// route may always refer to its parent service.
     pub(crate) fn may_lead(&self, route: (RouteKind, &RouteName), service: &ServiceName) -> bool {
         let (kind, RouteName { namespace, .. }) = route;
-        let permits = |grant: &ReferenceGrant| grant.permits(kind, namespace, service);
+        let permits = |grant: &ReferenceGrant| grant.permits_route(kind, namespace, service);
         *namespace == service.namespace || self.grants.values().any(permits)
     }
 
@@ -199,13 +206,13 @@ impl Mesh {
         &self,
         destination: &ServiceAccount,
     ) -> impl Iterator<Item = &TrafficTarget> {
-        let names = self.by_destination.of(destination);
+        let names = self.by_destination.values_for(destination);
         names.filter_map(|name| self.targets.get(name))
     }
 
     /// Returns the accounts that some policy lets `source` call.
-    pub(crate) fn destinations(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
-        let names = self.by_source.of(source);
+    pub(crate) fn permitted_accounts(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
+        let names = self.by_source.values_for(source);
         let targets = names.filter_map(|name| self.targets.get(name));
         targets.map(|target| &target.destination).collect()
     }
@@ -246,11 +253,11 @@ impl Mesh {
             Object::MeshConfig(config) => self.set_config(config, touched),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
                 let name = (route.kind, route.name.clone());
-                touched.services.extend(self.routes.set(&name, Some(route)));
+                touched.services.extend(self.routes.set_route(&name, Some(route)));
             }
             Object::TlsRoute(route) => {
                 let name = route.rule.route.clone();
-                touched.services.extend(self.tls_routes.set(&name, Some(route)));
+                touched.services.extend(self.tls_routes.set_route(&name, Some(route)));
             }
             Object::TrafficTarget(target) => {
                 self.set_target(&target.name.clone(), Some(target), touched);
@@ -286,7 +293,7 @@ impl Mesh {
             }
             Object::GatewayTcpRoute(route) => {
                 let name = route.rule.route.clone();
-                touched.services.extend(self.gateway_tcp_routes.set(&name, Some(route)));
+                touched.services.extend(self.gateway_tcp_routes.set_route(&name, Some(route)));
             }
             Object::Gateway(gateway) => {
                 self.set_gateway(&gateway.name.clone(), Some(gateway), touched);
@@ -299,7 +306,7 @@ impl Mesh {
             Object::AccessCert(cert) => self.set_access_cert(&cert.name.clone(), Some(cert)),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
-                touched.services.extend(self.splits.set(&name, Some(split)));
+                touched.services.extend(self.splits.set_route(&name, Some(split)));
             }
         }
     }
@@ -325,13 +332,15 @@ impl Mesh {
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
             ObjectKey::HttpRoute(name) => {
                 let name = (RouteKind::Http, name.clone());
-                touched.services.extend(self.routes.set(&name, None));
+                touched.services.extend(self.routes.set_route(&name, None));
             }
             ObjectKey::GrpcRoute(name) => {
                 let name = (RouteKind::Grpc, name.clone());
-                touched.services.extend(self.routes.set(&name, None));
+                touched.services.extend(self.routes.set_route(&name, None));
             }
-            ObjectKey::TlsRoute(name) => touched.services.extend(self.tls_routes.set(name, None)),
+            ObjectKey::TlsRoute(name) => {
+                touched.services.extend(self.tls_routes.set_route(name, None))
+            }
             ObjectKey::TrafficTarget(name) => self.set_target(name, None, touched),
             ObjectKey::HttpRouteGroup(name) => {
                 self.touch_users_of_group(name, touched);
@@ -357,14 +366,16 @@ impl Mesh {
             ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
             ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, touched),
             ObjectKey::GatewayTcpRoute(name) => {
-                touched.services.extend(self.gateway_tcp_routes.set(name, None));
+                touched.services.extend(self.gateway_tcp_routes.set_route(name, None));
             }
             ObjectKey::Gateway(name) => self.set_gateway(name, None, touched),
             ObjectKey::Ingress(name) => self.set_ingress(name, None, touched),
             ObjectKey::Egress(name) => self.set_egress(name, None, touched),
             ObjectKey::Retry(name) => self.set_retry(name, None, touched),
             ObjectKey::AccessCert(name) => self.set_access_cert(name, None),
-            ObjectKey::TrafficSplit(name) => touched.services.extend(self.splits.set(name, None)),
+            ObjectKey::TrafficSplit(name) => {
+                touched.services.extend(self.splits.set_route(name, None))
+            }
         }
     }
 
@@ -372,7 +383,7 @@ impl Mesh {
         let old = self.workloads.remove(name);
         let had_strict = self.has_strict();
         self.count_mode(old.as_ref(), new.as_ref());
-        let before = self.selecting.take(name);
+        let before = self.selecting.remove_key(name);
         for service in &before {
             self.selected.remove(service, name);
         }
@@ -387,7 +398,7 @@ impl Mesh {
         }
         self.keep_sidecar(name, old.as_ref(), new.as_ref());
         if let Some(new) = new {
-            let chosen = self.services.values().filter(|service| selects(service, &new));
+            let chosen = self.services.values().filter(|service| service_selects(service, &new));
             for service in chosen {
                 self.selected.insert(&service.name, name);
                 self.selecting.insert(name, &service.name);
@@ -420,12 +431,12 @@ impl Mesh {
         let old = self.services.remove(name);
         let differs = old != new;
         self.select_unmeshed_workloads(name, new.as_ref());
-        let mut workloads = self.selected.take(name);
+        let mut workloads = self.selected.remove_key(name);
         for workload in &workloads {
             self.selecting.remove(workload, name);
         }
         if let Some(new) = new {
-            for workload in self.workloads.values().filter(|w| selects(&new, w)) {
+            for workload in self.workloads.values().filter(|w| service_selects(&new, w)) {
                 self.selected.insert(name, &workload.name);
                 self.selecting.insert(&workload.name, name);
                 workloads.insert(workload.name.clone());
@@ -513,17 +524,17 @@ impl Mesh {
             }
         }
         for service in &affected.entry_services {
-            touched.workloads.extend(self.selected.of(service).cloned());
+            touched.workloads.extend(self.selected.values_for(service).cloned());
         }
     }
 
     fn touch_access(&self, account: &ServiceAccount, touched: &mut Touched) {
-        touched.workloads.extend(self.under(account).cloned());
+        touched.workloads.extend(self.account_workloads(account).cloned());
     }
 
     fn touch_users_of_group(&self, name: &RouteGroupName, touched: &mut Touched) {
         let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
-        let splits = self.splits.all().filter(uses);
+        let splits = self.splits.all_routes().filter(uses);
         touched.services.extend(splits.map(|split| split.root.service.clone()));
         self.touch_boundary_users(name, touched);
         self.touch_users(touched, |rule| match rule {
@@ -550,7 +561,7 @@ impl Mesh {
 }
 
 /// True if a service selects a workload: same namespace, and all labels of a non-empty selector.
-fn selects(service: &Service, workload: &Workload) -> bool {
+fn service_selects(service: &Service, workload: &Workload) -> bool {
     let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     service.name.namespace == workload.name.namespace
         && !service.selector.is_empty()

@@ -15,7 +15,7 @@ use crate::report::Report;
 use crate::server::Gauges;
 
 /// Writes all metrics of the control plane, and aliases for dashboards of another product.
-pub(crate) fn expose(
+pub(crate) fn render_metrics(
     report: &Report<'_>,
     gauges: &Gauges,
     (form, names): (Form, Option<Names>),
@@ -24,7 +24,7 @@ pub(crate) fn expose(
     let mut page = Page::new(form, &mut out);
     read(report, gauges, &mut page);
     if let Some(names) = names {
-        aliases(&mut page, names, (report, gauges));
+        write_aliases(&mut page, names, (report, gauges));
     }
     page.finish();
     out
@@ -35,83 +35,83 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     let status = report.status();
     let tally = report.connected.tally;
     let certifier = report.certifier;
-    one(reader, &WORKLOADS, status.workloads as u64);
-    one(reader, &SERVICES, status.services as u64);
-    one(reader, &PROXIES, status.proxies as u64);
-    one(reader, &PROXIES_BEHIND, status.behind as u64);
-    one(reader, &REJECTED, status.rejected as u64);
-    each(reader, &CONDITIONS, "kind", report.conditions());
-    one(reader, &CHANGES, tally.changes);
-    one(reader, &COMPILED, tally.compiled);
-    one(reader, &OFFERED, tally.offered);
-    one(reader, &APPLIED, tally.applied);
-    one(reader, &REFUSED, tally.refused);
-    one(reader, &SENT, gauges.sent());
-    one(reader, &RECEIVED, gauges.received());
-    one(reader, &CERTIFICATES, certifier.issued);
-    one(reader, &CERTIFICATES_REFUSED, certifier.refused);
-    each(reader, &CONNECTIONS_REFUSED, "reason", gauges.refused());
-    one(reader, &HALF_OPEN_EVICTED, gauges.evicted());
-    reader.metric(&CONVERGENCE);
-    reader.durations(&[], &convergence(report));
-    one(reader, &TOUCHED, tally.touched);
-    one(reader, &DELTA_BYTES, tally.delta_bytes);
-    one(reader, &REPORTS, report.history.reports);
-    one(reader, &SERIES_FOLDED, report.history.folded);
-    one(reader, &LOG_LINES_DROPPED, lines_dropped());
-    keys(reader, report);
-    queues(reader, report);
-    let (exported, refused) = gauges.points();
-    each(reader, &METRIC_POINTS, "result", [("exported", exported), ("refused", refused)]);
+    read_metric(reader, &WORKLOADS, status.workloads as u64);
+    read_metric(reader, &SERVICES, status.services as u64);
+    read_metric(reader, &PROXIES, status.proxies as u64);
+    read_metric(reader, &PROXIES_BEHIND, status.behind as u64);
+    read_metric(reader, &REJECTED, status.rejected as u64);
+    read_labeled(reader, &CONDITIONS, "kind", report.condition_counts());
+    read_metric(reader, &CHANGES, tally.changes);
+    read_metric(reader, &COMPILED, tally.compiled);
+    read_metric(reader, &OFFERED, tally.offered);
+    read_metric(reader, &APPLIED, tally.applied);
+    read_metric(reader, &REFUSED, tally.refused);
+    read_metric(reader, &SENT, gauges.sent_bytes());
+    read_metric(reader, &RECEIVED, gauges.received_bytes());
+    read_metric(reader, &CERTIFICATES, certifier.issued);
+    read_metric(reader, &CERTIFICATES_REFUSED, certifier.refused);
+    read_labeled(reader, &CONNECTIONS_REFUSED, "reason", gauges.failed_connections());
+    read_metric(reader, &HALF_OPEN_EVICTED, gauges.evicted_count());
+    reader.begin_metric(&CONVERGENCE);
+    reader.record_durations(&[], &convergence_durations(report));
+    read_metric(reader, &TOUCHED, tally.touched);
+    read_metric(reader, &DELTA_BYTES, tally.delta_bytes);
+    read_metric(reader, &REPORTS, report.history.reports);
+    read_metric(reader, &SERIES_FOLDED, report.history.folded);
+    read_metric(reader, &LOG_LINES_DROPPED, lines_dropped());
+    read_key_metrics(reader, report);
+    read_queue_metrics(reader, report);
+    let (exported, refused) = gauges.point_counts();
+    read_labeled(reader, &METRIC_POINTS, "result", [("exported", exported), ("refused", refused)]);
 }
 
-fn one(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
-    reader.metric(metric);
-    reader.number(&[], Number::Whole(number));
+fn read_metric(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
+    reader.begin_metric(metric);
+    reader.record_number(&[], Number::Whole(number));
 }
 
 /// Reads a metric with one label, with a number for each label value.
-fn each(
+fn read_labeled(
     reader: &mut impl Reader,
     metric: &'static Metric,
     label: &'static str,
     numbers: impl IntoIterator<Item = (&'static str, u64)>,
 ) {
-    reader.metric(metric);
+    reader.begin_metric(metric);
     for (value, number) in numbers {
-        reader.number(&[(label, value)], Number::Whole(number));
+        reader.record_number(&[(label, value)], Number::Whole(number));
     }
 }
 
-fn convergence<'a>(report: &Report<'a>) -> Durations<'a> {
-    Durations::new(report.connected.rounds.convergence(), &LIMITS)
+fn convergence_durations<'a>(report: &Report<'a>) -> Durations<'a> {
+    Durations::new(report.connected.rounds.convergence_times(), &LIMITS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
-fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
+fn write_aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
     let tally = report.connected.tally;
     for alias in ALIASES {
-        page.alias(format!("{}_{}", names.mesh(), alias.name), alias.kind);
+        page.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);
         let number = match alias.name {
             "proxy_connect_count" => report.status().proxies as u64,
             "cert_issued_count" => report.certifier.issued,
             "events_queued" => report.queues.updates as u64,
-            "resource_namespace_count" => report.namespaces() as u64,
+            "resource_namespace_count" => report.namespace_count() as u64,
             "proxy_broadcast_event_count" => tally.changes,
             "proxy_response_send_success_count" => tally.offered,
             "proxy_response_send_error_count" => tally.refused,
             "proxy_config_update_time" => {
-                page.durations(&[], &convergence(report));
+                page.record_durations(&[], &convergence_durations(report));
                 continue;
             }
             "error_err_code_count" => {
-                for (reason, count) in gauges.refused() {
-                    page.number(&[("err_code", reason)], Number::Whole(count));
+                for (reason, count) in gauges.failed_connections() {
+                    page.record_number(&[("err_code", reason)], Number::Whole(count));
                 }
                 continue;
             }
             "version_info" => {
-                page.number(&[("version", env!("CARGO_PKG_VERSION"))], Number::Whole(1));
+                page.record_number(&[("version", env!("CARGO_PKG_VERSION"))], Number::Whole(1));
                 continue;
             }
             unknown => {
@@ -119,31 +119,31 @@ fn aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &G
                 continue;
             }
         };
-        page.number(&[], Number::Whole(number));
+        page.record_number(&[], Number::Whole(number));
     }
 }
 
-fn keys(reader: &mut impl Reader, report: &Report<'_>) {
+fn read_key_metrics(reader: &mut impl Reader, report: &Report<'_>) {
     let (sources, without) = report.key_sources();
-    let failing = report.keys.failing();
+    let failing = report.keys.failing_count();
     let states = [("all", sources), ("failing", failing), ("without", without)];
-    each(reader, &KEY_SOURCES, "state", states.map(|(state, count)| (state, count as u64)));
+    read_labeled(reader, &KEY_SOURCES, "state", states.map(|(state, count)| (state, count as u64)));
     let readings = report.keys;
     let results =
         [("changed", readings.changed), ("same", readings.same), ("failed", readings.failed)];
-    each(reader, &KEY_READINGS, "result", results);
+    read_labeled(reader, &KEY_READINGS, "result", results);
 }
 
-fn queues(reader: &mut impl Reader, report: &Report<'_>) {
+fn read_queue_metrics(reader: &mut impl Reader, report: &Report<'_>) {
     let queues = [
         ("updates", report.queues.updates),
         ("events", report.queues.events),
         ("questions", report.queues.questions),
         ("signatures", report.certifier.under_way()),
-        ("due", report.connected.due()),
-        ("rounds", report.connected.rounds.open()),
+        ("due", report.connected.pending_count()),
+        ("rounds", report.connected.rounds.open_count()),
     ];
-    each(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
+    read_labeled(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }
 
 /// Bucket bounds of convergence times: the debounce time is 20 ms, and a stream is ended after half a minute.

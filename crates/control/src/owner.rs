@@ -171,22 +171,22 @@ impl Now {
 }
 
 /// Owns the mesh until shutdown; then ends the streams of all proxies.
-pub(crate) async fn own(mut owner: Owner, mut inbox: Inbox) {
+pub(crate) async fn run_owner(mut owner: Owner, mut inbox: Inbox) {
     loop {
         let input = owner.next(&mut inbox).await;
-        if owner.apply(input, Now::read()) == Verdict::Stop {
+        if owner.apply_input(input, Now::read()) == Verdict::Stop {
             break;
         }
     }
     // The metrics export gets the same stop signal, and either queries or ends at once.
     if let Ok((question, answer)) = inbox.last.await {
-        drop(answer.send(owner.answer(question, Now::read())));
+        drop(answer.send(owner.handle_query(question, Now::read())));
     }
 }
 
 impl Owner {
     /// Applies the first facts, before watchers and proxies connect.
-    pub(crate) fn with(
+    pub(crate) fn with_first_update(
         mut self,
         (first, keys): (Update, Vec<KeyUpdate>),
         trust_domain: &TrustDomain,
@@ -195,14 +195,14 @@ impl Owner {
     ) -> Self {
         let now = Now::read();
         self.mesh.issue_in(ca_generation);
-        self.mesh.revoke(revoked);
+        self.mesh.set_revocations(revoked);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
             trust_domain: trust_domain.clone(),
             ..MeshConfig::default()
         })));
-        self.update(first, now);
+        self.apply_update(first, now);
         keys.into_iter().for_each(|key_update| self.keys_read(key_update, now));
-        self.tell(now);
+        self.publish_state(now);
         self
     }
 
@@ -237,14 +237,14 @@ impl Owner {
         let times = [
             self.connected.due_at(),
             self.presence.next_loss(),
-            self.start.until(),
+            self.start.latest_end(),
             self.sent.due,
             self.max_wait_ends(),
         ];
         times.into_iter().flatten().fold(sweep, Instant::min)
     }
 
-    fn apply(&mut self, input: Input, now: Now) -> Verdict {
+    fn apply_input(&mut self, input: Input, now: Now) -> Verdict {
         // Traffic reports do not change the watched values; nor do fetches without new keys.
         let is_quiet = match &input {
             Input::Clock | Input::Slice | Input::Question(..) => true,
@@ -260,35 +260,37 @@ impl Owner {
             self.tell_soon(now);
         }
         match input {
-            Input::Update(update) => self.update(update, now),
+            Input::Update(update) => self.apply_update(update, now),
             Input::Event(Queued { event, turn }) => {
-                let before = self.connected.work();
-                let progress = self.event(event, now);
-                self.turned(progress, before, turn, now);
+                let before = self.connected.total_work();
+                let progress = self.handle_event(event, now);
+                self.charge_turn(progress, before, turn, now);
             }
             Input::Slice => {
                 if let Some((connection, turn)) = self.unfinished.pop_front() {
-                    let before = self.connected.work();
-                    let progress = self.satisfy(connection);
-                    self.turned(progress, before, turn, now);
+                    let before = self.connected.total_work();
+                    let progress = self.continue_response(connection);
+                    self.charge_turn(progress, before, turn, now);
                 }
             }
             Input::Question(question, answer) => {
                 // The client may have disconnected, before or meanwhile.
                 if !answer.is_closed() {
-                    drop(answer.send(self.answer(question, now)));
+                    drop(answer.send(self.handle_query(question, now)));
                 }
             }
-            Input::Certifier(Done::Signed(signed, occasion)) => self.signed(&signed, occasion, now),
-            Input::Certifier(Done::Reviewed(reviewed)) => self.reviewed(reviewed, now),
+            Input::Certifier(Done::Signed(signed, occasion)) => {
+                self.handle_signed(&signed, occasion, now)
+            }
+            Input::Certifier(Done::Reviewed(reviewed)) => self.handle_review(reviewed, now),
             Input::CaGeneration(ca_generation) => {
                 let touched = self.mesh.issue_in(ca_generation);
                 if !touched.is_empty() {
                     let cause = (Cause::Authority, now.clock);
-                    self.connected.notice(&touched, &self.mesh, cause, now.clock);
+                    self.connected.record_change(&touched, &self.mesh, cause, now.clock);
                 }
             }
-            Input::Revoked(revoked) => self.revoke(revoked, now),
+            Input::Revoked(revoked) => self.apply_revocations(revoked, now),
             Input::Keys(key_update) => self.keys_read(key_update, now),
             Input::Clock => {}
             Input::Stop => {
@@ -296,13 +298,13 @@ impl Owner {
                 return Verdict::Stop;
             }
         }
-        self.pass(now);
+        self.handle_due(now);
         Verdict::GoOn
     }
 
     /// Charges a connection for the work of its turn, and keeps the turn while there is more to do.
-    fn turned(&mut self, progress: Answered, before: u64, turn: Turn, now: Now) {
-        let done = self.connected.work().saturating_sub(before);
+    fn charge_turn(&mut self, progress: Answered, before: u64, turn: Turn, now: Now) {
+        let done = self.connected.total_work().saturating_sub(before);
         turn.charge(EVENT_UNITS.saturating_add(done), now.clock);
         if let Answered::InSlices(connection) = progress {
             self.unfinished.push_back((connection, turn));
@@ -316,49 +318,49 @@ impl Owner {
     }
 
     /// Handles everything that is due now, independent of the event.
-    fn pass(&mut self, now: Now) {
+    fn handle_due(&mut self, now: Now) {
         for workload in self.presence.take_lost(now.clock) {
             tracing::info!(%workload, "the sidecar did not reconnect: its endpoints are withdrawn");
-            self.listen(&workload, None, now);
+            self.set_listeners(&workload, None, now);
         }
         for workload in self.presence.take_given_up(now.clock) {
             let touched = self.mesh.give_up(&workload);
             if !touched.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 let cause = (Cause::Gone(workload), now.clock);
-                self.connected.notice(&touched, &self.mesh, cause, now.clock);
+                self.connected.record_change(&touched, &self.mesh, cause, now.clock);
             }
         }
-        if self.start.ends(&self.mesh, now.clock) {
+        if self.start.check_end(&self.mesh, now.clock) {
             tracing::info!(
                 "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
             );
             self.tell_soon(now);
-            self.connected.reconsider(&self.mesh, self.start.settling());
+            self.connected.update_all(&self.mesh, self.start.grace_state());
         }
         if self.connected.due_at().is_some_and(|due| due <= now.clock) {
-            self.connected.publish(&self.mesh, self.start.settling(), now.clock);
+            self.connected.publish(&self.mesh, self.start.grace_state(), now.clock);
         }
         if self.max_wait_ends().is_some_and(|until| until <= now.clock) {
             self.consider_all(now);
         }
         if self.swept + SWEEP_EVERY <= now.clock {
             self.swept = now.clock;
-            self.sweep(now);
+            self.end_expired_streams(now);
         }
         if self.sent.due.is_some_and(|due| due <= now.clock) {
             self.sent.due = None;
             let began = Instant::now();
-            self.tell(now);
+            self.publish_state(now);
             let ended = Instant::now();
             self.sent.not_before = Some(ended + ended.duration_since(began) * TELL_PAUSE);
         }
     }
 
-    fn update(&mut self, update: Update, now: Now) {
+    fn apply_update(&mut self, update: Update, now: Now) {
         let trust_domain = self.mesh.config().trust_domain.clone();
         let noticed = update.noticed.map_or(now.clock, Instant::from_std);
-        let changes = self.diagnostics.take(update, &trust_domain);
+        let changes = self.diagnostics.process_update(update, &trust_domain);
         if changes.is_empty() {
             return;
         }
@@ -368,11 +370,11 @@ impl Owner {
         let mut first = None;
         for change in changes {
             let key = match &change {
-                Change::Upsert(object) => object.key(),
+                Change::Upsert(object) => object.object_key(),
                 Change::Remove(key) => key.clone(),
             };
             tracing::debug!(object = %key, "changed");
-            first.get_or_insert_with(|| (key.clone(), Edit::of(&change)));
+            first.get_or_insert_with(|| (key.clone(), Edit::from_change(&change)));
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
@@ -385,19 +387,19 @@ impl Owner {
         };
         self.want_keys();
         self.want_metrics();
-        self.connected.notice(&touched, &self.mesh, (cause, noticed), now.clock);
+        self.connected.record_change(&touched, &self.mesh, (cause, noticed), now.clock);
         tracing::info!(
             changes = count,
-            id = self.connected.newest().0,
+            id = self.connected.newest_change().0,
             "the configuration has changed"
         );
         for name in workloads.iter().filter(|name| self.mesh.has_changed(name)) {
-            self.presence.expect(name, now.clock + CHANGED_MAX);
+            self.presence.expect_sidecar(name, now.clock + CHANGED_MAX);
         }
         let any_workload = !workloads.is_empty();
         if touched.everybody {
             // Some of them may be revoked.
-            workloads.extend(self.connected.workloads());
+            workloads.extend(self.connected.connected_workloads());
         }
         for name in &workloads {
             self.check_claim(name, now);
@@ -405,7 +407,7 @@ impl Owner {
         for name in workloads {
             // Another control plane may have read the files first.
             if self.connected.of_workload(&name).is_none() {
-                self.adopt(&name, now);
+                self.apply_registration(&name, now);
             }
         }
         if any_workload {
@@ -415,61 +417,65 @@ impl Owner {
         }
     }
 
-    fn event(&mut self, event: Event, now: Now) -> Answered {
+    fn handle_event(&mut self, event: Event, now: Now) -> Answered {
         match event {
-            Event::Connected(connected) => return self.connected(*connected, now),
+            Event::Connected(connected) => return self.handle_connected(*connected, now),
             Event::Listeners { connection, listeners } => {
-                self.listeners(connection, &listeners, now)
+                self.update_listeners(connection, &listeners, now)
             }
             Event::Reported { connection, report } => {
-                if let Some(proxy) = self.connected.proxy(connection) {
+                if let Some(proxy) = self.connected.proxy_mut(connection) {
                     proxy.report = *report;
                 }
             }
-            Event::Wanted { connection, change } => return self.want(connection, *change, now),
-            Event::Applied { connection, change, refused, bytes } => {
-                self.connected.applied(connection, (change, refused), bytes, now.clock);
+            Event::Wanted { connection, change } => {
+                return self.change_subscriptions(connection, *change, now);
             }
-            Event::Refused { connection, refusals } => self.refused(connection, refusals, now),
+            Event::Applied { connection, change, refused, bytes } => {
+                self.connected.record_applied(connection, (change, refused), bytes, now.clock);
+            }
+            Event::Refused { connection, refusals } => {
+                self.record_rejections(connection, refusals, now)
+            }
             Event::Traffic { connection, traffic } => {
                 let at = now.clock.duration_since(self.began);
-                if let Some(proxy) = self.connected.proxy(connection) {
-                    self.history.take(&self.mesh, &proxy.workload, &traffic, at);
+                if let Some(proxy) = self.connected.proxy_mut(connection) {
+                    self.history.record_report(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
             Event::Certify { connection, csr, answer } => {
-                self.certify(connection, csr, answer, now);
+                self.renew_certificate(connection, csr, answer, now);
             }
             Event::Join(joining) => self.join(joining, now),
-            Event::Left { connection } => self.left(connection, now),
+            Event::Left { connection } => self.handle_disconnect(connection, now),
             // The report follows every event.
             Event::PeerArrived => {}
             Event::OtherReplica { connection, here, gone } => {
                 self.other_replicas(connection, here, &gone, now);
             }
             Event::PeerLeft { connection } => {
-                for workload in self.peers.part(connection).keys() {
-                    self.succeed(workload, connection, now);
+                for workload in self.peers.remove_peer(connection).keys() {
+                    self.handle_stream_end(workload, connection, now);
                 }
             }
         }
         Answered::AtOnce
     }
 
-    fn listen(&mut self, workload: &WorkloadName, listeners: Option<Listeners>, now: Now) {
+    fn set_listeners(&mut self, workload: &WorkloadName, listeners: Option<Listeners>, now: Now) {
         let cause = match listeners {
             Some(_) => Cause::Listens(workload.clone()),
             None => Cause::Gone(workload.clone()),
         };
-        let touched = self.mesh.listen(workload, listeners);
+        let touched = self.mesh.set_listeners(workload, listeners);
         if !touched.is_empty() {
-            self.connected.notice(&touched, &self.mesh, (cause, now.clock), now.clock);
+            self.connected.record_change(&touched, &self.mesh, (cause, now.clock), now.clock);
         }
     }
 
     /// Ends streams with an expired certificate or an ended task.
-    fn sweep(&mut self, now: Now) {
-        self.history.sweep(&self.mesh, now.clock.duration_since(self.began));
+    fn end_expired_streams(&mut self, now: Now) {
+        self.history.evict_expired(&self.mesh, now.clock.duration_since(self.began));
         let expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
         let ended: Vec<(ConnectionId, bool)> = self
             .connected
@@ -479,8 +485,8 @@ impl Owner {
             .collect();
         for (connection, gone) in ended {
             match gone {
-                true => self.left(connection, now),
-                false => self.dismiss(connection, EXPIRED.to_owned(), now),
+                true => self.handle_disconnect(connection, now),
+                false => self.dismiss_proxy(connection, EXPIRED.to_owned(), now),
             }
         }
     }
@@ -488,8 +494,8 @@ impl Owner {
     fn shutdown(&mut self, now: Now) {
         let all: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
         for connection in all {
-            if let Some(proxy) = self.connected.part(connection, now.clock) {
-                proxy.dismiss("the control plane is shutting down".to_owned());
+            if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
+                proxy.end_connection("the control plane is shutting down".to_owned());
             }
         }
     }

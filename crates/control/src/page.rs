@@ -29,8 +29,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use self::findings::Findings;
-use crate::admin::{Questions, answered, ask_owner, objects, question, stopping};
-use crate::answering::{Answering, foreign, serve_all, text, typed, typed_body};
+use crate::admin::{
+    Questions, ask_owner, parse_query, query_objects, query_owner, stopping_response,
+};
+use crate::answering::{
+    Answering, reject_cross_site, serve_all, text_response, typed_body, typed_response,
+};
 use crate::owner::{Answer, Question};
 use crate::playground::Explaining;
 use crate::scrape_targets::Scraper;
@@ -53,9 +57,9 @@ impl Page {
     /// Opens the listener; beyond loopback with the token stored in the data directory. With port 0, the
     /// address of the last run in the data directory is tried first: bookmarks and scrapers use it.
     pub(crate) async fn open(address: SocketAddr, data: &Path) -> io::Result<Self> {
-        let listener = bind(address, &data.join(ADDRESS_FILE))?;
+        let listener = bind_listener(address, &data.join(ADDRESS_FILE))?;
         let address = listener.local_addr()?;
-        let live = leno_identity::secret()?;
+        let live = leno_identity::generate_secret()?;
         let token = match address.ip().is_loopback() {
             true => None,
             false => Some(kept_token(&data.join(TOKEN_FILE))?),
@@ -114,12 +118,12 @@ fn kept_token(file: &Path) -> io::Result<String> {
         Ok(token) => Ok(token),
         Err(error) => {
             tracing::warn!(%error, "cannot store the token of the page: this run uses a new one");
-            leno_identity::secret()
+            leno_identity::generate_secret()
         }
     }
 }
 
-fn bind(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
+fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     if address.port() != 0 {
         return leno_listen::bind(address);
     }
@@ -183,23 +187,32 @@ impl Answering for PageServer {
     /// Browsers reconnect.
     const LIFE_MAX: Option<Duration> = Some(Duration::from_secs(120));
 
-    async fn answer(&self, request: Request<Incoming>, source: Source) -> Response<Self::Body> {
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        source: Source,
+    ) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
-        let mut response = match admit(self.key.as_ref(), (&parts.uri, &parts.headers), target) {
-            Entry::Admitted => match target.strip_prefix("/api/tap?") {
-                Some(query) if parts.method == Method::GET => self.tap(&parts.headers, query),
-                _ => self.admitted(&parts.method, target, source).await.map(Either::Left),
-            },
-            Entry::Turned(response) => response.map(Either::Left),
-        };
-        protect(response.headers_mut());
+        let mut response =
+            match admit_request(self.key.as_ref(), (&parts.uri, &parts.headers), target) {
+                Entry::Admitted => match target.strip_prefix("/api/tap?") {
+                    Some(query) if parts.method == Method::GET => {
+                        self.stream_tap(&parts.headers, query)
+                    }
+                    _ => {
+                        self.handle_admitted(&parts.method, target, source).await.map(Either::Left)
+                    }
+                },
+                Entry::Turned(response) => response.map(Either::Left),
+            };
+        set_security_headers(response.headers_mut());
         response
     }
 }
 
 impl PageServer {
-    async fn admitted(
+    async fn handle_admitted(
         &self,
         method: &Method,
         target: &str,
@@ -207,40 +220,40 @@ impl PageServer {
     ) -> Response<Full<Bytes>> {
         if !matches!(*method, Method::GET | Method::HEAD) {
             let reason = "this page is read-only: use GET\n";
-            return text(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
+            return text_response(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
         }
         let (path, query) = match target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
         };
         if let Some((_, kind, content)) = FILES.iter().find(|(name, ..)| *name == path) {
-            return typed(StatusCode::OK, kind, *content);
+            return typed_response(StatusCode::OK, kind, *content);
         }
         if path == "/api/reasons" {
-            return typed(StatusCode::OK, "application/json", reasons());
+            return typed_response(StatusCode::OK, "application/json", reasons_json());
         }
         if path == "/api/explain" {
-            return self.explain(query.unwrap_or_default()).await;
+            return self.explain_request(query.unwrap_or_default()).await;
         }
         if path == "/api/findings" {
-            return self.findings.answer(&self.questions, &self.asking).await;
+            return self.findings.findings_response(&self.questions, &self.asking).await;
         }
         // Metrics are on the admin socket only. Prometheus discovers sidecars here.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
         let asked = asked.or((path == "/prometheus/targets").then_some(path));
-        match asked.and_then(|path| question(path, query)) {
+        match asked.and_then(|path| parse_query(path, query)) {
             Some(question) => {
-                let _turn = self.asking.turn().await;
+                let _turn = self.asking.acquire_turn().await;
                 match question {
-                    Question::Status => self.status().await,
+                    Question::Status => self.status_response().await,
                     Question::ScrapeTargets(_) => {
-                        let scraper = Scraper::at(source);
+                        let scraper = Scraper::from_source(source);
                         ask_owner(&self.questions, Question::ScrapeTargets(scraper)).await
                     }
                     question => ask_owner(&self.questions, question).await,
                 }
             }
-            None => text(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
+            None => text_response(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
         }
     }
 }
@@ -248,42 +261,44 @@ impl PageServer {
 impl PageServer {
     /// Streams live requests. The token must be in the request itself: cookies are sent to every port of a
     /// host, and on loopback another user may own a port.
-    fn tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
-        let shown = bearer(headers).is_some_and(|shown| is_equal(shown, &self.live));
+    fn stream_tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
+        let shown = bearer_token(headers).is_some_and(|shown| is_equal(shown, &self.live));
         if !shown {
-            return text(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
+            return text_response(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
         }
         match Lines::open(&self.taps, query) {
             Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
-            Err((status, problem)) => text(status, format!("{problem}\n")).map(Either::Left),
+            Err((status, problem)) => {
+                text_response(status, format!("{problem}\n")).map(Either::Left)
+            }
         }
     }
 
     /// Returns the status without the URL of the page, which would expose the token to scripts.
-    async fn status(&self) -> Response<Full<Bytes>> {
-        let Some(Answer::Json(mut status)) = answered(&self.questions, Question::Status).await
+    async fn status_response(&self) -> Response<Full<Bytes>> {
+        let Some(Answer::Json(mut status)) = query_owner(&self.questions, Question::Status).await
         else {
-            return stopping();
+            return stopping_response();
         };
         if let Some(fields) = status.as_object_mut() {
             fields.remove("page");
             fields.remove("live");
         }
-        typed(StatusCode::OK, "application/json", format!("{status:#}\n"))
+        typed_response(StatusCode::OK, "application/json", format!("{status:#}\n"))
     }
 
     /// Explains the rules for the request that a query describes.
-    async fn explain(&self, query: &str) -> Response<Full<Bytes>> {
-        let _turn = self.explained.turn().await;
-        match self.explaining.explain(query, objects(&self.questions)).await {
-            Ok(explained) => text(StatusCode::OK, explained.text),
-            Err((status, reason)) => text(status, reason),
+    async fn explain_request(&self, query: &str) -> Response<Full<Bytes>> {
+        let _turn = self.explained.acquire_turn().await;
+        match self.explaining.explain_query(query, query_objects(&self.questions)).await {
+            Ok(explained) => text_response(StatusCode::OK, explained.text),
+            Err((status, reason)) => text_response(status, reason),
         }
     }
 }
 
 /// Returns every failure reason with its meaning and its hint.
-fn reasons() -> String {
+fn reasons_json() -> String {
     let reason = |reason: &Reason| {
         json!({
             "label": reason.label(),
@@ -302,12 +317,13 @@ enum Entry {
 }
 
 /// Checks the origin and token of a request. A browser that sends the token once gets a cookie.
-fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) -> Entry {
-    let turned = |status, reason: &str| Entry::Turned(Box::new(text(status, reason.to_owned())));
+fn admit_request(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) -> Entry {
+    let turned =
+        |status, reason: &str| Entry::Turned(Box::new(text_response(status, reason.to_owned())));
     let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
-    if let Some(response) = foreign((uri, headers), names, is_page) {
+    if let Some(response) = reject_cross_site((uri, headers), names, is_page) {
         return Entry::Turned(Box::new(response));
     }
     let Some(Key { token, cookie: name }) = key else {
@@ -317,7 +333,7 @@ fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) ->
         if !is_equal(shown, token) {
             return turned(StatusCode::UNAUTHORIZED, NO_TOKEN);
         }
-        let mut response = text(StatusCode::SEE_OTHER, String::new());
+        let mut response = text_response(StatusCode::SEE_OTHER, String::new());
         let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             response.headers_mut().insert(SET_COOKIE, cookie);
@@ -325,7 +341,7 @@ fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) ->
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
         return Entry::Turned(Box::new(response));
     }
-    let bearer = bearer(headers);
+    let bearer = bearer_token(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
@@ -336,7 +352,7 @@ fn admit(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) ->
 }
 
 /// Returns the bearer token of a request.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
@@ -347,7 +363,7 @@ fn is_equal(one: &str, other: &str) -> bool {
 }
 
 /// Sets the security headers of every response.
-fn protect(headers: &mut HeaderMap) {
+fn set_security_headers(headers: &mut HeaderMap) {
     let policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     for (name, value) in [

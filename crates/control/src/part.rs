@@ -64,7 +64,7 @@ impl Parts {
     }
 
     /// Waits until a part ends unexpectedly.
-    pub(crate) async fn ended(&self) -> EndedUnexpectedly {
+    pub(crate) async fn wait_until_ended(&self) -> EndedUnexpectedly {
         let mut ended = self.ended.subscribe();
         loop {
             if let Some(ended) = *ended.borrow_and_update() {
@@ -109,7 +109,7 @@ mod tests {
         tasks.spawn(parts.clone().run(Part::Owner, async { panic!("a defect") }));
         assert!(tasks.join_next().await.unwrap().is_err());
         parts.clone().run(Part::Watcher, async {}).await;
-        let said = parts.ended().await.to_string();
+        let said = parts.wait_until_ended().await.to_string();
         assert!(said.contains("the owner of the mesh"), "{said}");
     }
 

@@ -38,38 +38,38 @@ impl PeerAddresses {
 
 impl Peers {
     /// Returns the table in which streams to other control planes record their addresses.
-    pub(crate) fn addresses(&self) -> PeerAddresses {
+    pub(crate) fn peer_addresses(&self) -> PeerAddresses {
         self.addresses.clone()
     }
 
     /// Returns the address of the control plane of a stream.
-    pub(crate) fn address(&self, peer: ConnectionId) -> Option<SocketAddr> {
+    pub(crate) fn peer_address(&self, peer: ConnectionId) -> Option<SocketAddr> {
         self.addresses.lock().get(&peer).copied()
     }
 
     /// Returns the other control planes, each with its address and the number of its sidecars that `is_ours`
     /// rejects.
-    pub(crate) fn others(
+    pub(crate) fn other_control_planes(
         &self,
         is_ours: impl Fn(&WorkloadName) -> bool,
     ) -> Vec<(Option<SocketAddr>, usize)> {
         let counted = self.sent.iter().map(|(peer, sent)| {
             let holds = |workload: &WorkloadName| {
-                let holder = self.holder(workload).map(|(holder, _)| holder);
+                let holder = self.newest_registration(workload).map(|(holder, _)| holder);
                 !is_ours(workload) && holder == Some(*peer)
             };
-            (self.address(*peer), sent.keys().filter(|workload| holds(workload)).count())
+            (self.peer_address(*peer), sent.keys().filter(|workload| holds(workload)).count())
         });
         counted.collect()
     }
 
     /// Adds a control plane that reports its sidecars, possibly none.
-    pub(crate) fn arrive(&mut self, peer: ConnectionId) {
+    pub(crate) fn add_peer(&mut self, peer: ConnectionId) {
         self.sent.entry(peer).or_default();
     }
 
     /// Records a control plane's report of this sidecar.
-    pub(crate) fn tell(
+    pub(crate) fn record_registration(
         &mut self,
         peer: ConnectionId,
         workload: WorkloadName,
@@ -79,25 +79,28 @@ impl Peers {
     }
 
     /// Removes a sidecar of a control plane.
-    pub(crate) fn forget(&mut self, peer: ConnectionId, workload: &WorkloadName) {
+    pub(crate) fn remove_sidecar(&mut self, peer: ConnectionId, workload: &WorkloadName) {
         if let Some(sent) = self.sent.get_mut(&peer) {
             sent.remove(workload);
         }
     }
 
     /// Removes a control plane, and returns its sidecars.
-    pub(crate) fn part(&mut self, peer: ConnectionId) -> Registered {
+    pub(crate) fn remove_peer(&mut self, peer: ConnectionId) -> Registered {
         self.sent.remove(&peer).unwrap_or_default()
     }
 
     /// Returns the control plane that has a sidecar, as far as known: the one with its newest stream.
-    pub(crate) fn holder(&self, workload: &WorkloadName) -> Option<(ConnectionId, &Registration)> {
+    pub(crate) fn newest_registration(
+        &self,
+        workload: &WorkloadName,
+    ) -> Option<(ConnectionId, &Registration)> {
         let sent = self.sent.iter().filter_map(|(peer, sent)| Some((*peer, sent.get(workload)?)));
         sent.max_by_key(|(peer, registration)| (registration.session, *peer))
     }
 
     /// Returns the number of control planes that have reported their sidecars.
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn peer_count(&self) -> usize {
         self.sent.len()
     }
 }
@@ -145,7 +148,7 @@ pub(crate) async fn follow_all(
             // Remaining tasks are dropped with the set.
             _ = stop.wait_for(|stop| *stop) => return,
             // When discovery ends, its last control planes stay.
-            changed = changed(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
+            changed = wait_for_change(&mut found), if is_looked_for => is_looked_for = changed.is_ok(),
             Some(ended) = tasks.join_next(), if !follower.events.is_closed() => match ended {
                 Ok(ended) => {
                     following.remove(&ended);
@@ -161,7 +164,7 @@ pub(crate) async fn follow_all(
     }
 }
 
-async fn changed(
+async fn wait_for_change(
     found: &mut Option<watch::Receiver<BTreeSet<SocketAddr>>>,
 ) -> Result<(), watch::error::RecvError> {
     match found {
@@ -176,7 +179,7 @@ async fn follow_one(
     follower: Arc<Follower>,
 ) {
     loop {
-        match dial(address, &follower).await {
+        match dial_peer(address, &follower).await {
             Ok(ended) => {
                 tracing::info!(%address, reason = %ended, "the connection to another control plane ended")
             }
@@ -189,7 +192,7 @@ async fn follow_one(
     }
 }
 
-async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<FollowError> {
+async fn dial_peer(address: SocketAddr, follower: &Follower) -> std::io::Result<FollowError> {
     let config = Arc::clone(&follower.configs.borrow());
     let connected = async {
         let tcp = TcpStream::connect(address).await?;
@@ -201,7 +204,7 @@ async fn dial(address: SocketAddr, follower: &Follower) -> std::io::Result<Follo
     tracing::info!(%address, "following another control plane");
     // A distinct number range, so that it never equals a proxy's.
     let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
-    let events = follower.events.connect(Arc::new(Budget::new(Instant::now())));
+    let events = follower.events.create_sender(Arc::new(Budget::new(Instant::now())));
     let number = ConnectionId(number);
     let _noted = NotedAddress::new(&follower.addresses, number, address);
     Ok(Box::pin(follow_peer(stream, number, events)).await)
@@ -242,17 +245,18 @@ mod tests {
         let [one, two] = [1, 2].map(ConnectionId);
         let registration = |session| Registration { listeners: Vec::new(), session };
         let mut peers = Peers::default();
-        let holder =
-            |peers: &Peers| peers.holder(&workload).map(|(peer, sent)| (peer, sent.session));
+        let holder = |peers: &Peers| {
+            peers.newest_registration(&workload).map(|(peer, sent)| (peer, sent.session))
+        };
         assert_eq!(holder(&peers), None);
-        peers.tell(two, workload.clone(), registration(5));
-        peers.tell(one, workload.clone(), registration(7));
+        peers.record_registration(two, workload.clone(), registration(5));
+        peers.record_registration(one, workload.clone(), registration(7));
         assert_eq!(holder(&peers), Some((one, 7)));
-        peers.tell(two, workload.clone(), registration(9));
+        peers.record_registration(two, workload.clone(), registration(9));
         assert_eq!(holder(&peers), Some((two, 9)));
-        assert_eq!(peers.part(two).len(), 1);
-        assert_eq!((holder(&peers), peers.count()), (Some((one, 7)), 1));
-        peers.forget(one, &workload);
+        assert_eq!(peers.remove_peer(two).len(), 1);
+        assert_eq!((holder(&peers), peers.peer_count()), (Some((one, 7)), 1));
+        peers.remove_sidecar(one, &workload);
         assert_eq!(holder(&peers), None);
     }
 }

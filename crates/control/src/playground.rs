@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::answering::decoded;
+use crate::answering::decode_percent;
 
 /// Explains requests on the objects in force.
 #[derive(Clone)]
@@ -59,13 +59,13 @@ pub(crate) struct Explaining {
 
 impl Explaining {
     /// Without a playground, explanations are unavailable.
-    pub(crate) fn with(playground: Option<Playground>) -> Self {
+    pub(crate) fn with_playground(playground: Option<Playground>) -> Self {
         Self { playground, turns: Arc::new(Semaphore::new(1)) }
     }
 
     /// Explains the request of a query, on the objects in force when its turn comes; on error, returns the
     /// status and the problem.
-    pub(crate) async fn explain(
+    pub(crate) async fn explain_query(
         &self,
         query: &str,
         objects: impl Future<Output = Option<Vec<Object>>>,
@@ -97,7 +97,7 @@ impl Explaining {
     }
 
     /// Waits until no explanation is running.
-    pub(crate) async fn idle(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         drop(self.turns.acquire().await.unwrap());
     }
 }
@@ -116,7 +116,8 @@ impl Asked {
             Self { from: String::new(), url: String::new(), method, headers: Vec::new() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decoded(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
+            let value =
+                decode_percent(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
             match name {
                 "from" => asked.from = value,
                 "url" => asked.url = value,

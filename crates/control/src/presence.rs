@@ -27,13 +27,13 @@ enum Standing {
 
 impl Presence {
     /// Marks a sidecar as connected.
-    pub(crate) fn arrive(&mut self, workload: &WorkloadName, connection: ConnectionId) {
+    pub(crate) fn mark_connected(&mut self, workload: &WorkloadName, connection: ConnectionId) {
         let standing = Standing::Connected(connection);
         self.standing.insert(workload.clone(), standing);
     }
 
     /// Handles the end of a stream: its sidecar is missing from now on, unless it has another stream already.
-    pub(crate) fn miss(
+    pub(crate) fn mark_missing(
         &mut self,
         workload: &WorkloadName,
         connection: ConnectionId,
@@ -47,13 +47,13 @@ impl Presence {
     }
 
     /// Handles a reconnected sidecar that has not reported its listeners: the known ones may be outdated.
-    pub(crate) fn doubt(&mut self, workload: &WorkloadName, until: Instant) {
+    pub(crate) fn mark_uncertain(&mut self, workload: &WorkloadName, until: Instant) {
         let standing = Standing::Missing(until);
         self.standing.insert(workload.clone(), standing);
     }
 
     /// Records the change of a workload: requests wait for its sidecar until then.
-    pub(crate) fn expect(&mut self, workload: &WorkloadName, until: Instant) {
+    pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, until: Instant) {
         self.changed.insert(workload.clone(), until);
     }
 
@@ -64,7 +64,7 @@ impl Presence {
     }
 
     /// Removes a workload.
-    pub(crate) fn forget(&mut self, workload: &WorkloadName) {
+    pub(crate) fn remove_workload(&mut self, workload: &WorkloadName) {
         self.standing.remove(workload);
     }
 
@@ -109,7 +109,7 @@ impl Start {
     }
 
     /// Indicates if sidecars that have not reported yet may still be reconnecting.
-    pub(crate) fn settling(&self) -> Settling {
+    pub(crate) fn grace_state(&self) -> Settling {
         match self.until {
             Some(_) => Settling::Yes,
             None => Settling::No,
@@ -117,12 +117,12 @@ impl Start {
     }
 
     /// Returns the latest end of the period; `None` if it is over.
-    pub(crate) fn until(&self) -> Option<Instant> {
+    pub(crate) fn latest_end(&self) -> Option<Instant> {
         self.until
     }
 
     /// Checks if the period is over: returns true once, when it ends.
-    pub(crate) fn ends(&mut self, mesh: &Mesh, now: Instant) -> bool {
+    pub(crate) fn check_end(&mut self, mesh: &Mesh, now: Instant) -> bool {
         let Some(until) = self.until else {
             return false;
         };
@@ -141,7 +141,7 @@ mod tests {
     const ONE: ConnectionId = ConnectionId(1);
     const TWO: ConnectionId = ConnectionId(2);
 
-    fn name() -> WorkloadName {
+    fn workload_name() -> WorkloadName {
         WorkloadName::new("bookinfo", "ratings-1").unwrap()
     }
 
@@ -150,13 +150,13 @@ mod tests {
         let now = Instant::now();
         let grace = Duration::from_secs(10);
         let mut presence = Presence::default();
-        presence.arrive(&name(), ONE);
+        presence.mark_connected(&workload_name(), ONE);
         assert_eq!(presence.next_loss(), None);
-        presence.miss(&name(), ONE, now + grace);
-        assert!(presence.is_missing(&name()));
+        presence.mark_missing(&workload_name(), ONE, now + grace);
+        assert!(presence.is_missing(&workload_name()));
         assert_eq!(presence.take_lost(now + grace / 2), []);
         assert_eq!(presence.next_loss(), Some(now + grace));
-        assert_eq!(presence.take_lost(now + grace), [name()]);
+        assert_eq!(presence.take_lost(now + grace), [workload_name()]);
         assert_eq!(presence.next_loss(), None);
     }
 
@@ -164,12 +164,12 @@ mod tests {
     fn a_workload_that_changed_is_waited_for_until_a_bound() {
         let (now, wait) = (Instant::now(), Duration::from_secs(30));
         let mut presence = Presence::default();
-        presence.expect(&name(), now + wait);
+        presence.expect_sidecar(&workload_name(), now + wait);
         // The old sidecar is removed meanwhile.
-        presence.forget(&name());
+        presence.remove_workload(&workload_name());
         assert_eq!(presence.take_given_up(now), []);
         assert_eq!(presence.next_loss(), Some(now + wait));
-        assert_eq!(presence.take_given_up(now + wait), [name()]);
+        assert_eq!(presence.take_given_up(now + wait), [workload_name()]);
         assert_eq!(presence.next_loss(), None);
     }
 
@@ -177,10 +177,10 @@ mod tests {
     fn the_end_of_an_old_stream_does_not_matter_when_there_is_a_new_one() {
         let now = Instant::now();
         let mut presence = Presence::default();
-        presence.arrive(&name(), ONE);
-        presence.arrive(&name(), TWO);
-        presence.miss(&name(), ONE, now);
+        presence.mark_connected(&workload_name(), ONE);
+        presence.mark_connected(&workload_name(), TWO);
+        presence.mark_missing(&workload_name(), ONE, now);
         assert_eq!(presence.take_lost(now), []);
-        assert!(!presence.is_missing(&name()));
+        assert!(!presence.is_missing(&workload_name()));
     }
 }

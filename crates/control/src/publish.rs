@@ -11,7 +11,10 @@ use leno_discovery::{ChangeId, ConnectionId, Doubt};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
-use crate::compile::{Views, address_entries, dns_record, doubt, prepare, wanted, world};
+use crate::compile::{
+    Views, address_entries, compile_config, dns_record, prepare_services, uncertain_endpoints,
+    used_services,
+};
 use crate::config::Times;
 use crate::mesh::{Index, Mesh, Touched};
 
@@ -126,12 +129,12 @@ impl ConnectedProxies {
         self.proxies.iter().map(|(id, proxy)| (*id, proxy))
     }
 
-    pub(crate) fn proxy(&mut self, connection: ConnectionId) -> Option<&mut ConnectedProxy> {
+    pub(crate) fn proxy_mut(&mut self, connection: ConnectionId) -> Option<&mut ConnectedProxy> {
         self.proxies.get_mut(&connection)
     }
 
     /// Returns the workloads of all connected proxies.
-    pub(crate) fn workloads(&self) -> Vec<WorkloadName> {
+    pub(crate) fn connected_workloads(&self) -> Vec<WorkloadName> {
         self.proxies.values().map(|proxy| proxy.workload.clone()).collect()
     }
 
@@ -140,12 +143,12 @@ impl ConnectedProxies {
     }
 
     /// Returns the connected proxy of a workload.
-    pub(crate) fn known(&self, workload: &WorkloadName) -> Option<&ConnectedProxy> {
+    pub(crate) fn workload_proxy(&self, workload: &WorkloadName) -> Option<&ConnectedProxy> {
         self.proxies.get(self.by_workload.get(workload)?)
     }
 
     /// Returns the number of the newest change or response.
-    pub(crate) fn newest(&self) -> ChangeId {
+    pub(crate) fn newest_change(&self) -> ChangeId {
         self.newest
     }
 
@@ -154,7 +157,7 @@ impl ConnectedProxies {
     }
 
     /// Adds a proxy. The newest one of a workload replaces the previous one, which is returned.
-    pub(crate) fn welcome(
+    pub(crate) fn add_proxy(
         &mut self,
         connection: ConnectionId,
         proxy: ConnectedProxy,
@@ -162,19 +165,19 @@ impl ConnectedProxies {
     ) -> Option<ConnectedProxy> {
         let former = self.by_workload.insert(proxy.workload.clone(), connection);
         self.proxies.insert(connection, proxy);
-        former.and_then(|former| self.part(former, now))
+        former.and_then(|former| self.remove_proxy(former, now))
     }
 
     /// Removes a disconnected or dismissed proxy.
-    pub(crate) fn part(
+    pub(crate) fn remove_proxy(
         &mut self,
         connection: ConnectionId,
         now: Instant,
     ) -> Option<ConnectedProxy> {
         let proxy = self.proxies.remove(&connection)?;
-        self.depend(connection, BTreeSet::new());
+        self.index_services(connection, BTreeSet::new());
         self.depends.remove(&connection);
-        self.ask(connection, BTreeSet::new());
+        self.index_addresses(connection, BTreeSet::new());
         self.asked.remove(&connection);
         if self.by_workload.get(&proxy.workload) == Some(&connection) {
             self.by_workload.remove(&proxy.workload);
@@ -186,13 +189,13 @@ impl ConnectedProxies {
             sending.due.remove(&connection);
             sending.reached.remove(&connection);
         }
-        self.rounds.settle(connection, proxy.unsettled_bytes, now);
+        self.rounds.settle_connection(connection, proxy.unsettled_bytes, now);
         Some(proxy)
     }
 
     /// Handles an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
     /// resources.
-    pub(crate) fn applied(
+    pub(crate) fn record_applied(
         &mut self,
         connection: ConnectionId,
         (change, refused): (ChangeId, usize),
@@ -204,17 +207,17 @@ impl ConnectedProxies {
         let Some(proxy) = self.proxies.get_mut(&connection) else {
             return;
         };
-        proxy.applied(change, refused, now);
+        proxy.record_applied(change, refused, now);
         proxy.unsettled_bytes += bytes;
         if !proxy.is_behind() {
             let bytes = std::mem::take(&mut proxy.unsettled_bytes);
-            self.rounds.settle(connection, bytes, now);
+            self.rounds.settle_connection(connection, bytes, now);
         }
     }
 
     /// Records a change, its source and the time at which the source noticed it: affected proxies are updated
     /// after the debounce time.
-    pub(crate) fn notice(
+    pub(crate) fn record_change(
         &mut self,
         touched: &Touched,
         mesh: &Mesh,
@@ -223,9 +226,9 @@ impl ConnectedProxies {
     ) {
         self.newest.0 += 1;
         self.tally.changes += 1;
-        self.journal.note(Noted { id: self.newest, cause, noticed, seen: now });
-        self.views.doubt(touched);
-        let due = self.concerned(touched, mesh);
+        self.journal.record_change(Noted { id: self.newest, cause, noticed, seen: now });
+        self.views.mark_outdated(touched);
+        let due = self.affected_proxies(touched, mesh);
         let pending = self.pending.get_or_insert_with(|| Pending {
             due: BTreeSet::new(),
             seen: Vec::new(),
@@ -271,7 +274,7 @@ impl ConnectedProxies {
         while self.work < end {
             let next = self.sending.as_mut().and_then(|sending| sending.due.pop_first());
             let Some(connection) = next else { break };
-            let is_new = self.tell(connection, mesh, settling) == Some(Offered::New);
+            let is_new = self.send_config(connection, mesh, settling) == Some(Offered::New);
             if let Some(sending) = &mut self.sending {
                 sending.recipients += usize::from(is_new);
                 sending.reached.insert(connection);
@@ -290,35 +293,43 @@ impl ConnectedProxies {
         let is_behind =
             |one: &ConnectionId| self.proxies.get(one).is_some_and(ConnectedProxy::is_behind);
         reached.retain(is_behind);
-        self.views.sweep();
+        self.views.evict_unused();
         self.tally.touched += recipients as u64;
-        self.rounds.begin(change, seen, Sent { at, concerned, recipients, waiting: reached });
+        self.rounds.begin_push(change, seen, Sent { at, concerned, recipients, waiting: reached });
     }
 
     /// Marks all proxies as affected, without a change of the mesh.
-    pub(crate) fn reconsider(&mut self, mesh: &Mesh, settling: Settling) {
+    pub(crate) fn update_all(&mut self, mesh: &Mesh, settling: Settling) {
         self.newest.0 += 1;
         let all: Vec<ConnectionId> = self.proxies.keys().copied().collect();
         for connection in all {
-            self.tell(connection, mesh, settling);
+            self.send_config(connection, mesh, settling);
         }
     }
 
     /// Responds to a proxy's query without debouncing: a request may be waiting for it.
-    pub(crate) fn answer(&mut self, connection: ConnectionId, mesh: &Mesh, settling: Settling) {
+    pub(crate) fn send_response(
+        &mut self,
+        connection: ConnectionId,
+        mesh: &Mesh,
+        settling: Settling,
+    ) {
         // A distinct number, so that its acknowledgment is unambiguous.
         self.newest.0 += 1;
-        self.tell(connection, mesh, settling);
+        self.send_config(connection, mesh, settling);
     }
 
     /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
     /// done before the response.
-    pub(crate) fn prepare(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
+    pub(crate) fn prepare_config(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
         let Some(proxy) = self.proxies.get(&connection) else { return Progress::Done };
         let Some(workload) = mesh.workload(&proxy.workload) else { return Progress::Done };
-        let before = self.views.compiled();
-        let done =
-            prepare(mesh, (workload, &proxy.subscriptions, &proxy.addresses), &mut self.views);
+        let before = self.views.compiled_count();
+        let done = prepare_services(
+            mesh,
+            (workload, &proxy.subscriptions, &proxy.addresses),
+            &mut self.views,
+        );
         self.charge_views(before);
         match done {
             true => Progress::Done,
@@ -327,17 +338,17 @@ impl ConnectedProxies {
     }
 
     /// Returns the total work so far, in budget units: a difference is the cost of the work in between.
-    pub(crate) fn work(&self) -> u64 {
+    pub(crate) fn total_work(&self) -> u64 {
         self.work
     }
 
     fn charge_views(&mut self, before: u64) {
-        let compiled = self.views.compiled().saturating_sub(before);
+        let compiled = self.views.compiled_count().saturating_sub(before);
         self.work = self.work.saturating_add(compiled.saturating_mul(VIEW_UNITS));
     }
 
     /// Sends one proxy its configuration, if it differs from the last one sent.
-    fn tell(
+    fn send_config(
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
@@ -345,24 +356,26 @@ impl ConnectedProxies {
     ) -> Option<Offered> {
         let proxy = self.proxies.get(&connection)?;
         let workload = mesh.workload(&proxy.workload)?;
-        let before = self.views.compiled();
-        let mut wanted = wanted(workload, &proxy.subscriptions);
+        let before = self.views.compiled_count();
+        let mut wanted = used_services(workload, &proxy.subscriptions);
         let asked = proxy.addresses.clone();
         let found = address_entries(mesh, &asked, &mut self.views);
         let looked_up = proxy.names.clone();
         let names = dns_record(mesh, &looked_up);
         wanted.extend(found.services);
-        let world = world(mesh, workload, &wanted, &mut self.views);
+        let world = compile_config(mesh, workload, &wanted, &mut self.views);
         let world = world.with_addresses(found.at).with_names(names);
         let doubt = match settling {
-            Settling::Yes => doubt(mesh, workload, &world).with_addresses(found.unheard),
+            Settling::Yes => {
+                uncertain_endpoints(mesh, workload, &world).with_addresses(found.unheard)
+            }
             Settling::No => Doubt::default(),
         };
         self.tally.compiled += 1;
         let depends = world.snapshot.services.keys().chain(&world.absent);
         let depends = depends.chain(&found.decided_by).chain(&looked_up);
-        self.depend(connection, depends.cloned().collect());
-        self.ask(connection, asked);
+        self.index_services(connection, depends.cloned().collect());
+        self.index_addresses(connection, asked);
         let change = self.newest;
         let snapshot = &world.snapshot;
         let known = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
@@ -372,34 +385,34 @@ impl ConnectedProxies {
         let proxy = self.proxies.get_mut(&connection);
         let offered = proxy.map(|proxy| {
             proxy.world_units = units;
-            proxy.offer((world, doubt), change)
+            proxy.send_if_changed((world, doubt), change)
         });
         self.tally.offered += u64::from(offered == Some(Offered::New));
         offered
     }
 
     /// Returns the number of proxies with pending changes.
-    pub(crate) fn due(&self) -> usize {
+    pub(crate) fn pending_count(&self) -> usize {
         let pending = self.pending.as_ref().map_or(0, |pending| pending.due.len());
         pending + self.sending.as_ref().map_or(0, |sending| sending.due.len())
     }
 
-    fn concerned(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {
+    fn affected_proxies(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {
         if touched.everybody {
             return self.proxies.keys().copied().collect();
         }
         let accounts = touched.accounts.iter();
-        let clients = accounts.flat_map(|account| mesh.under(account));
+        let clients = accounts.flat_map(|account| mesh.account_workloads(account));
         let workloads = touched.workloads.iter().chain(clients);
         let owners = workloads.filter_map(|name| self.by_workload.get(name));
         let services = touched.services.iter();
-        let users = services.flat_map(|name| self.by_service.of(name));
+        let users = services.flat_map(|name| self.by_service.values_for(name));
         let addresses = touched.addresses.iter();
-        let askers = addresses.flat_map(|address| self.by_address.of(address));
+        let askers = addresses.flat_map(|address| self.by_address.values_for(address));
         owners.chain(users).chain(askers).copied().collect()
     }
 
-    fn ask(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
+    fn index_addresses(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
         let before = self.asked.entry(connection).or_default();
         for gone in before.difference(&addresses) {
             self.by_address.remove(gone, &connection);
@@ -410,7 +423,7 @@ impl ConnectedProxies {
         *before = addresses;
     }
 
-    fn depend(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {
+    fn index_services(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {
         let before = self.depends.entry(connection).or_default();
         for gone in before.difference(&services) {
             self.by_service.remove(gone, &connection);

@@ -9,7 +9,7 @@ use leno_model::MetricsPush;
 use leno_outside::{Counts, Fate, Pages, Post, Source, Teller, push_metrics};
 use tokio::sync::{oneshot, watch};
 
-use crate::admin::{Questions, answered};
+use crate::admin::{Questions, query_owner};
 use crate::dial::Plainly;
 use crate::owner::{Answer, Question};
 use crate::server::Gauges;
@@ -55,18 +55,18 @@ impl Teller for Numbers {
         self.source.clone()
     }
 
-    async fn tell(&mut self, pages: Pages) -> Option<Pages> {
-        points(answered(&self.questions, Question::Points(Box::new(pages))).await?)
+    async fn write_metrics(&mut self, pages: Pages) -> Option<Pages> {
+        metric_pages(query_owner(&self.questions, Question::Points(Box::new(pages))).await?)
     }
 
     async fn tell_last(self, pages: Pages) -> Option<Pages> {
         let (sender, answer) = oneshot::channel();
         self.last.send((Question::Points(Box::new(pages)), sender)).ok()?;
-        points(answer.await.ok()?)
+        metric_pages(answer.await.ok()?)
     }
 }
 
-fn points(answer: Answer) -> Option<Pages> {
+fn metric_pages(answer: Answer) -> Option<Pages> {
     match answer {
         Answer::Points(pages) => Some(*pages),
         Answer::Json(_) | Answer::Objects(_) | Answer::Metrics(..) | Answer::Sidecar(_) => None,
@@ -76,11 +76,11 @@ fn points(answer: Answer) -> Option<Pages> {
 struct Counted(Arc<Gauges>);
 
 impl Counts for Counted {
-    fn exported(&self, count: u64) {
+    fn add_exported(&self, count: u64) {
         self.0.push(count, 0);
     }
 
-    fn refused(&self, count: u64) {
+    fn add_rejected(&self, count: u64) {
         self.0.push(0, count);
     }
 }

@@ -28,7 +28,13 @@ struct RejectedJoin {
 
 impl RejectedJoins {
     /// Records a rejected join. `exists`: the mesh has the workload.
-    pub(crate) fn note(&self, workload: &WorkloadName, exists: bool, reason: &str, now: Instant) {
+    pub(crate) fn record_rejection(
+        &self,
+        workload: &WorkloadName,
+        exists: bool,
+        reason: &str,
+        now: Instant,
+    ) {
         let mut table = lock(if exists { &self.of_workloads } else { &self.of_others });
         let count = table.get(workload).map_or(0, |join| join.count).saturating_add(1);
         let join = RejectedJoin { count, last: now, reason: reason.to_owned() };
@@ -36,14 +42,14 @@ impl RejectedJoins {
     }
 
     /// Removes a workload that has joined.
-    pub(crate) fn joined(&self, workload: &WorkloadName) {
+    pub(crate) fn remove_joined(&self, workload: &WorkloadName) {
         for table in [&self.of_workloads, &self.of_others] {
             lock(table).remove(workload);
         }
     }
 
     /// Returns the rejected joins of the last minute.
-    pub(crate) fn status(&self, now: Instant) -> Vec<RejectedJoinStatus> {
+    pub(crate) fn recent_rejections(&self, now: Instant) -> Vec<RejectedJoinStatus> {
         let mut found = Vec::new();
         for (table, exists) in [(&self.of_workloads, true), (&self.of_others, false)] {
             for (workload, join) in lock(table).iter() {
@@ -81,18 +87,18 @@ mod tests {
         let joins = RejectedJoins::default();
         let name = |number: usize| format!("shop/w-{number}").parse::<WorkloadName>().unwrap();
         let began = Instant::now();
-        joins.note(&name(0), true, "used already", began);
+        joins.record_rejection(&name(0), true, "used already", began);
         for number in 0..1000 {
             let at = began + Duration::from_millis(number as u64);
-            joins.note(&name(number), false, "no Workload", at);
+            joins.record_rejection(&name(number), false, "no Workload", at);
         }
-        let found = joins.status(began);
+        let found = joins.recent_rejections(began);
         assert_eq!(found.len(), 1 + JOINS_MAX);
         assert_eq!((found[0].workload.as_str(), found[0].exists), ("shop/w-0", true));
-        joins.note(&name(0), true, "used already", began);
-        assert_eq!(joins.status(began)[0].count, 2);
-        joins.joined(&name(0));
-        assert!(joins.status(began).iter().all(|it| !it.exists));
-        assert!(joins.status(began + SHOWN_FOR * 2).is_empty());
+        joins.record_rejection(&name(0), true, "used already", began);
+        assert_eq!(joins.recent_rejections(began)[0].count, 2);
+        joins.remove_joined(&name(0));
+        assert!(joins.recent_rejections(began).iter().all(|it| !it.exists));
+        assert!(joins.recent_rejections(began + SHOWN_FOR * 2).is_empty());
     }
 }

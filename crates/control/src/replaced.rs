@@ -29,19 +29,19 @@ struct Rejected {
 
 impl Replaced {
     /// Records that a sidecar of a workload of the mesh was rejected as replaced.
-    pub(crate) fn note(&mut self, workload: &WorkloadName, now: Instant) {
+    pub(crate) fn record_rejection(&mut self, workload: &WorkloadName, now: Instant) {
         self.count += 1;
         let new = Rejected { last: self.count, since: now };
         self.rejected.entry(workload.clone()).or_insert(new).last = self.count;
     }
 
     /// Removes a workload that has gone, or has a joined or connected sidecar.
-    pub(crate) fn forget(&mut self, workload: &WorkloadName) {
+    pub(crate) fn remove_workload(&mut self, workload: &WorkloadName) {
         self.rejected.remove(workload);
     }
 
     /// Publishes those for which `is_absent` holds. A sidecar that has just joined connects within `grace`.
-    pub(crate) fn publish(
+    pub(crate) fn publish_absent(
         &self,
         is_absent: impl Fn(&WorkloadName) -> bool,
         (grace, now): (Duration, Instant),
@@ -73,17 +73,17 @@ mod tests {
         let (grace, mut replaced) = (Duration::from_secs(10), Replaced::default());
         let published = replaced.subscribe();
         let seen = |replaced: &Replaced, absent: bool, at: Instant| {
-            replaced.publish(|_| absent, (grace, at));
+            replaced.publish_absent(|_| absent, (grace, at));
             published.borrow().get(&name).copied()
         };
-        replaced.note(&name, now);
+        replaced.record_rejection(&name, now);
         assert_eq!(seen(&replaced, true, now), None);
-        replaced.note(&name, now + grace);
+        replaced.record_rejection(&name, now + grace);
         assert_eq!(seen(&replaced, false, now + grace), None);
         assert_eq!(seen(&replaced, true, now + grace), Some(2));
-        replaced.note(&name, now + grace);
+        replaced.record_rejection(&name, now + grace);
         assert_eq!(seen(&replaced, true, now + grace), Some(3));
-        replaced.forget(&name);
+        replaced.remove_workload(&name);
         assert_eq!(seen(&replaced, true, now + grace), None);
     }
 }

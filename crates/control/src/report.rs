@@ -15,13 +15,13 @@ use leno_model::{
     HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
     WeightedBackend, Workload, WorkloadName, leads_back,
 };
-use leno_registry::{Warning, lint, locate, rejected_documents};
+use leno_registry::{Warning, lint_objects, locate_warnings, rejected_documents};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::applications::Applications;
 use crate::certify::Certifier;
-use crate::compile::{Barrier, Viewer, barred, view};
+use crate::compile::{Barrier, Viewer, barred_workloads, compile_service};
 use crate::history::Tally;
 use crate::keys::KeyReadings;
 use crate::mesh::{Mesh, Route};
@@ -62,14 +62,14 @@ impl Report<'_> {
     pub(crate) fn status(&self) -> Status {
         let proxies = || self.connected.proxies().map(|(_, connected_proxy)| connected_proxy);
         let mesh = self.mesh;
-        let change = self.connected.rounds.latest().map(|latest| ChangeStatus {
+        let change = self.connected.rounds.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
-            age_ms: milliseconds(self.now.duration_since(latest.seen)),
+            age_ms: to_milliseconds(self.now.duration_since(latest.seen)),
             concerned: latest.concerned,
             applied: latest.applied,
-            converged_ms: latest.converged.map(milliseconds),
+            converged_ms: latest.converged.map(to_milliseconds),
         });
-        let convergence = self.connected.rounds.convergence();
+        let convergence = self.connected.rounds.convergence_times();
         Status {
             trust_domain: mesh.config().trust_domain.to_string(),
             traffic_mode: mesh.config().mode.as_str().to_owned(),
@@ -81,13 +81,13 @@ impl Report<'_> {
             outdated: proxies()
                 .filter(|connected_proxy| connected_proxy.ca_generation != mesh.ca_generation())
                 .count(),
-            peers: self.peers.count(),
+            peers: self.peers.peer_count(),
             other_replicas: self.other_planes(),
             behind: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
             refusing: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
-            settling: self.start.settling() == Settling::Yes,
+            settling: self.start.grace_state() == Settling::Yes,
             rejected: rejected_documents(&self.diagnostics.rejected),
-            certificate_lifetime_seconds: self.certifier.lifetime().as_secs(),
+            certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
             page: self.page.map(str::to_owned),
             live: self.live.map(str::to_owned),
             supervised: self.supervised,
@@ -95,32 +95,32 @@ impl Report<'_> {
             change,
             convergence: ConvergenceStatus {
                 changes: convergence.count(),
-                p50_ms: milliseconds(convergence.quantile(0.5)),
-                p99_ms: milliseconds(convergence.quantile(0.99)),
+                p50_ms: to_milliseconds(convergence.quantile(0.5)),
+                p99_ms: to_milliseconds(convergence.quantile(0.99)),
             },
         }
     }
 
     /// Returns the other control planes, each with the number of its sidecars.
     fn other_planes(&self) -> Vec<PeerStatus> {
-        let is_ours = |name: &WorkloadName| self.connected.known(name).is_some();
+        let is_ours = |name: &WorkloadName| self.connected.workload_proxy(name).is_some();
         let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
             address: address.map(|address| address.to_string()),
             sidecars,
         };
-        self.peers.others(is_ours).into_iter().map(peer).collect()
+        self.peers.other_control_planes(is_ours).into_iter().map(peer).collect()
     }
 
-    pub(crate) fn workloads(&self) -> Vec<WorkloadStatus> {
-        self.mesh.workloads().map(|w| self.workload(w)).collect()
+    pub(crate) fn workload_statuses(&self) -> Vec<WorkloadStatus> {
+        self.mesh.workloads().map(|w| self.workload_status(w)).collect()
     }
 
-    fn workload(&self, workload: &Workload) -> WorkloadStatus {
+    fn workload_status(&self, workload: &Workload) -> WorkloadStatus {
         let name = &workload.name;
-        let connected_proxy = self.connected.known(name);
+        let connected_proxy = self.connected.workload_proxy(name);
         let sidecar = match connected_proxy {
             Some(_) => "connected",
-            None if self.peers.holder(name).is_some() => "elsewhere",
+            None if self.peers.newest_registration(name).is_some() => "elsewhere",
             None if self.presence.is_missing(name) => "missing",
             None => "absent",
         };
@@ -142,7 +142,7 @@ impl Report<'_> {
             .map(|connected_proxy| connected_proxy.report.addresses.clone())
             .unwrap_or_default();
         let services = self.mesh.in_front_of(name);
-        let listeners = self.mesh.listeners(name).into_iter().flatten();
+        let listeners = self.mesh.sidecar_listeners(name).into_iter().flatten();
         WorkloadStatus {
             name: name.to_string(),
             account: workload.account.to_string(),
@@ -155,7 +155,7 @@ impl Report<'_> {
             sidecar: sidecar.to_owned(),
             revoked: self.mesh.is_revoked(workload),
             listeners: listeners.map(|(port, at)| (*port, at.to_string())).collect(),
-            application: self.applications.status(name, self.now),
+            application: self.applications.application_status(name, self.now),
             conditions: conditions.map(ConditionStatus::from).collect(),
             pid: connected_proxy.map(|connected_proxy| connected_proxy.pid),
             admin: connected_proxy
@@ -167,7 +167,7 @@ impl Report<'_> {
     }
 
     /// Returns the number of current conditions that break traffic, by kind.
-    pub(crate) fn conditions(&self) -> [(&'static str, u64); 7] {
+    pub(crate) fn condition_counts(&self) -> [(&'static str, u64); 7] {
         use leno_discovery::condition::kind;
         let mut found = [
             (kind::LISTENER_CLOSED, 0),
@@ -186,14 +186,14 @@ impl Report<'_> {
         };
         for workload in self.mesh.workloads() {
             let name = &workload.name;
-            let connected_proxy = self.connected.known(name);
+            let connected_proxy = self.connected.workload_proxy(name);
             for condition in connected_proxy
                 .iter()
                 .flat_map(|connected_proxy| &connected_proxy.report.conditions)
             {
                 add(&condition.kind, 1);
             }
-            if let Some(application) = self.applications.status(name, self.now) {
+            if let Some(application) = self.applications.application_status(name, self.now) {
                 add("application-exiting", usize::from(application.keeps_exiting));
                 add("application-port", application.ports.len());
             }
@@ -204,7 +204,7 @@ impl Report<'_> {
             let name = name
                 .split_once('/')
                 .and_then(|(namespace, name)| WorkloadName::new(namespace, name).ok());
-            name.is_some_and(|name| self.connected.known(&name).is_some())
+            name.is_some_and(|name| self.connected.workload_proxy(&name).is_some())
         };
         add("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
         found
@@ -212,16 +212,16 @@ impl Report<'_> {
 
     /// Returns the joins rejected in the last minute.
     pub(crate) fn rejected_joins(&self) -> Vec<RejectedJoinStatus> {
-        self.certifier.rejected_joins().status(self.now)
+        self.certifier.rejected_joins().recent_rejections(self.now)
     }
 
-    pub(crate) fn services(&self) -> Vec<ServiceStatus> {
-        self.mesh.services().map(|s| self.service(s)).collect()
+    pub(crate) fn service_statuses(&self) -> Vec<ServiceStatus> {
+        self.mesh.services().map(|s| self.service_status(s)).collect()
     }
 
     /// The view in permissive mode: nothing is left out.
-    fn service(&self, service: &Service) -> ServiceStatus {
-        let view = view(self.mesh, &Viewer::Anybody, service);
+    fn service_status(&self, service: &Service) -> ServiceStatus {
+        let view = compile_service(self.mesh, &Viewer::Anybody, service);
         let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
             name: port.name.as_ref().map(ToString::to_string),
             port: *number,
@@ -235,36 +235,40 @@ impl Report<'_> {
                 })
                 .collect(),
         });
-        let workloads = self.mesh.behind(&service.name);
-        let routes = self.mesh.routes().of(&service.name).map(|route| &route.name);
-        let routes = routes.chain(self.mesh.tls_routes().of(&service.name).map(|r| &r.rule.route));
-        let tcp = self.mesh.gateway_tcp_routes().of(&service.name).map(|r| &r.rule.route);
+        let workloads = self.mesh.service_workloads(&service.name);
+        let routes = self.mesh.http_routes().attached_to(&service.name).map(|route| &route.name);
+        let routes =
+            routes.chain(self.mesh.tls_routes().attached_to(&service.name).map(|r| &r.rule.route));
+        let tcp = self.mesh.gateway_tcp_routes().attached_to(&service.name).map(|r| &r.rule.route);
         let routes = routes.chain(tcp);
-        let routes = routes.chain(self.mesh.splits().of(&service.name).map(|split| &split.name));
+        let routes = routes
+            .chain(self.mesh.traffic_splits().attached_to(&service.name).map(|split| &split.name));
         ServiceStatus {
             name: service.name.to_string(),
             selector: service.selector.clone(),
             workloads: workloads.map(|workload| workload.name.to_string()).collect(),
             ports: ports.collect(),
             routes: routes.map(ToString::to_string).collect(),
-            excluded: barred(self.mesh, service).map(|(endpoints, barrier)| ExcludedStatus {
-                endpoints,
-                setting: match barrier {
-                    Barrier::Strict => "trafficMode: strict".to_owned(),
-                    Barrier::Egress => "egress: deny".to_owned(),
-                },
+            excluded: barred_workloads(self.mesh, service).map(|(endpoints, barrier)| {
+                ExcludedStatus {
+                    endpoints,
+                    setting: match barrier {
+                        Barrier::Strict => "trafficMode: strict".to_owned(),
+                        Barrier::Egress => "egress: deny".to_owned(),
+                    },
+                }
             }),
         }
     }
 
     /// Returns the number of namespaces with members of the mesh.
-    pub(crate) fn namespaces(&self) -> usize {
+    pub(crate) fn namespace_count(&self) -> usize {
         let workloads = self.mesh.workloads().map(|workload| &workload.name.namespace);
         let services = self.mesh.services().map(|service| &service.name.namespace);
         workloads.chain(services).collect::<BTreeSet<_>>().len()
     }
 
-    pub(crate) fn certificates(&self) -> Vec<CertificateStatus> {
+    pub(crate) fn certificate_statuses(&self) -> Vec<CertificateStatus> {
         let status = |signed: &crate::certify::Signed| {
             let left = signed.not_after.duration_since(self.wall);
             let age = self.wall.duration_since(signed.issued);
@@ -279,10 +283,10 @@ impl Report<'_> {
                 valid_for_seconds: left.unwrap_or_default().as_secs(),
             }
         };
-        self.certifier.known().map(status).collect()
+        self.certifier.known_certificates().map(status).collect()
     }
 
-    pub(crate) fn proxies(&self) -> Vec<ProxyStatus> {
+    pub(crate) fn proxy_statuses(&self) -> Vec<ProxyStatus> {
         let proxy =
             |(connection, connected_proxy): (leno_discovery::ConnectionId, &ConnectedProxy)| {
                 let sent = connected_proxy.offered.as_ref();
@@ -300,12 +304,12 @@ impl Report<'_> {
                         .map(ToString::to_string)
                         .collect(),
                     services: sent.map_or(0, |update| update.snapshot.services.len()),
-                    world_age_seconds: connected_proxy.applied_at.map(|at| self.since(at)),
+                    world_age_seconds: connected_proxy.applied_at.map(|at| self.seconds_since(at)),
                     behind_seconds: match connected_proxy.is_behind() {
                         false => None,
                         true => {
                             let since = self.connected.rounds.awaited_since(connection);
-                            Some(since.map_or(0.0, |since| self.since(since)))
+                            Some(since.map_or(0.0, |since| self.seconds_since(since)))
                         }
                     },
                     sent: sent.map(|update| update.change.0),
@@ -319,41 +323,41 @@ impl Report<'_> {
         proxies
     }
 
-    fn since(&self, at: Instant) -> f64 {
+    fn seconds_since(&self, at: Instant) -> f64 {
         self.now.duration_since(at).as_secs_f64()
     }
 
-    pub(crate) fn routes(&self) -> Vec<RouteStatus> {
-        let http = self.mesh.routes().all().map(|route| {
+    pub(crate) fn route_statuses(&self) -> Vec<RouteStatus> {
+        let http = self.mesh.http_routes().all_routes().map(|route| {
             let name = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
-            let mut status = self.route(name, route.rules.len(), &route.parents, &backends);
+            let mut status = self.route_status(name, route.rules.len(), &route.parents, &backends);
             status.rule_texts = route.rules.iter().map(rule_text).collect();
             for (index, parent) in route.parents.iter().enumerate() {
-                status.contest(index, self.overruled(route, parent));
+                status.add_overrides(index, self.overriding_grpc_routes(route, parent));
             }
-            status.unresolve(self.ungranted((route.kind, &route.name), route));
+            status.add_unresolved(self.ungranted_services((route.kind, &route.name), route));
             status
         });
-        let tls = self.mesh.tls_routes().all();
+        let tls = self.mesh.tls_routes().all_routes();
         let tls = tls.map(|route| {
             let backends: Vec<_> = route.rule.backends.iter().collect();
             let name = &route.rule.route;
             let kind = RouteKind::Tls.as_str();
-            let mut status = self.route((kind, name), 1, &route.parents, &backends);
-            status.unresolve(self.ungranted((RouteKind::Tls, name), route));
+            let mut status = self.route_status((kind, name), 1, &route.parents, &backends);
+            status.add_unresolved(self.ungranted_services((RouteKind::Tls, name), route));
             for (index, parent) in route.parents.iter().enumerate() {
-                status.contest(index, self.outnamed(route, parent));
+                status.add_overrides(index, self.conflicting_tls_routes(route, parent));
             }
             status
         });
-        let tcp = self.mesh.gateway_tcp_routes().all();
+        let tcp = self.mesh.gateway_tcp_routes().all_routes();
         let tcp = tcp.map(|route| self.gateway_tcp_route(route));
-        let splits = self.mesh.splits().all().map(|split| self.split(split));
+        let splits = self.mesh.traffic_splits().all_routes().map(|split| self.split_status(split));
         http.chain(tls).chain(tcp).chain(splits).collect()
     }
 
-    fn route(
+    fn route_status(
         &self,
         (kind, name): (&str, &RouteName),
         rules: usize,
@@ -369,20 +373,21 @@ impl Report<'_> {
         let mut status =
             RouteStatus::new((kind, name), parents.iter().map(sent), (rules, shares.collect()));
         for (index, parent) in parents.iter().enumerate() {
-            status.refuse(index, self.absent(&parent.service, parent.port));
+            status.reject_parent(index, self.missing_reference(&parent.service, parent.port));
         }
-        let absent = backends.iter().filter_map(|it| self.absent(&it.service, Some(it.port)));
-        status.unresolve(absent);
+        let absent =
+            backends.iter().filter_map(|it| self.missing_reference(&it.service, Some(it.port)));
+        status.add_unresolved(absent);
         status
     }
 
     /// Returns a missing service or port as a sentence.
-    fn absent(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
-        absent(self.mesh, service, port)
+    fn missing_reference(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
+        missing_reference(self.mesh, service, port)
     }
 
     /// Returns the services of other namespaces that a route may not refer to.
-    fn ungranted(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
+    fn ungranted_services(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
         let mut ungranted: Vec<String> = route
             .leads_to()
             .filter(|service| {
@@ -395,18 +400,18 @@ impl Report<'_> {
     }
 
     /// Returns the ports of a parent.
-    fn ports(&self, parent: &RouteParent) -> Vec<u16> {
+    fn parent_ports(&self, parent: &RouteParent) -> Vec<u16> {
         let service = self.mesh.service(&parent.service);
         let ports = service.into_iter().flat_map(|service| &service.ports).map(|port| port.port);
         ports.filter(|port| parent.port.is_none_or(|only| only == *port)).collect()
     }
 
     /// Returns, for each port of a parent, the `GRPCRoute`s that override an `HTTPRoute` there.
-    fn overruled(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
-        let attached = self.mesh.routes().of(&parent.service);
+    fn overriding_grpc_routes(&self, route: &HttpRoute, parent: &RouteParent) -> Vec<Vec<String>> {
+        let attached = self.mesh.http_routes().attached_to(&parent.service);
         let others: Vec<&HttpRoute> = attached.filter(|other| other.goes_before(route)).collect();
         let at = |port: u16| {
-            let is_there = |it: &RouteParent| it.has(&parent.service, port);
+            let is_there = |it: &RouteParent| it.includes_port(&parent.service, port);
             let others = others.iter().filter(move |other| other.parents.iter().any(is_there));
             let sent = others.map(|other| {
                 let (kind, name) = (other.kind.as_str(), &other.name);
@@ -414,30 +419,34 @@ impl Report<'_> {
             });
             sent.collect()
         };
-        self.ports(parent).into_iter().map(at).collect()
+        self.parent_ports(parent).into_iter().map(at).collect()
     }
 
     /// Returns, for each port of a parent, the `TLSRoute` that already has all host names of another one.
-    fn outnamed(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
+    fn conflicting_tls_routes(&self, route: &TlsRoute, parent: &RouteParent) -> Vec<Vec<String>> {
         let at = |port: u16| {
             let consumer = Some(&route.rule.route.namespace);
             let all: Vec<_> =
                 self.mesh.tls_routes().of_port(&parent.service, port, consumer).collect();
-            let conflict = route.conflict(all.into_iter()).map(|it| &it.rule.route);
+            let conflict = route.find_conflict(all.into_iter()).map(|it| &it.rule.route);
             let sent = conflict.map(|it| {
                 format!("TLSRoute {it} has the same host names at port {port} and takes precedence")
             });
             sent.into_iter().collect()
         };
-        self.ports(parent).into_iter().map(at).collect()
+        self.parent_ports(parent).into_iter().map(at).collect()
     }
 
     /// Returns rejected documents, warnings about single documents and about the whole, and the reason why the
     /// trust domain is not the configured one.
-    pub(crate) fn rejected(&self) -> Value {
+    pub(crate) fn diagnostics_json(&self) -> Value {
         let mut warnings: Vec<Warning> = self.diagnostics.warnings.clone();
-        warnings.extend(lint(&self.mesh.explained()).into_iter().filter(|it| self.concerns(it)));
-        locate(&mut warnings, &self.diagnostics.locations);
+        warnings.extend(
+            lint_objects(&self.mesh.explained_objects())
+                .into_iter()
+                .filter(|it| self.is_relevant(it)),
+        );
+        locate_warnings(&mut warnings, &self.diagnostics.locations);
         warnings.extend(self.unread_keys());
         warnings.sort();
         warnings.dedup();
@@ -452,7 +461,7 @@ impl Report<'_> {
 impl Report<'_> {
     /// False for a Service of a cluster in a namespace without a pod of the mesh: most Services of a cluster
     /// are unrelated to the mesh. Objects of a cluster have no file.
-    fn concerns(&self, warning: &Warning) -> bool {
+    fn is_relevant(&self, warning: &Warning) -> bool {
         let at = &warning.at;
         let is_own =
             |workload: &Workload| Some(workload.name.namespace.as_str()) == at.namespace.as_deref();
@@ -481,7 +490,7 @@ fn rule_text(rule: &RouteRule) -> String {
 }
 
 /// Returns a missing service or port as a sentence.
-fn absent(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<String> {
+fn missing_reference(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<String> {
     match (mesh.service(service), port) {
         (None, _) => {
             Some(format!("Service {service} does not exist{}", other_namespaces(mesh, service)))
@@ -526,7 +535,7 @@ fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> Liste
     status
 }
 
-fn milliseconds(duration: std::time::Duration) -> f64 {
+fn to_milliseconds(duration: std::time::Duration) -> f64 {
     // Whole microseconds: further digits are noise.
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -534,7 +543,7 @@ fn milliseconds(duration: std::time::Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{BOOKINFO, mesh};
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 
     #[test]
     fn a_missing_service_is_named_with_the_namespaces_that_have_it() {
@@ -543,7 +552,7 @@ mod tests {
 {apiVersion: v1, kind: Service, metadata: {name: reviews, namespace: shop},
  spec: {selector: {app: reviews}, ports: [{name: http, port: 9080}]}}
 ";
-        let mesh = mesh(&format!("{BOOKINFO}{more}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
         for (service, port, expected) in [
             (
                 "default/details",
@@ -563,7 +572,7 @@ mod tests {
             ("bookinfo/details", Some(1), Some("Service bookinfo/details has no port 1")),
             ("bookinfo/details", Some(9080), None),
         ] {
-            let found = absent(&mesh, &service.parse().unwrap(), port);
+            let found = missing_reference(&mesh, &service.parse().unwrap(), port);
             assert_eq!(found.as_deref(), expected, "{service}");
         }
     }

@@ -13,13 +13,13 @@ pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`ReviewError::Refused`] if no review could accept the token.
-    fn claimed(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
+    fn claimed_holder(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
         let _ = (token, now);
         Ok(None)
     }
 
     /// Verifies a token and returns its holder. Cancel-safe.
-    fn review<'a>(&'a self, token: &'a str) -> Review<'a>;
+    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a>;
 }
 
 /// The future of a token review.

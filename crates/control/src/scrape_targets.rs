@@ -15,17 +15,17 @@ pub(crate) enum Scraper {
 }
 
 impl Scraper {
-    pub(crate) const fn at(source: Source) -> Self {
+    pub(crate) const fn from_source(source: Source) -> Self {
         if source.is_local() { Self::Local } else { Self::Remote }
     }
 }
 
 /// Returns one group for each sidecar with an admin page that the scraper can reach. A page on loopback of
 /// another machine is not among a sidecar's own addresses here.
-pub(crate) fn of(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
+pub(crate) fn target_groups(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
     let groups = proxies.iter().filter_map(|proxy| {
         let (namespace, name) = proxy.workload.split_once('/')?;
-        let target = proxy.admin.as_ref().filter(|it| scraper.reaches(it))?;
+        let target = proxy.admin.as_ref().filter(|it| scraper.can_reach(it))?;
         let labels = json!({ "workload_namespace": namespace, "workload": name });
         Some(json!({ "targets": [target], "labels": labels }))
     });
@@ -33,7 +33,7 @@ pub(crate) fn of(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
 }
 
 impl Scraper {
-    fn reaches(self, target: &str) -> bool {
+    fn can_reach(self, target: &str) -> bool {
         let address = target.parse().map(|it: std::net::SocketAddr| it.ip().to_canonical());
         self == Self::Local || !address.is_ok_and(|address| address.is_loopback())
     }
@@ -43,7 +43,7 @@ impl Scraper {
 mod tests {
     use super::*;
 
-    fn proxy(workload: &str, admin: Option<&str>, foreign: Option<&str>) -> ProxyStatus {
+    fn proxy_status(workload: &str, admin: Option<&str>, foreign: Option<&str>) -> ProxyStatus {
         serde_json::from_value(json!({
             "workload": workload, "connection": 1, "connected_seconds": 1.0, "pid": 1, "version": "",
             "admin": admin, "foreign_admin": foreign, "subscriptions": [], "services": 0, "refused": 0,
@@ -55,15 +55,15 @@ mod tests {
     #[test]
     fn sidecars_with_an_admin_page_that_the_scraper_reaches_are_targets() {
         let proxies = [
-            proxy("shop/a-1", Some("127.0.0.1:4000"), None),
-            proxy("shop/b-1", None, None),
-            proxy("shop/c-1", Some("192.0.2.7:4000"), None),
-            proxy("shop/d-1", None, Some("127.0.0.1:4000")),
-            proxy("shop/e-1", Some("[::1]:4000"), None),
+            proxy_status("shop/a-1", Some("127.0.0.1:4000"), None),
+            proxy_status("shop/b-1", None, None),
+            proxy_status("shop/c-1", Some("192.0.2.7:4000"), None),
+            proxy_status("shop/d-1", None, Some("127.0.0.1:4000")),
+            proxy_status("shop/e-1", Some("[::1]:4000"), None),
         ];
         let targets = |source: &str| {
             let source = Source::from(source.parse::<std::net::IpAddr>().unwrap());
-            let found = of(&proxies, Scraper::at(source));
+            let found = target_groups(&proxies, Scraper::from_source(source));
             let groups = found.as_array().unwrap().iter();
             let shown =
                 groups.map(|it| format!("{} {}", it["labels"]["workload"], it["targets"][0]));
@@ -72,7 +72,7 @@ mod tests {
         let all = "a-1 127.0.0.1:4000, c-1 192.0.2.7:4000, e-1 [::1]:4000";
         assert_eq!((targets("127.0.0.1"), targets("::1")), (all.to_owned(), all.to_owned()));
         assert_eq!(targets("192.0.2.9"), "c-1 192.0.2.7:4000");
-        let found = of(&proxies[..1], Scraper::Local);
+        let found = target_groups(&proxies[..1], Scraper::Local);
         let labels = json!({ "workload_namespace": "shop", "workload": "a-1" });
         assert_eq!(found, json!([{ "targets": ["127.0.0.1:4000"], "labels": labels }]));
     }

@@ -10,10 +10,12 @@ use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
     ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, Operators, PEER_ALPN,
-    Registered, ServeError, serve, serve_join, serve_peer,
+    Registered, ServeError, serve_join, serve_peer, serve_proxy,
 };
-use leno_identity::{Peer, VerifyError, control_id, peer, reason_of};
-use leno_listen::{Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset, shake_hands};
+use leno_identity::{Peer, VerifyError, control_id, reason_of, session_peer};
+use leno_listen::{
+    Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset_on_drop, shake_hands,
+};
 use leno_model::{Reason, Side, TrustDomain};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
@@ -50,7 +52,7 @@ pub(crate) struct Server {
 }
 
 /// Accepts until shutdown; then waits for the connections, which the mesh owner ends.
-pub(crate) async fn accept(
+pub(crate) async fn accept_connections(
     listener: TcpListener,
     server: Arc<Server>,
     mut stop: watch::Receiver<bool>,
@@ -76,9 +78,9 @@ pub(crate) async fn accept(
         let (connection, half_open) = (ConnectionId(numbered), Arc::new(admission.admit(from)));
         connections.spawn(async move {
             if let Err(error) = serve_one(tcp, half_open, connection, &server).await {
-                server.gauges.refuse(error.reason());
+                server.gauges.record_failure(error.reason());
                 if error.is_evicted() {
-                    server.gauges.evict();
+                    server.gauges.record_eviction();
                 }
                 tracing::debug!(%error, %connection, %from, "a connection failed");
             }
@@ -101,13 +103,13 @@ async fn serve_one(
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
     let source = tcp.peer_addr().map_err(ConnectionError::Socket)?.ip();
-    let ends = Ends::of(&tcp).map_err(ConnectionError::Socket)?;
-    let handshake = timeout(server.limits.handshake, greet(tcp, &half_open, server));
+    let ends = Ends::from_stream(&tcp).map_err(ConnectionError::Socket)?;
+    let handshake = timeout(server.limits.handshake, perform_handshake(tcp, &half_open, server));
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
-    let purpose = purpose(&stream, &server.trust_domain, SystemTime::now())?;
+    let purpose = connection_purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = Counted::new(stream, Arc::clone(&server.gauges));
     // A client without a member's identity sends at most one event, or is another control plane.
-    let connect = || server.events.connect(Arc::new(Budget::new(Instant::now())));
+    let connect = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
     match purpose {
         Purpose::Join => {
             let stream = Unproved::new(stream, half_open);
@@ -115,24 +117,27 @@ async fn serve_one(
         }
         Purpose::Peer(peer) => {
             let pending_connection =
-                server.pending_connections.admit(connection, (peer, ends), half_open);
-            server.pending_connections.vouch(connection);
+                server.pending_connections.add_connection(connection, (peer, ends), half_open);
+            server.pending_connections.mark_authenticated(connection);
             let here = server.registered.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
             connect().announce(Event::PeerArrived).await?;
             pending_connection.within_share(Box::pin(serve_peer(stream, here))).await
         }
         Purpose::Follow(peer) => {
-            let budget = server.budgets.of(&identity(&peer), Instant::now());
-            let events = server.events.connect(Arc::clone(&budget));
-            let pending_connection =
-                server.pending_connections.admit(connection, (peer, ends), Arc::clone(&half_open));
+            let budget = server.budgets.for_identity(&peer_identity(&peer), Instant::now());
+            let events = server.events.create_sender(Arc::clone(&budget));
+            let pending_connection = server.pending_connections.add_connection(
+                connection,
+                (peer, ends),
+                Arc::clone(&half_open),
+            );
             let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());
-            let served = serve(stream, connection, events, server.report_every, operators);
+            let served = serve_proxy(stream, connection, events, server.report_every, operators);
             let served = pending_connection.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
                 // `serve` was cancelled before it announced this.
-                server.events.connect(budget).announce(Event::Left { connection }).await?;
+                server.events.create_sender(budget).announce(Event::Left { connection }).await?;
             }
             served
         }
@@ -140,19 +145,19 @@ async fn serve_one(
 }
 
 /// Performs the handshake. A silent client is evicted early.
-async fn greet(
+async fn perform_handshake(
     tcp: TcpStream,
     half_open: &HalfOpen,
     server: &Server,
 ) -> Result<TlsStream<TcpStream>, ConnectionError> {
     // Readiness alone may be a false alarm.
     let mut first = [0];
-    let sent = half_open.peer(timeout(server.limits.first_byte, tcp.peek(&mut first)));
+    let sent = half_open.await_peer(timeout(server.limits.first_byte, tcp.peek(&mut first)));
     match sent.await {
         Ok(Ok(sent)) => drop(sent.map_err(ConnectionError::Socket)?),
         Ok(Err(_)) => return Err(ConnectionError::Late),
         Err(evicted) => {
-            reset(&tcp);
+            reset_on_drop(&tcp);
             return Err(ConnectionError::Handshake(evicted.into()));
         }
     }
@@ -170,7 +175,7 @@ enum Purpose {
     Follow(Peer),
 }
 
-fn purpose(
+fn connection_purpose(
     stream: &TlsStream<TcpStream>,
     trust_domain: &TrustDomain,
     now: SystemTime,
@@ -179,11 +184,12 @@ fn purpose(
     match session.alpn_protocol() {
         Some(JOIN_ALPN) => Ok(Purpose::Join),
         Some(ALPN) => {
-            let peer = peer(session.peer_certificates(), now)?;
+            let peer = session_peer(session.peer_certificates(), now)?;
             peer.map(Purpose::Follow).ok_or(ConnectionError::Anonymous)
         }
         Some(PEER_ALPN) => {
-            let peer = peer(session.peer_certificates(), now)?.ok_or(ConnectionError::Anonymous)?;
+            let peer = session_peer(session.peer_certificates(), now)?
+                .ok_or(ConnectionError::Anonymous)?;
             match peer.id == control_id(trust_domain) {
                 true => Ok(Purpose::Peer(peer)),
                 false => Err(ConnectionError::NoPeer),
@@ -194,7 +200,7 @@ fn purpose(
 }
 
 /// Returns a member's identity by its certificate, the key of budgets and log limits.
-pub(crate) fn identity(peer: &Peer) -> String {
+pub(crate) fn peer_identity(peer: &Peer) -> String {
     match &peer.workload {
         Some(workload) => format!("{} {workload}", peer.id),
         None => peer.id.to_string(),

@@ -33,8 +33,8 @@ impl Serving {
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<Self, ServingError> {
-        let credential = issue(&authority.borrow(), lifetime, now)?;
-        let (accepting, dialing) = configs(&credential)?;
+        let credential = issue_credential(&authority.borrow(), lifetime, now)?;
+        let (accepting, dialing) = tls_configs(&credential)?;
         Ok(Self {
             authority,
             lifetime,
@@ -46,18 +46,18 @@ impl Serving {
     }
 
     /// Returns the configuration for new connections to other control planes.
-    pub(crate) fn dialing(&self) -> watch::Receiver<Arc<ClientConfig>> {
+    pub(crate) fn watch_client_config(&self) -> watch::Receiver<Arc<ClientConfig>> {
         self.dialing.subscribe()
     }
 
     /// Returns the configuration for new connections; open ones keep theirs.
-    pub(crate) fn configs(&self) -> watch::Receiver<Arc<ServerConfig>> {
+    pub(crate) fn watch_server_config(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.configs.subscribe()
     }
 
     /// Renews the credential at half of its lifetime, while there is a receiver.
     pub(crate) async fn keep_fresh(mut self) {
-        let mut wait = self.wait(SystemTime::now());
+        let mut wait = self.next_check(SystemTime::now());
         let mut authority = self.authority.clone();
         loop {
             tokio::select! {
@@ -67,25 +67,26 @@ impl Serving {
                 () = tokio::time::sleep(wait) => {}
             }
             let now = SystemTime::now();
-            wait = match self.wait(now) {
+            wait = match self.next_check(now) {
                 later if !self.is_stale && !later.is_zero() => later,
-                _ => self.renew(now),
+                _ => self.renew_credential(now),
             };
         }
     }
 
-    fn renew(&mut self, now: SystemTime) -> Duration {
-        let renewed = issue(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
-            let configs = configs(&credential)?;
-            Ok((credential, configs))
-        });
+    fn renew_credential(&mut self, now: SystemTime) -> Duration {
+        let renewed =
+            issue_credential(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
+                let configs = tls_configs(&credential)?;
+                Ok((credential, configs))
+            });
         match renewed {
             Ok((credential, (accepting, dialing))) => {
                 self.credential = credential;
                 self.is_stale = false;
                 self.configs.send_replace(accepting);
                 self.dialing.send_replace(dialing);
-                self.wait(now).max(RETRY)
+                self.next_check(now).max(RETRY)
             }
             Err(error) => {
                 tracing::error!(%error, "cannot renew the control plane's own certificate");
@@ -96,7 +97,7 @@ impl Serving {
 
     /// Returns the time until the next check; bounded, so that a machine that was suspended is not late by
     /// much.
-    fn wait(&self, now: SystemTime) -> Duration {
+    fn next_check(&self, now: SystemTime) -> Duration {
         let due = self.credential.renew_at(HALF_LIFE);
         due.duration_since(now).unwrap_or_default().min(LOOK_EVERY)
     }
@@ -120,7 +121,7 @@ pub enum ServingError {
 }
 
 /// Returns the TLS configurations for the listener and for connections to other control planes.
-fn configs(
+fn tls_configs(
     credential: &Credential,
 ) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), ServingError> {
     let accepting = join_server_config(credential, &[ALPN, JOIN_ALPN, PEER_ALPN])?;
@@ -128,13 +129,13 @@ fn configs(
     Ok((accepting, dialing))
 }
 
-fn issue(
+fn issue_credential(
     authority: &Authority,
     lifetime: Duration,
     now: SystemTime,
 ) -> Result<Credential, ServingError> {
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request())?;
+    let request = CertificateRequest::from_der(&key.certificate_request())?;
     let id = control_id(authority.trust_domain());
     let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, lifetime, now)?;
@@ -167,12 +168,12 @@ mod tests {
             let authority = watch::Sender::new(Arc::new(authority)).subscribe();
             Serving::new(authority, lifetime, now).unwrap()
         };
-        let configs = serving.configs();
-        assert_eq!(serving.wait(now), LOOK_EVERY);
+        let configs = serving.watch_server_config();
+        assert_eq!(serving.next_check(now), LOOK_EVERY);
         let half = now + lifetime / 2 + Duration::from_secs(10);
-        assert_eq!(serving.wait(half), Duration::ZERO);
+        assert_eq!(serving.next_check(half), Duration::ZERO);
         let before = serving.credential.not_after();
-        serving.renew(half);
+        serving.renew_credential(half);
         assert!(configs.has_changed().unwrap());
         assert!(serving.credential.not_after() > before);
         assert_eq!(serving.credential.id(), &control_id(&domain));

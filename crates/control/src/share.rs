@@ -23,7 +23,7 @@ impl Share {
     }
 
     /// Waits for the turn to send one query. Dropping it ends the turn.
-    pub(crate) async fn turn(&self) -> ShareTurn<'_> {
+    pub(crate) async fn acquire_turn(&self) -> ShareTurn<'_> {
         let next = self.next.lock().await;
         sleep_until(*next).await;
         ShareTurn { next, began: Instant::now(), pause: self.pause }
@@ -74,13 +74,13 @@ mod tests {
             let share = Arc::clone(&share);
             clients.spawn(async move {
                 loop {
-                    let _turn = share.turn().await;
+                    let _turn = share.acquire_turn().await;
                     sleep(WORK).await;
                 }
             });
         }
         sleep(Duration::from_millis(1)).await;
-        let turn = share.turn().await;
+        let turn = share.acquire_turn().await;
         let waited = began.elapsed();
         drop(turn);
         assert!(waited <= 15 * 5 * WORK + WORK, "{waited:?}");
@@ -89,11 +89,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_question_that_is_given_up_is_paid_for() {
         let share = Share::new(4);
-        let turn = share.turn().await;
+        let turn = share.acquire_turn().await;
         sleep(Duration::from_millis(100)).await;
         drop(turn);
         let began = Instant::now();
-        drop(share.turn().await);
+        drop(share.acquire_turn().await);
         assert_eq!(began.elapsed(), Duration::from_millis(400));
     }
 }

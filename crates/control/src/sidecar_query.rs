@@ -4,7 +4,7 @@ use hyper::StatusCode;
 use leno_discovery::{ProxyAnswer, Queries, QueryError};
 use leno_model::WorkloadName;
 
-use crate::answering::decoded;
+use crate::answering::decode_percent;
 use crate::owner::SidecarPlace;
 
 /// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
@@ -13,8 +13,8 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=')?;
         match name {
-            "workload" => workload = Some(decoded(value)?.parse().ok()?),
-            "path" => path = Some(decoded(value)?),
+            "workload" => workload = Some(decode_percent(value)?.parse().ok()?),
+            "path" => path = Some(decode_percent(value)?),
             _ => return None,
         }
     }
@@ -25,7 +25,7 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
 ///
 /// # Errors
 /// The status, and the reason with its hint.
-pub(crate) async fn send(
+pub(crate) async fn send_query(
     queries: &Queries,
     (workload, place): (&WorkloadName, SidecarPlace),
     path: String,
@@ -48,10 +48,13 @@ pub(crate) async fn send(
             return Err((StatusCode::NOT_FOUND, format!("there is no workload {workload}")));
         }
     };
-    queries.send(connection, path).await.map_err(|error| (status(error), error.to_string()))
+    queries
+        .send_query(connection, path)
+        .await
+        .map_err(|error| (error_status(error), error.to_string()))
 }
 
-fn status(error: QueryError) -> StatusCode {
+fn error_status(error: QueryError) -> StatusCode {
     match error {
         QueryError::Path => StatusCode::URI_TOO_LONG,
         QueryError::Disconnected | QueryError::Oversized => StatusCode::BAD_GATEWAY,
@@ -99,7 +102,7 @@ mod tests {
             (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
             (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
         ] {
-            let sent = send(&queries, (&workload, place), "/ready".to_owned()).await;
+            let sent = send_query(&queries, (&workload, place), "/ready".to_owned()).await;
             let (found, problem) = sent.unwrap_err();
             assert!(found == status && problem.contains(words), "{found}: {problem}");
         }

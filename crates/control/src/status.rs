@@ -412,7 +412,7 @@ impl RouteStatus {
     }
 
     /// Adds the reasons why it has no effect at one of its parents.
-    pub(crate) fn refuse(&mut self, parent: usize, why: impl IntoIterator<Item = String>) {
+    pub(crate) fn reject_parent(&mut self, parent: usize, why: impl IntoIterator<Item = String>) {
         for why in why {
             if let Some(parent) = self.attached.get_mut(parent) {
                 parent.accepted = false;
@@ -420,24 +420,24 @@ impl RouteStatus {
                     parent.why.push(why.clone());
                 }
             }
-            self.add(why);
+            self.add_problem(why);
         }
     }
 
     /// Adds the objects that override it at each port of one of its parents: it is accepted there unless it is
     /// overridden at all ports.
-    pub(crate) fn contest(&mut self, parent: usize, ports: Vec<Vec<String>>) {
+    pub(crate) fn add_overrides(&mut self, parent: usize, ports: Vec<Vec<String>>) {
         let is_shut_out = !ports.iter().any(Vec::is_empty);
         for why in ports.into_iter().flatten() {
             match is_shut_out {
-                true => self.refuse(parent, [why]),
-                false => self.add(why),
+                true => self.reject_parent(parent, [why]),
+                false => self.add_problem(why),
             }
         }
     }
 
     /// Adds the reasons why backends are missing or not permitted.
-    pub(crate) fn unresolve(&mut self, why: impl IntoIterator<Item = String>) {
+    pub(crate) fn add_unresolved(&mut self, why: impl IntoIterator<Item = String>) {
         for why in why {
             for parent in &mut self.attached {
                 parent.resolved = false;
@@ -445,11 +445,11 @@ impl RouteStatus {
                     parent.why.push(why.clone());
                 }
             }
-            self.add(why);
+            self.add_problem(why);
         }
     }
 
-    fn add(&mut self, problem: String) {
+    fn add_problem(&mut self, problem: String) {
         if !self.problems.contains(&problem) {
             self.problems.push(problem);
         }

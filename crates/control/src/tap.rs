@@ -15,7 +15,7 @@ use leno_model::{
 use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::answering::decoded;
+use crate::answering::decode_percent;
 
 /// The lines of a tap, as a response body. Dropping it closes the tap.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Lines {
     /// # Errors
     /// The status and the problem.
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
-        let tap = parse(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
+        let tap = parse_tap(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
         let tapping = taps.open(tap);
         let tapping =
             tapping.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
@@ -54,7 +54,7 @@ impl Body for Lines {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         while let Poll::Ready(tapped) = self.tapping.poll_next(context) {
             let Some(tapped) = tapped else { return Poll::Ready(None) };
-            let text = text(tapped, self.tapping.lost());
+            let text = format_records(tapped, self.tapping.take_lost());
             if !text.is_empty() {
                 self.blank.reset();
                 return Poll::Ready(Some(Ok(Frame::data(text.into()))));
@@ -66,7 +66,7 @@ impl Body for Lines {
 
 /// Formats one line for each record, with the workload of the reporting sidecar, and one for lost records.
 /// Records are parsed, and their workload is overwritten: the operator of a sidecar controls its reports.
-fn text(tapped: Tapped, lost: u64) -> String {
+fn format_records(tapped: Tapped, lost: u64) -> String {
     let workload = tapped.workload.to_string();
     let mut dropped = tapped.dropped.saturating_add(lost);
     let mut out = String::new();
@@ -88,7 +88,7 @@ fn text(tapped: Tapped, lost: u64) -> String {
 
 /// Parses `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and `per_second`,
 /// percent-encoded.
-fn parse(query: &str) -> Result<Tap, String> {
+fn parse_tap(query: &str) -> Result<Tap, String> {
     let mut service = None;
     let mut tap = Tap {
         id: 0,
@@ -102,7 +102,8 @@ fn parse(query: &str) -> Result<Tap, String> {
     };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` has no value"))?;
-        let value = decoded(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
+        let value =
+            decode_percent(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
         let wrong = |what: &str| format!("`{name}={value}`: {what}");
         if value.len() > TAP_TEXT_BYTES_MAX {
             return Err(format!("`{name}` is longer than {TAP_TEXT_BYTES_MAX} bytes"));
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_query_says_what_is_tapped_and_what_is_wrong_with_it() {
-        let tap = parse(
+        let tap = parse_tap(
             "service=shop%2Fstock&path=/orders%3F&method=GET&status=5xx&from=shop/web&side=client\
              &per_second=7",
         )
@@ -173,7 +174,7 @@ mod tests {
             ("service=a/b&body=yes", "is unknown"),
             (&format!("service=a/b&path={}", "x".repeat(2000)), "longer than"),
         ] {
-            let found = parse(query).unwrap_err();
+            let found = parse_tap(query).unwrap_err();
             assert!(found.contains(problem), "{query}: {found}");
         }
     }
@@ -187,10 +188,10 @@ mod tests {
         };
         let forged = r#"{"path":"/a","workload":"shop/other-1"}"#;
         assert_eq!(
-            text(tapped(&[forged, "[]", "{\"a\":\n1}", "x"], 2), 3),
+            format_records(tapped(&[forged, "[]", "{\"a\":\n1}", "x"], 2), 3),
             "{\"path\":\"/a\",\"workload\":\"shop/web-1\"}\n{\"a\":1,\"workload\":\"shop/web-1\"}\n\
              {\"dropped\":7,\"workload\":\"shop/web-1\"}\n"
         );
-        assert_eq!(text(tapped(&[], 0), 0), "");
+        assert_eq!(format_records(tapped(&[], 0), 0), "");
     }
 }

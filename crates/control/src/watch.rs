@@ -4,16 +4,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain};
-use leno_registry::{FileSource, Located, Rejected, Update, Warning, watch};
+use leno_registry::{FileSource, Located, Rejected, Update, Warning, watch_source};
 use tokio::sync::{Notify, mpsc};
 
 /// Reads the files, again after each change, until the receiver is dropped.
-pub(crate) async fn follow(
+pub(crate) async fn follow_sources(
     paths: Vec<PathBuf>,
     updates: mpsc::Sender<Update>,
     reload: Arc<Notify>,
 ) {
-    if let Err(error) = watch(FileSource::new(paths), updates, reload).await {
+    if let Err(error) = watch_source(FileSource::new(paths), updates, reload).await {
         tracing::error!(%error, "the files are no longer watched");
     }
 }
@@ -31,7 +31,11 @@ pub(crate) struct Diagnostics {
 
 impl Diagnostics {
     /// Processes an update; returns its changes, adjusted to a mesh of `trust_domain`.
-    pub(crate) fn take(&mut self, update: Update, trust_domain: &TrustDomain) -> Vec<Change> {
+    pub(crate) fn process_update(
+        &mut self,
+        update: Update,
+        trust_domain: &TrustDomain,
+    ) -> Vec<Change> {
         for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {
             tracing::warn!(%warning, "a document is accepted with a warning");
         }

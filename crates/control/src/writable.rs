@@ -48,13 +48,13 @@ impl DataDirectory {
     }
 
     /// Returns the result of a test write; `None` while the process ends.
-    pub(crate) async fn status(&self) -> Option<DirectoryStatus> {
+    pub(crate) async fn directory_status(&self) -> Option<DirectoryStatus> {
         let path = self.path.clone();
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
         let authority_problem = self.authority_problem.lock();
         let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
         let tested = tokio::task::spawn_blocking(move || {
-            let problem = problem(&path);
+            let problem = write_error(&path);
             let directory = path.display().to_string();
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped }
         });
@@ -64,11 +64,11 @@ impl DataDirectory {
 
 /// Returns the error of a small write to the directory, if it fails. Nothing is written to a directory that
 /// another user controls.
-fn problem(directory: &Path) -> Option<String> {
+fn write_error(directory: &Path) -> Option<String> {
     if let Err(error) = check_private_directory(directory) {
         return Some(error.to_string());
     }
-    let path = draft(directory);
+    let path = draft_path(directory);
     let written = write(&path);
     let removed = std::fs::remove_file(&path);
     let absent = removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -83,7 +83,7 @@ fn write(path: &Path) -> io::Result<()> {
 }
 
 /// Returns a file name that is unique in the directory.
-fn draft(directory: &Path) -> PathBuf {
+fn draft_path(directory: &Path) -> PathBuf {
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     directory.join(format!(".write-test-{}-{number}", std::process::id()))
 }
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn a_directory_that_takes_no_file_is_a_problem_and_nothing_stays_behind() {
         let scratch = tempfile::tempdir().unwrap();
-        assert_eq!(problem(scratch.path()), None);
+        assert_eq!(write_error(scratch.path()), None);
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
-        assert!(problem(&scratch.path().join("absent")).is_some());
+        assert!(write_error(&scratch.path().join("absent")).is_some());
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         for (mode, is_private) in [(0o777, false), (0o720, false), (0o755, true)] {
             std::fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
             directory.set_modified(SystemTime::UNIX_EPOCH).unwrap();
-            assert_eq!(problem(scratch.path()).is_none(), is_private, "{mode:o}");
+            assert_eq!(write_error(scratch.path()).is_none(), is_private, "{mode:o}");
             let modified = directory.metadata().unwrap().modified().unwrap();
             assert_eq!(modified != SystemTime::UNIX_EPOCH, is_private, "{mode:o}");
         }

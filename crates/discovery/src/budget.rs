@@ -86,8 +86,8 @@ impl Budget {
     /// Locks and updates the buckets. A thread that panicked while it held the lock left no half-written state.
     fn lock(&self, now: Instant) -> MutexGuard<'_, Buckets> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.reading.fall(now);
-        buckets.work.fall(now);
+        buckets.reading.drain_elapsed(now);
+        buckets.work.drain_elapsed(now);
         if buckets.reading.units <= BURST_UNITS / 2 {
             buckets.exceeded_since = None;
         }
@@ -100,7 +100,7 @@ impl Bucket {
         self.units = self.units.saturating_add(units).min(BURST_UNITS + DEBT_UNITS_MAX);
     }
 
-    fn fall(&mut self, now: Instant) {
+    fn drain_elapsed(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.at).as_micros();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
         let fallen = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
@@ -126,7 +126,7 @@ pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
 impl Budgets {
     /// The budget of a client; it outlives the client's connections until nothing of it is spent.
     #[must_use]
-    pub fn of(&self, identity: &str, now: Instant) -> Arc<Budget> {
+    pub fn for_identity(&self, identity: &str, now: Instant) -> Arc<Budget> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(identity) {
             return Arc::clone(known);
@@ -203,20 +203,20 @@ mod tests {
     fn a_new_connection_does_not_renew_the_budget_of_an_identity() {
         let start = Instant::now();
         let budgets = Budgets::default();
-        budgets.of("one", start).charge_work(u64::MAX, start);
-        assert!(budgets.of("one", start).works_at(start).is_some());
-        assert!(budgets.of("other", start).works_at(start).is_none());
+        budgets.for_identity("one", start).charge_work(u64::MAX, start);
+        assert!(budgets.for_identity("one", start).works_at(start).is_some());
+        assert!(budgets.for_identity("other", start).works_at(start).is_none());
     }
 
     #[test]
     fn the_table_of_budgets_is_bounded_and_forgets_the_unspent_ones() {
         let start = Instant::now();
         let budgets = Budgets::default();
-        budgets.of("spender", start).charge_work(1_000, start);
+        budgets.for_identity("spender", start).charge_work(1_000, start);
         for number in 0..BUDGETS_MAX + 10 {
-            drop(budgets.of(&number.to_string(), start));
+            drop(budgets.for_identity(&number.to_string(), start));
         }
         assert!(budgets.0.lock().unwrap().len() <= BUDGETS_MAX);
-        assert!(!budgets.of("spender", start).is_unspent(start));
+        assert!(!budgets.for_identity("spender", start).is_unspent(start));
     }
 }

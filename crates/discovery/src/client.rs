@@ -31,7 +31,7 @@ use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
 ///
 /// The [`Follower`] applies configurations, opens taps and reports traffic. The future may be dropped at any
 /// time.
-pub async fn follow<S>(
+pub async fn follow_control_plane<S>(
     stream: S,
     hello: Hello,
     subscriber: &mut Subscriber,
@@ -68,22 +68,22 @@ pub trait Follower {
     ///
     /// # Errors
     /// The resources that cannot be accepted, with reasons.
-    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>>;
+    fn apply_update(&mut self, update: Update) -> Result<(), Vec<Refusal>>;
 
     /// The traffic since the last call, if any. Called at the interval that the control plane requests; never
     /// by a control plane that requests none.
-    fn traffic(&mut self) -> Option<Traffic> {
+    fn take_traffic(&mut self) -> Option<Traffic> {
         None
     }
     /// Replaces the set of open taps.
-    fn tap(&mut self, _taps: &[Tap]) {}
+    fn set_taps(&mut self, _taps: &[Tap]) {}
 
     /// Handles a query of an operator. Dropping the query answers it with an error.
-    fn query(&mut self, _query: Query) {}
+    fn handle_query(&mut self, _query: Query) {}
 }
 
 impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
-    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
+    fn apply_update(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
         self(update)
     }
 }
@@ -187,25 +187,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         hello: Hello,
         requests: &mut mpsc::Receiver<Request>,
     ) -> Result<std::convert::Infallible, FollowError> {
-        self.introduce(hello)?;
+        self.send_hello(hello)?;
         loop {
-            let room = self.writer.queued() < OUTBOX_BYTES_MAX;
+            let room = self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
             tokio::select! {
                 frame = reader.next() => {
                     let frame = frame?.ok_or(FollowError::Closed)?;
-                    self.keepalive.heard(Instant::now());
-                    self.receive(proto::ToProxy::decode(frame).map_err(malformed)?)?;
+                    self.keepalive.record_received(Instant::now());
+                    self.handle_message(proto::ToProxy::decode(frame).map_err(malformed_error)?)?;
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 request = requests.recv(), if room => {
-                    self.request(request.ok_or(FollowError::Stopped)?)?;
+                    self.handle_request(request.ok_or(FollowError::Stopped)?)?;
                 }
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => {
-                    self.send(from_proxy::Message::Ping(proto::Ping::default()))?;
+                    self.send_message(from_proxy::Message::Ping(proto::Ping::default()))?;
                 }
-                () = until(self.reports), if room => self.report()?,
+                () = wait_for_report(self.reports), if room => self.send_report()?,
                 part = next_part(&mut self.answering), if room => {
-                    self.send(from_proxy::Message::QueryAnswer(part))?;
+                    self.send_message(from_proxy::Message::QueryAnswer(part))?;
                 }
                 () = sleep_until(self.keepalive.silent_at()) => return Err(FollowError::Silent),
             }
@@ -214,40 +214,40 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
 
     /// Sends the first message. If the list of held resources is too large, they are forgotten and sent again;
     /// the proxy serves from its current configuration until then.
-    fn introduce(&mut self, mut hello: Hello) -> Result<(), FollowError> {
+    fn send_hello(&mut self, mut hello: Hello) -> Result<(), FollowError> {
         let late = hello.services.split_off(hello.services.len().min(SERVICES_PER_MESSAGE_MAX));
-        let wire = hello_to_wire(&hello, &self.subscriber.held());
+        let wire = hello_to_wire(&hello, &self.subscriber.held_versions());
         let message = from_proxy::Message::Hello(wire);
         if matches!(self.push(message), Err(FrameError::Oversize { .. })) {
             *self.subscriber = Subscriber::new();
-            self.send(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
+            self.send_message(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
         }
-        self.request(Request::Subscribe(late))
+        self.handle_request(Request::Subscribe(late))
     }
 
-    fn receive(&mut self, message: proto::ToProxy) -> Result<(), FollowError> {
+    fn handle_message(&mut self, message: proto::ToProxy) -> Result<(), FollowError> {
         match message.message {
             None => Err(FollowError::Malformed("a message without content".into())),
             Some(to_proxy::Message::Ping(wire)) => {
-                self.heed(wire.report_every_ms);
-                self.tap(wire.taps);
+                self.set_report_interval(wire.report_every_ms);
+                self.update_taps(wire.taps);
                 Ok(())
             }
             Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
-            Some(to_proxy::Message::Certificate(wire)) => self.certificate(wire),
+            Some(to_proxy::Message::Certificate(wire)) => self.handle_certificate(wire),
             Some(to_proxy::Message::Query(wire)) => {
-                let (answering, query) = Answering::begin(wire);
+                let (answering, query) = Answering::begin_query(wire);
                 self.answering = Some(Box::new(answering));
-                self.follower.query(query);
+                self.follower.handle_query(query);
                 Ok(())
             }
             Some(to_proxy::Message::Delta(wire)) => {
                 let delta = delta_from_wire(wire)?;
                 let nonce = delta.nonce;
-                match self.adopt(delta) {
-                    Ok(()) => self.send(from_proxy::Message::Ack(proto::Ack { nonce })),
+                match self.apply_delta(delta) {
+                    Ok(()) => self.send_message(from_proxy::Message::Ack(proto::Ack { nonce })),
                     Err(refusals) => {
-                        self.send(from_proxy::Message::Nack(nack_to_wire(nonce, &refusals)))
+                        self.send_message(from_proxy::Message::Nack(nack_to_wire(nonce, &refusals)))
                     }
                 }
             }
@@ -255,18 +255,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     /// Applies a delta, or leaves the configuration unchanged.
-    fn adopt(&mut self, delta: Delta) -> Result<(), Vec<Refusal>> {
+    fn apply_delta(&mut self, delta: Delta) -> Result<(), Vec<Refusal>> {
         let whole = delta.whole;
         let staged = self.subscriber.stage(delta)?;
         if whole {
-            self.follower.apply(staged.update().clone())?;
+            self.follower.apply_update(staged.update().clone())?;
         }
         self.subscriber.commit(staged);
         Ok(())
     }
 
     /// Stores the report interval that the control plane requests, if any.
-    fn heed(&mut self, report_every_ms: u32) {
+    fn set_report_interval(&mut self, report_every_ms: u32) {
         let every = Duration::from_millis(report_every_ms.into()).max(REPORT_EVERY_MIN);
         let known = self.reports.is_some_and(|(_, known)| known == every);
         if report_every_ms > 0 && !known {
@@ -274,25 +274,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    fn report(&mut self) -> Result<(), FollowError> {
+    fn send_report(&mut self) -> Result<(), FollowError> {
         if let Some((at, every)) = &mut self.reports {
             *at = Instant::now() + *every;
         }
-        match self.follower.traffic() {
-            Some(traffic) => self.send(from_proxy::Message::Traffic(traffic_to_wire(&traffic))),
+        match self.follower.take_traffic() {
+            Some(traffic) => {
+                self.send_message(from_proxy::Message::Traffic(traffic_to_wire(&traffic)))
+            }
             None => Ok(()),
         }
     }
 
-    fn tap(&mut self, wire: Vec<proto::Tap>) {
+    fn update_taps(&mut self, wire: Vec<proto::Tap>) {
         let taps = taps_from_wire(wire);
         if taps != self.taps {
-            self.follower.tap(&taps);
+            self.follower.set_taps(&taps);
             self.taps = taps;
         }
     }
 
-    fn certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
+    fn handle_certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
         let result = match wire.outcome {
             None => {
                 return Err(FollowError::Malformed("a certificate without content".into()));
@@ -307,51 +309,55 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    fn request(&mut self, request: Request) -> Result<(), FollowError> {
+    fn handle_request(&mut self, request: Request) -> Result<(), FollowError> {
         match request {
             Request::Subscribe(services) => {
                 for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
-                    self.send(from_proxy::Message::Subscribe(services_to_wire(part)))?;
+                    self.send_message(from_proxy::Message::Subscribe(services_to_wire(part)))?;
                 }
                 Ok(())
             }
             Request::Unsubscribe(services) => {
                 for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
-                    self.send(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
+                    self.send_message(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
                 }
                 Ok(())
             }
             Request::Ask(addresses) => {
-                self.send(from_proxy::Message::Subscribe(addresses_to_wire(&addresses)))
+                self.send_message(from_proxy::Message::Subscribe(addresses_to_wire(&addresses)))
             }
             Request::Forget(addresses) => {
-                self.send(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
+                self.send_message(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
             }
             Request::LookUp(names) => {
-                self.send(from_proxy::Message::Subscribe(looked_up_to_wire(&names)))
+                self.send_message(from_proxy::Message::Subscribe(looked_up_to_wire(&names)))
             }
             Request::ForgetNames(names) => {
                 for part in names.chunks(SERVICES_PER_MESSAGE_MAX) {
-                    self.send(from_proxy::Message::Unsubscribe(looked_up_to_wire(part)))?;
+                    self.send_message(from_proxy::Message::Unsubscribe(looked_up_to_wire(part)))?;
                 }
                 Ok(())
             }
             Request::Listeners(listeners, report) => {
                 let wire = listeners_to_wire(&listeners, &report);
-                self.send(from_proxy::Message::Listeners(wire))
+                self.send_message(from_proxy::Message::Listeners(wire))
             }
-            Request::Renew { csr, answer } => self.renew(csr, answer),
+            Request::Renew { csr, answer } => self.request_certificate(csr, answer),
             Request::Tapped { tap, mut records, mut dropped } => {
                 let too_many = records.len().saturating_sub(RECORDS_MAX) as u64;
                 dropped = dropped.saturating_add(too_many);
                 records.truncate(RECORDS_MAX);
                 let tapped = proto::Tapped { tap, records, dropped };
-                self.send(from_proxy::Message::Tapped(tapped))
+                self.send_message(from_proxy::Message::Tapped(tapped))
             }
         }
     }
 
-    fn renew(&mut self, csr: Vec<u8>, answer: CertificateAnswer) -> Result<(), FollowError> {
+    fn request_certificate(
+        &mut self,
+        csr: Vec<u8>,
+        answer: CertificateAnswer,
+    ) -> Result<(), FollowError> {
         let refusal = if csr.len() > CSR_BYTES_MAX {
             "the certificate signing request is larger than 64 KiB"
         } else if self.renewal.is_some() {
@@ -361,31 +367,31 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             let id = self.renewals_seen;
             self.renewal = Some((id, answer));
             let request = proto::CertificateRequest { id, csr };
-            return self.send(from_proxy::Message::Certificate(request));
+            return self.send_message(from_proxy::Message::Certificate(request));
         };
         answer.send(Err(refusal.into())).ok();
         Ok(())
     }
 
-    fn send(&mut self, message: from_proxy::Message) -> Result<(), FollowError> {
+    fn send_message(&mut self, message: from_proxy::Message) -> Result<(), FollowError> {
         Ok(self.push(message)?)
     }
 
     fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
-        self.keepalive.spoke(Instant::now());
+        self.keepalive.record_sent(Instant::now());
         self.writer.push(&proto::FromProxy { message: Some(message) }, REQUEST_BYTES_MAX)
     }
 }
 
 /// Waits until the next report is due; forever if there is none.
-async fn until(reports: Option<(Instant, Duration)>) {
+async fn wait_for_report(reports: Option<(Instant, Duration)>) {
     match reports {
         Some((at, _)) => sleep_until(at).await,
         None => std::future::pending().await,
     }
 }
 
-fn malformed(error: prost::DecodeError) -> FollowError {
+fn malformed_error(error: prost::DecodeError) -> FollowError {
     FollowError::Malformed(error.to_string())
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::envelope::cut;
+use crate::envelope::truncate_text;
 use crate::proto;
 use crate::resource::{Invalid, socket_address, socket_address_to_wire};
 
@@ -82,7 +82,7 @@ impl Condition {
 /// The addresses, ordered by name.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
     let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
-        name: cut(name, KIND_BYTES_MAX).to_owned(),
+        name: truncate_text(name, KIND_BYTES_MAX).to_owned(),
         address: Some(socket_address_to_wire(*address)),
     };
     report.addresses.iter().take(ADDRESSES_MAX).map(address).collect()
@@ -95,7 +95,7 @@ pub(crate) fn report_from_wire(
 ) -> Result<ProxyReport, Invalid> {
     let address = |it: proto::NamedAddress| {
         let address = socket_address("named_addresses.address", it.address.as_ref())?;
-        Ok((cut(&it.name, KIND_BYTES_MAX).to_owned(), address))
+        Ok((truncate_text(&it.name, KIND_BYTES_MAX).to_owned(), address))
     };
     let addresses = addresses.into_iter().take(ADDRESSES_MAX).map(address);
     Ok(ProxyReport {
@@ -107,9 +107,9 @@ pub(crate) fn report_from_wire(
 /// Encodes the first conditions, each truncated.
 pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Condition> {
     let condition = |it: &Condition| proto::Condition {
-        kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
-        subject: cut(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
-        reason: cut(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+        kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
+        subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
+        reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
     };
     conditions.iter().take(CONDITIONS_MAX).map(condition).collect()
 }
@@ -118,9 +118,9 @@ pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Conditi
 /// invalidate the message.
 fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
     let condition = |it: proto::Condition| Condition {
-        kind: cut(&it.kind, KIND_BYTES_MAX).to_owned(),
-        subject: cut(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
-        reason: cut(&it.reason, CAUSE_BYTES_MAX).to_owned(),
+        kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
+        subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
+        reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
     };
     wire.into_iter().take(CONDITIONS_MAX).map(condition).collect()
 }

@@ -56,7 +56,7 @@ pub(crate) struct Desired {
 
 impl Desired {
     /// The desired state of a Hello; the owner takes it with the Hello itself.
-    pub(crate) fn of(hello: &Hello) -> Self {
+    pub(crate) fn from_hello(hello: &Hello) -> Self {
         Self {
             services: Tracked::new(hello.services.iter().cloned(), SUBSCRIPTIONS_MAX),
             addresses: Tracked::new(hello.addresses.iter().copied(), ADDRESSES_MAX),
@@ -90,10 +90,10 @@ impl Desired {
     }
 
     /// Takes all changes since the last call.
-    pub(crate) fn take(&mut self) -> WantedChange {
-        let (services, no_services) = self.services.take();
-        let (addresses, no_addresses) = self.addresses.take();
-        let (names, no_names) = self.names.take();
+    pub(crate) fn take_changes(&mut self) -> WantedChange {
+        let (services, no_services) = self.services.take_changes();
+        let (addresses, no_addresses) = self.addresses.take_changes();
+        let (names, no_names) = self.names.take_changes();
         WantedChange {
             added: Wanted { services, addresses, names },
             removed: Wanted { services: no_services, addresses: no_addresses, names: no_names },
@@ -156,7 +156,7 @@ impl<T: Ord + Clone> Tracked<T> {
         !self.added.is_empty() || !self.removed.is_empty()
     }
 
-    fn take(&mut self) -> (BTreeSet<T>, BTreeSet<T>) {
+    fn take_changes(&mut self) -> (BTreeSet<T>, BTreeSet<T>) {
         (std::mem::take(&mut self.added), std::mem::take(&mut self.removed))
     }
 }
@@ -167,13 +167,13 @@ mod tests {
 
     use super::*;
 
-    fn set(max: usize) -> Tracked<u8> {
+    fn tracked_set(max: usize) -> Tracked<u8> {
         Tracked::new([1, 2].into_iter(), max)
     }
 
     #[test]
     fn pairs_leave_nothing_to_do() {
-        let mut set = set(9);
+        let mut set = tracked_set(9);
         for _ in 0..1000 {
             assert!(set.add(3));
             set.remove(&3);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_set_is_bounded_and_so_is_what_changed() {
-        let mut set = set(4);
+        let mut set = tracked_set(4);
         for one in 0..=255 {
             set.add(one);
             if one % 3 == 0 {
@@ -202,12 +202,12 @@ mod tests {
         fn the_owner_ends_with_what_is_wanted(
             steps in proptest::collection::vec((any::<bool>(), 0_u8..8, any::<bool>()), 0..80)
         ) {
-            let mut set = set(5);
+            let mut set = tracked_set(5);
             let mut owner = set.wanted.clone();
             for (adds, one, takes) in steps {
                 if adds { set.add(one); } else { set.remove(&one); }
                 if takes {
-                    let (added, removed) = set.take();
+                    let (added, removed) = set.take_changes();
                     prop_assert!(added.is_disjoint(&removed));
                     prop_assert!(removed.is_subset(&owner) && added.is_disjoint(&owner));
                     owner.retain(|one| !removed.contains(one));

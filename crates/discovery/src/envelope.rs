@@ -11,7 +11,7 @@ use crate::message::{Delta, Hello, InboundListener, IssuedBytes, Refusal, Upsert
 use crate::proto;
 use crate::proto::key::Resource;
 use crate::resource::{
-    Invalid, each, ip_address, ip_address_to_wire, parsed, port, socket_address,
+    Invalid, convert_each, ip_address, ip_address_to_wire, parse_name, parse_port, socket_address,
     socket_address_to_wire,
 };
 
@@ -34,15 +34,15 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
     match wire.and_then(|key| key.resource) {
         None => Err(Invalid::new("key", "is missing, or unknown to this version")),
         Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Plan),
-        Some(Resource::Service(name)) => parsed("key.service", &name).map(ResourceKey::Service),
+        Some(Resource::Service(name)) => parse_name("key.service", &name).map(ResourceKey::Service),
         Some(Resource::Address(bytes)) => {
             ip_address("key.address", &bytes).map(ResourceKey::Address)
         }
-        Some(Resource::Name(name)) => parsed("key.name", &name).map(ResourceKey::Name),
+        Some(Resource::Name(name)) => parse_name("key.name", &name).map(ResourceKey::Name),
         Some(Resource::Endpoint(key)) => Ok(ResourceKey::Endpoint(EndpointId {
-            service: parsed("key.endpoint.service", &key.service)?,
-            port: port("key.endpoint.port", key.port)?,
-            workload: parsed("key.endpoint.workload", &key.workload)?,
+            service: parse_name("key.endpoint.service", &key.service)?,
+            port: parse_port("key.endpoint.port", key.port)?,
+            workload: parse_name("key.endpoint.workload", &key.workload)?,
         })),
     }
 }
@@ -101,7 +101,7 @@ pub(crate) fn hello_from_wire(
     }
     let admin = wire.admin.as_ref().map(|address| socket_address("admin", Some(address)));
     let hello = Hello {
-        workload: parsed("workload", &wire.workload)?,
+        workload: parse_name("workload", &wire.workload)?,
         listeners: listeners_from_wire(&wire.listeners)?,
         admin: admin.transpose()?,
         pid: wire.pid,
@@ -122,7 +122,7 @@ pub(crate) fn hello_from_wire(
         Ok((ResourceKey::Address(address), Version(held.version)))
     });
     let names = wire.held_names.into_iter().map(|held| {
-        let name = parsed("held_names.name", &held.name)?;
+        let name = parse_name("held_names.name", &held.name)?;
         Ok((ResourceKey::Name(name), Version(held.version)))
     });
     let held = held.chain(addresses).chain(names);
@@ -155,7 +155,7 @@ pub(crate) fn listeners_from_wire(
         if address.port() == 0 {
             return Err(Invalid::new("listener.address", "0 is not a port"));
         }
-        Ok(InboundListener { port: port("listener.port", wire.port)?, address })
+        Ok(InboundListener { port: parse_port("listener.port", wire.port)?, address })
     };
     if wire.len() > LISTENERS_MAX {
         let reason = format!("has {} elements; at most {LISTENERS_MAX} are allowed", wire.len());
@@ -182,7 +182,7 @@ pub(crate) fn looked_up_to_wire(names: &[ServiceName]) -> proto::Services {
 }
 
 pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Invalid> {
-    each("addresses", wire, |bytes| ip_address("", &bytes))
+    convert_each("addresses", wire, |bytes| ip_address("", &bytes))
 }
 
 /// Parses service names into a collection.
@@ -190,7 +190,7 @@ pub(crate) fn services_from_wire<C>(names: &[String]) -> Result<C, Invalid>
 where
     C: FromIterator<ServiceName>,
 {
-    names.iter().map(|name| parsed("services", name)).collect()
+    names.iter().map(|name| parse_name("services", name)).collect()
 }
 
 pub(crate) fn delta_to_wire(delta: Delta) -> proto::Delta {
@@ -231,7 +231,7 @@ pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>,
 pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
     let refusal = |refusal: &Refusal| proto::Refusal {
         key: Some(key_to_wire(&refusal.key)),
-        reason: cut(&refusal.reason, REASON_BYTES_MAX).to_owned(),
+        reason: truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned(),
         because: refusal.because.as_ref().map(key_to_wire),
     };
     let refusals = refusals.iter().take(REFUSALS_MAX).map(refusal).collect();
@@ -241,7 +241,7 @@ pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
 pub(crate) fn refusals_from_wire(wire: Vec<proto::Refusal>) -> Result<Vec<Refusal>, Invalid> {
     let refusal = |wire: proto::Refusal| {
         let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
-        let reason = cut(&wire.reason, REASON_BYTES_MAX).to_owned();
+        let reason = truncate_text(&wire.reason, REASON_BYTES_MAX).to_owned();
         Ok(Refusal { key: key_from_wire(wire.key)?, reason, because })
     };
     wire.into_iter().take(REFUSALS_MAX).map(refusal).collect()
@@ -256,7 +256,7 @@ pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedBytes {
 }
 
 /// Truncates a text at a character boundary.
-pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
+pub(crate) fn truncate_text(text: &str, bytes_max: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes_max)).unwrap_or(text)
 }
 

@@ -17,22 +17,22 @@ use crate::key::ChangeId;
 use crate::message::{Hello, InboundListener, Update};
 
 /// Two services; one of them is routed to the other and to an absent one.
-pub(crate) fn world() -> Update {
-    let mut reviews = service("reviews", 2);
-    route(&mut reviews, &["ratings", "missing"]);
-    let mut update = update(1, [reviews, service("ratings", 3)]);
-    update.absent.insert(named("missing"));
+pub(crate) fn bookinfo_update() -> Update {
+    let mut reviews = service_config("reviews", 2);
+    add_route(&mut reviews, &["ratings", "missing"]);
+    let mut update = update_with(1, [reviews, service_config("ratings", 3)]);
+    update.absent.insert(service_name("missing"));
     let address_entry = Arc::new(AddressEntry::Outside);
     Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), address_entry);
     let dns_record: DnsRecord = [IpAddr::from([10, 96, 0, 7])].into_iter().collect();
-    Arc::make_mut(&mut update.snapshot).names.insert(named("reviews"), Arc::new(dns_record));
+    Arc::make_mut(&mut update.snapshot).names.insert(service_name("reviews"), Arc::new(dns_record));
     update
 }
 
-pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
+pub(crate) fn update_with(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
     let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
     let snapshot = Snapshot {
-        plan: Arc::new(plan()),
+        plan: Arc::new(proxy_config()),
         services: services.collect(),
         addresses: BTreeMap::new(),
         names: BTreeMap::new(),
@@ -41,9 +41,9 @@ pub(crate) fn update(change: u64, services: impl IntoIterator<Item = ServiceView
 }
 
 /// A service in the namespace `bookinfo` with port 9080 and this many endpoints.
-pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
-    let name = named(name);
-    let endpoints = (0..endpoints).map(|index| Arc::new(endpoint(&name, index)));
+pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceView {
+    let name = service_name(name);
+    let endpoints = (0..endpoints).map(|index| Arc::new(service_endpoint(&name, index)));
     let port = PortView {
         name: Some(Name::new("http").unwrap()),
         protocol: Protocol::Http,
@@ -60,7 +60,7 @@ pub(crate) fn service(name: &str, endpoints: u16) -> ServiceView {
 }
 
 /// Routes `/v2` of a service to these backends.
-pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
+pub(crate) fn add_route(view: &mut ServiceView, backends: &[&str]) {
     let port = view.ports.get_mut(&9080).unwrap();
     port.routed = true;
     port.rules.push(RouteRule {
@@ -74,7 +74,7 @@ pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
             }],
             query: vec![],
         }],
-        backends: backends.iter().map(|name| backend(name)).collect(),
+        backends: backends.iter().map(|name| weighted_backend(name)).collect(),
         request_timeout: Some(Duration::from_millis(1500)),
         actions: RuleActions {
             request_headers: HeaderEdits {
@@ -88,7 +88,7 @@ pub(crate) fn route(view: &mut ServiceView, backends: &[&str]) {
     });
 }
 
-pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
+pub(crate) fn service_endpoint(service: &ServiceName, index: u16) -> Endpoint {
     let workload = WorkloadName::new("bookinfo", &format!("{}-{index:05}", service.name)).unwrap();
     Endpoint {
         id: EndpointId { service: service.clone(), port: 9080, workload },
@@ -99,15 +99,15 @@ pub(crate) fn endpoint(service: &ServiceName, index: u16) -> Endpoint {
     }
 }
 
-pub(crate) fn plan() -> WorkloadPlan {
+pub(crate) fn proxy_config() -> WorkloadPlan {
     let access = Access::Strict(vec![AccessRule {
         policy: "bookinfo/clients".parse().unwrap(),
         sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
         http: vec![RequestMatch::default()],
         tcp: PortSet::Only(vec![9080]),
     }]);
-    let bare = WorkloadPlan::bare(
-        workload(),
+    let bare = WorkloadPlan::identity_only(
+        workload_name(),
         ServiceAccount::new("bookinfo", "gateway").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
         [127, 0, 0, 1].into(),
@@ -115,9 +115,9 @@ pub(crate) fn plan() -> WorkloadPlan {
     );
     WorkloadPlan {
         ports: vec![WorkloadPort { name: None, port: 9080, protocol: Protocol::Detect }],
-        served: BTreeMap::from([(9080, named("gateway"))]),
+        served: BTreeMap::from([(9080, service_name("gateway"))]),
         outbound_listeners: vec![OutboundListener {
-            service: named("reviews"),
+            service: service_name("reviews"),
             port: 9080,
             listen: SocketAddr::from(([127, 0, 0, 1], 19_081)),
         }],
@@ -125,9 +125,9 @@ pub(crate) fn plan() -> WorkloadPlan {
     }
 }
 
-pub(crate) fn hello() -> Hello {
+pub(crate) fn gateway_hello() -> Hello {
     Hello {
-        workload: workload(),
+        workload: workload_name(),
         listeners: vec![InboundListener {
             port: 9080,
             address: SocketAddr::from(([127, 0, 0, 1], 15_003)),
@@ -135,9 +135,9 @@ pub(crate) fn hello() -> Hello {
         admin: Some(SocketAddr::from(([127, 0, 0, 1], 15_901))),
         pid: 7,
         version: "0.1.0".into(),
-        services: vec![named("reviews")],
+        services: vec![service_name("reviews")],
         addresses: vec![[10, 96, 0, 7].into()],
-        looked_up: vec![named("reviews")],
+        looked_up: vec![service_name("reviews")],
         session: 1,
         ca_generation: 0,
         process: 0,
@@ -146,14 +146,14 @@ pub(crate) fn hello() -> Hello {
     }
 }
 
-pub(crate) fn workload() -> WorkloadName {
+pub(crate) fn workload_name() -> WorkloadName {
     WorkloadName::new("bookinfo", "gateway-1").unwrap()
 }
 
-pub(crate) fn named(service: &str) -> ServiceName {
+pub(crate) fn service_name(service: &str) -> ServiceName {
     ServiceName::new("bookinfo", service).unwrap()
 }
 
-fn backend(name: &str) -> WeightedBackend {
-    WeightedBackend::new(named(name), 9080, 50)
+fn weighted_backend(name: &str) -> WeightedBackend {
+    WeightedBackend::new(service_name(name), 9080, 50)
 }

@@ -108,7 +108,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     }
 
     /// The number of queued bytes.
-    pub fn queued(&self) -> usize {
+    pub fn queued_bytes(&self) -> usize {
         self.queue.len()
     }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
     use crate::proto::Goodbye;
 
-    fn goodbye(length: usize) -> Goodbye {
+    fn goodbye_of_length(length: usize) -> Goodbye {
         Goodbye { reason: "x".repeat(length) }
     }
 
@@ -199,7 +199,7 @@ mod tests {
         let mut reader = FrameReader::new(far, 1 << 20);
         let lengths = [0, 1, 3, 300, 200_000];
         for length in lengths {
-            writer.push(&goodbye(length), 1 << 20).unwrap();
+            writer.push(&goodbye_of_length(length), 1 << 20).unwrap();
         }
         let read = async {
             let mut seen = Vec::new();
@@ -218,7 +218,7 @@ mod tests {
         let (near, far) = duplex(5);
         let mut writer = FrameWriter::new(near);
         let mut reader = FrameReader::new(far, 1 << 20);
-        writer.push(&goodbye(1000), 1 << 20).unwrap();
+        writer.push(&goodbye_of_length(1000), 1 << 20).unwrap();
         let message = loop {
             tokio::select! {
                 biased;
@@ -236,8 +236,11 @@ mod tests {
         let error = reader.next().await.unwrap_err();
         assert!(matches!(error, FrameError::Oversize { length: 0xffff_ffff, bytes_max: 1000 }));
         let mut writer = FrameWriter::new(tokio::io::sink());
-        assert!(matches!(writer.push(&goodbye(2000), 1000), Err(FrameError::Oversize { .. })));
-        assert_eq!(writer.queued(), 0);
+        assert!(matches!(
+            writer.push(&goodbye_of_length(2000), 1000),
+            Err(FrameError::Oversize { .. })
+        ));
+        assert_eq!(writer.queued_bytes(), 0);
     }
 
     #[tokio::test]

@@ -106,7 +106,7 @@ impl Holdings {
     }
 
     /// All resources: the plan, then each service before its endpoints, then addresses and names.
-    pub(crate) fn list(&self) -> Vec<(ResourceKey, Version)> {
+    pub(crate) fn all_resources(&self) -> Vec<(ResourceKey, Version)> {
         let plan = self.plan.map(|version| (ResourceKey::Plan, version));
         let services = self.services.iter().flat_map(|(name, service)| {
             let own = service.version.map(|version| (ResourceKey::Service(name.clone()), version));

@@ -17,7 +17,7 @@ use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
 use crate::message::{IssuedBytes, NotIssued};
 use crate::proto::{self, join_reply::Outcome};
 use crate::queue::EventSender;
-use crate::resource::parsed;
+use crate::resource::parse_name;
 use crate::server::ServeError;
 
 /// Requests a first certificate over a stream with an authenticated server.
@@ -66,10 +66,10 @@ pub async fn serve_join<S>(stream: S, source: IpAddr, events: EventSender) -> Re
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    timeout(JOIN_WAIT, answer(stream, source, events)).await.unwrap_or(Err(ServeError::Silent))
+    timeout(JOIN_WAIT, handle_join(stream, source, events)).await.unwrap_or(Err(ServeError::Silent))
 }
 
-async fn answer<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
+async fn handle_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -78,7 +78,7 @@ where
         return Ok(());
     };
     let request = proto::JoinRequest::decode(frame)?;
-    let workload = parsed("workload", &request.workload)?;
+    let workload = parse_name("workload", &request.workload)?;
     let (answer, answered) = oneshot::channel();
     let joining = Joining { token: request.token, workload, csr: request.csr, source, answer };
     events.announce(Event::Join(joining)).await?;

@@ -16,11 +16,11 @@ impl Keepalive {
         Self { heard: now, spoke: now }
     }
 
-    pub(crate) fn heard(&mut self, now: Instant) {
+    pub(crate) fn record_received(&mut self, now: Instant) {
         self.heard = now;
     }
 
-    pub(crate) fn spoke(&mut self, now: Instant) {
+    pub(crate) fn record_sent(&mut self, now: Instant) {
         self.spoke = now;
     }
 

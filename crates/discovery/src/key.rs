@@ -56,7 +56,7 @@ pub struct Version(pub u64);
 impl Version {
     /// Hashes the content: FNV-1a, then mixed so that every bit depends on every byte.
     #[must_use]
-    pub fn of(content: &[u8]) -> Self {
+    pub fn from_content(content: &[u8]) -> Self {
         let hash = content
             .iter()
             .fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn versions_are_the_same_on_every_machine() {
-        assert_eq!(Version::of(b"").to_string(), "e725b373746bacdb");
-        assert_eq!(Version::of(b"leno").to_string(), "fe85cd6b6c6b0750");
+        assert_eq!(Version::from_content(b"").to_string(), "e725b373746bacdb");
+        assert_eq!(Version::from_content(b"leno").to_string(), "fe85cd6b6c6b0750");
     }
 
     #[test]
@@ -104,10 +104,13 @@ mod tests {
         let mut seen = HashSet::new();
         for length in 0..300 {
             let mut content = vec![7; length];
-            assert!(seen.insert(Version::of(&content)), "{length} bytes");
+            assert!(seen.insert(Version::from_content(&content)), "{length} bytes");
             if let Some(last) = content.last_mut() {
                 *last ^= 1;
-                assert!(seen.insert(Version::of(&content)), "{length} bytes, last differs");
+                assert!(
+                    seen.insert(Version::from_content(&content)),
+                    "{length} bytes, last differs"
+                );
             }
         }
     }

@@ -39,7 +39,7 @@ mod tap;
 pub mod traffic;
 
 pub use budget::{Budget, Budgets};
-pub use client::{FollowError, Follower, Request, follow};
+pub use client::{FollowError, Follower, Request, follow_control_plane};
 pub use condition::{CONDITIONS_MAX, Condition, ProxyReport};
 pub use desired::{Wanted, WantedChange};
 pub use doubt::Doubt;
@@ -55,7 +55,7 @@ pub use publisher::{Acked, Publisher};
 pub use query::{ProxyAnswer, Queries, Query, QueryError};
 pub use queue::{EventQueue, EventSender, Queued, Turn, event_queue};
 pub use resource::InvalidResource;
-pub use server::{Operators, ServeError, serve};
+pub use server::{Operators, ServeError, serve_proxy};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
 pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};

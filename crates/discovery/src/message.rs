@@ -95,7 +95,7 @@ impl Upsert {
     /// The version of the content.
     #[must_use]
     pub fn version(&self) -> Version {
-        Version::of(&self.content)
+        Version::from_content(&self.content)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::keepalive::Keepalive;
 use crate::message::InboundListener;
 use crate::proto::{self, to_peer};
 use crate::queue::EventSender;
-use crate::resource::parsed;
+use crate::resource::parse_name;
 use crate::server::ServeError;
 
 /// A sidecar that is connected to a control plane.
@@ -59,12 +59,12 @@ where
     here.mark_changed();
     loop {
         // A slow receiver gets only the latest state, later.
-        let room = writer.queued() < OUTBOX_BYTES_MAX;
+        let room = writer.queued_bytes() < OUTBOX_BYTES_MAX;
         tokio::select! {
             frame = reader.next() => {
                 let Some(frame) = frame? else { return Ok(()) };
                 proto::ToPeer::decode(frame)?;
-                keepalive.heard(Instant::now());
+                keepalive.record_received(Instant::now());
             }
             written = writer.advance(), if !writer.is_idle() => written?,
             changed = here.changed(), if room => {
@@ -72,7 +72,7 @@ where
                     return Ok(());
                 }
                 let now = Arc::clone(&here.borrow_and_update());
-                let mut parts = differences(&sent, &now);
+                let mut parts = registration_changes(&sent, &now);
                 if is_first && parts.is_empty() {
                     // Without sidecars, an empty message still completes the list.
                     parts.push(proto::Registrations::default());
@@ -82,12 +82,12 @@ where
                     let message = Some(to_peer::Message::Registrations(part));
                     writer.push(&proto::ToPeer { message }, MESSAGE_BYTES_MAX)?;
                 }
-                keepalive.spoke(Instant::now());
+                keepalive.record_sent(Instant::now());
                 sent = now;
             }
             () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
-                writer.push(&ping(), MESSAGE_BYTES_MAX)?;
-                keepalive.spoke(Instant::now());
+                writer.push(&ping_message(), MESSAGE_BYTES_MAX)?;
+                keepalive.record_sent(Instant::now());
             }
             () = sleep_until(keepalive.silent_at()) => return Err(ServeError::Silent),
         }
@@ -101,16 +101,16 @@ pub async fn follow_peer<S>(stream: S, connection: ConnectionId, events: EventSe
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let ended = match listen(stream, connection, &events).await {
+    let ended = match receive_registrations(stream, connection, &events).await {
         Ok(never) => match never {},
         Err(error) => error,
     };
     // The mesh owner may be gone.
-    events.send(Event::PeerLeft { connection }).await.ok();
+    events.send_event(Event::PeerLeft { connection }).await.ok();
     ended
 }
 
-async fn listen<S>(
+async fn receive_registrations<S>(
     stream: S,
     connection: ConnectionId,
     events: &EventSender,
@@ -126,33 +126,33 @@ where
         tokio::select! {
             frame = reader.next() => {
                 let frame = frame?.ok_or(FollowError::Closed)?;
-                keepalive.heard(Instant::now());
+                keepalive.record_received(Instant::now());
                 let message = proto::ToPeer::decode(frame);
                 let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
                 // Messages of unknown kinds, from newer releases, are ignored.
                 if let Some(to_peer::Message::Registrations(wire)) = message.message {
-                    for part in parts(wire) {
-                        let event = registrations(connection, part)?;
-                        events.send(event).await.map_err(|_| FollowError::Stopped)?;
+                    for part in split_registrations(wire) {
+                        let event = registrations_event(connection, part)?;
+                        events.send_event(event).await.map_err(|_| FollowError::Stopped)?;
                     }
                 }
             }
             written = writer.advance(), if !writer.is_idle() => written?,
             () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
-                writer.push(&ping(), REQUEST_BYTES_MAX)?;
-                keepalive.spoke(Instant::now());
+                writer.push(&ping_message(), REQUEST_BYTES_MAX)?;
+                keepalive.record_sent(Instant::now());
             }
             () = sleep_until(keepalive.silent_at()) => return Err(FollowError::Silent),
         }
     }
 }
 
-fn ping() -> proto::ToPeer {
+fn ping_message() -> proto::ToPeer {
     proto::ToPeer { message: Some(to_peer::Message::Ping(proto::Ping::default())) }
 }
 
 /// The differences, in messages of bounded length.
-fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registrations> {
+fn registration_changes(before: &Registered, now: &Registered) -> Vec<proto::Registrations> {
     let new = now.iter().filter(|(name, here)| before.get(name) != Some(here));
     let new = new.map(|(name, Registration { listeners, session })| proto::Registration {
         workload: name.to_string(),
@@ -173,7 +173,7 @@ fn differences(before: &Registered, now: &Registered) -> Vec<proto::Registration
 }
 
 /// Splits a message so that others are served between two parts. An empty message yields one part.
-fn parts(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
+fn split_registrations(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
     let proto::Registrations { here, gone } = wire;
     let mut is_first = true;
     let (mut here, mut gone) = (here.into_iter(), gone.into_iter());
@@ -187,17 +187,17 @@ fn parts(wire: proto::Registrations) -> impl Iterator<Item = proto::Registration
     })
 }
 
-fn registrations(
+fn registrations_event(
     connection: ConnectionId,
     wire: proto::Registrations,
 ) -> Result<Event, FollowError> {
     let here = wire.here.into_iter().map(|wire| {
         let listeners = listeners_from_wire(&wire.listeners)?;
         let registration = Registration { listeners, session: wire.session };
-        Ok((parsed("registration.workload", &wire.workload)?, registration))
+        Ok((parse_name("registration.workload", &wire.workload)?, registration))
     });
     let here = here.collect::<Result<Registered, FollowError>>()?;
-    let gone = wire.gone.iter().map(|name| Ok(parsed("registrations.gone", name)?));
+    let gone = wire.gone.iter().map(|name| Ok(parse_name("registrations.gone", name)?));
     let gone = gone.collect::<Result<Vec<WorkloadName>, FollowError>>()?;
     Ok(Event::OtherReplica { connection, here, gone })
 }
@@ -216,7 +216,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::queue::event_queue;
 
-    fn here(names: &[(&str, u64)]) -> Arc<Registered> {
+    fn registered_sidecars(names: &[(&str, u64)]) -> Arc<Registered> {
         let one = |(name, session): &(&str, u64)| {
             let address = ([127, 0, 0, 1], 15_000).into();
             let listeners = vec![InboundListener { port: 9080, address }];
@@ -226,7 +226,7 @@ mod tests {
     }
 
     /// The known sidecars after this event.
-    fn learn(known: &mut Registered, event: Event) {
+    fn apply_event(known: &mut Registered, event: Event) {
         let Event::OtherReplica { here, gone, .. } = event else { panic!("{event:?}") };
         known.extend(here);
         for name in gone {
@@ -238,22 +238,22 @@ mod tests {
     async fn a_follower_ends_up_with_what_the_other_has_and_hears_of_its_end() {
         // So small that the sender always has to wait.
         let (ours, theirs) = duplex(64);
-        let (sent, watched) = watch::channel(here(&[("a/one", 1), ("a/two", 2)]));
+        let (sent, watched) = watch::channel(registered_sidecars(&[("a/one", 1), ("a/two", 2)]));
         let (queue, mut heard) = event_queue(1);
-        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
+        let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
         let mut known = Registered::new();
         for state in [
-            here(&[("a/one", 1), ("a/two", 2)]),
-            here(&[("a/one", 3)]),
-            here(&[]),
-            here(&[("a/three", 4), ("a/one", 5)]),
+            registered_sidecars(&[("a/one", 1), ("a/two", 2)]),
+            registered_sidecars(&[("a/one", 3)]),
+            registered_sidecars(&[]),
+            registered_sidecars(&[("a/three", 4), ("a/one", 5)]),
         ] {
             sent.send_replace(Arc::clone(&state));
             while known != *state {
-                learn(&mut known, heard.recv().await.unwrap().event);
+                apply_event(&mut known, heard.recv().await.unwrap().event);
             }
         }
         // Silence does not end the stream; closing it does.
@@ -268,9 +268,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_follower_hears_of_a_control_plane_without_sidecars() {
         let (ours, theirs) = duplex(64);
-        let (_reported, watched) = watch::channel(here(&[]));
+        let (_reported, watched) = watch::channel(registered_sidecars(&[]));
         let (queue, mut heard) = event_queue(1);
-        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
+        let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
@@ -286,11 +286,11 @@ mod tests {
     async fn many_registrations_are_taken_in_slices() {
         let names: Vec<String> = (0..1000).map(|number| format!("a/one-{number}")).collect();
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let all = here(&names);
+        let all = registered_sidecars(&names);
         let (ours, theirs) = duplex(1 << 20);
         let (_reported, watched) = watch::channel(Arc::clone(&all));
         let (queue, mut heard) = event_queue(1);
-        let events = queue.connect(Arc::new(Budget::new(Instant::now())));
+        let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
@@ -300,7 +300,7 @@ mod tests {
             if let Event::OtherReplica { here, gone, .. } = &event {
                 assert!(here.len() + gone.len() <= 2 * REGISTRATIONS_PER_EVENT);
             }
-            learn(&mut known, event);
+            apply_event(&mut known, event);
         }
     }
 
@@ -309,9 +309,9 @@ mod tests {
         let name = |number: usize| format!("{}/{}-{number}", "n".repeat(63), "w".repeat(56));
         let names: Vec<String> = (0..3000).map(name).collect();
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let parts = differences(&Registered::new(), &here(&names));
+        let parts = registration_changes(&Registered::new(), &registered_sidecars(&names));
         assert_eq!(parts.len(), 3);
-        let gone = differences(&here(&names), &Registered::new());
+        let gone = registration_changes(&registered_sidecars(&names), &Registered::new());
         assert_eq!(gone.len(), 3);
         assert!(parts.iter().chain(&gone).all(|part| part.encoded_len() < MESSAGE_BYTES_MAX));
     }

@@ -21,7 +21,7 @@ use crate::holdings::Holdings;
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Refusal, Update};
 use crate::publisher::draft::{Draft, RESOURCE_BYTES_MAX};
-use crate::publisher::sendable::{Kept, sendable};
+use crate::publisher::sendable::{Kept, sendable_part};
 use crate::publisher::withheld::Withheld;
 
 /// The control plane's state of one proxy: its held, rejected and desired resources. No IO.
@@ -72,7 +72,7 @@ impl Publisher {
     /// Replaces the offer; an older offer that was not sent is dropped.
     ///
     /// Every backend service of a rule must be in the snapshot or be absent.
-    pub fn offer(&mut self, update: Update) {
+    pub fn set_update(&mut self, update: Update) {
         self.offer_in_doubt(update, Doubt::default());
     }
 
@@ -98,8 +98,8 @@ impl Publisher {
         }
         let Offered { update, doubt } = self.offered.clone()?;
         self.withheld.release(&update, &self.held);
-        let snapshot = sendable(&update.snapshot, &doubt, &self.held);
-        let draft = self.draft(&snapshot, &doubt);
+        let snapshot = sendable_part(&update.snapshot, &doubt, &self.held);
+        let draft = self.draft_delta(&snapshot, &doubt);
         let refused = self.absent_refused.as_ref() == Some(&update.absent);
         let absent = self.absent.as_ref() != Some(&update.absent) && !refused;
         let unusable = self.held.plan.is_none() && !draft.has_plan();
@@ -110,7 +110,7 @@ impl Publisher {
             }
             return None;
         }
-        Some(self.dispatch(Offered { update, doubt }, draft, absent))
+        Some(self.create_delta(Offered { update, doubt }, draft, absent))
     }
 
     /// Handles the acknowledgement of a delta; `None` if no delta with this nonce is in flight.
@@ -140,7 +140,7 @@ impl Publisher {
     /// flight.
     ///
     /// The rejected versions are not recorded as held, and not sent again until they change.
-    pub fn refuse(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
+    pub fn reject_delta(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
         let InFlight { offered, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
         let update = offered.update;
         self.stale = true;
@@ -150,7 +150,7 @@ impl Publisher {
             .chain(removed.into_iter().map(|key| (key, None)))
             .collect();
         let change = update.change;
-        let named = self.withheld.refused(&sent, refusals, &update, &self.held);
+        let named = self.withheld.record_rejections(&sent, refusals, &update, &self.held);
         match (named, absent) {
             (true, _) => {}
             // They were rejected because of held resources; better versions of those may be withheld for lack
@@ -167,14 +167,14 @@ impl Publisher {
     /// The newest change that the proxy has applied, except for rejected resources; `None` while a delta is in
     /// flight or due. Meaningful after [`Self::next_delta`].
     #[must_use]
-    pub fn settled(&self) -> Option<ChangeId> {
+    pub fn applied_change(&self) -> Option<ChangeId> {
         let at_rest = self.in_flight.is_none() && !self.stale && self.held.plan.is_some();
         self.offered.as_ref().filter(|_| at_rest).map(|offered| offered.update.change)
     }
 
     /// The resources that the proxy rejects, with its reasons.
-    pub fn refused(&self) -> impl Iterator<Item = Refusal> {
-        self.withheld.list()
+    pub fn rejected_resources(&self) -> impl Iterator<Item = Refusal> {
+        self.withheld.list_rejections()
     }
 
     /// Takes the resources that were not sent because they are too large.
@@ -183,11 +183,11 @@ impl Publisher {
     }
 
     /// All differences; oversized resources are excluded.
-    fn draft(&mut self, snapshot: &Snapshot, doubt: &Doubt) -> Draft {
+    fn draft_delta(&mut self, snapshot: &Snapshot, doubt: &Doubt) -> Draft {
         loop {
             let kept = Kept { withheld: &self.withheld, doubt };
             let draft = Draft::new(snapshot, self.agreed.as_deref(), &self.held, kept);
-            let large: Vec<_> = draft.oversized().cloned().collect();
+            let large: Vec<_> = draft.oversized_resources().cloned().collect();
             if large.is_empty() {
                 return draft;
             }
@@ -203,9 +203,9 @@ impl Publisher {
         }
     }
 
-    fn dispatch(&mut self, offered: Offered, draft: Draft, absent: bool) -> Delta {
+    fn create_delta(&mut self, offered: Offered, draft: Draft, absent: bool) -> Delta {
         self.nonce += 1;
-        let (upserts, removed, whole) = draft.cut();
+        let (upserts, removed, whole) = draft.take_prefix();
         self.stale = !whole;
         let update = &offered.update;
         let delta = Delta {

@@ -98,7 +98,7 @@ impl Queries {
     ///
     /// # Errors
     /// [`QueryError`].
-    pub async fn send(
+    pub async fn send_query(
         &self,
         connection: ConnectionId,
         path: String,
@@ -122,7 +122,7 @@ impl Queries {
     }
 
     /// Opens the receiving end for one stream.
-    pub(crate) fn open(
+    pub(crate) fn open_stream(
         self: &Arc<Self>,
         connection: ConnectionId,
         is_supported: bool,
@@ -172,7 +172,7 @@ impl StreamQueries {
         loop {
             if let Some(open) = &mut self.open {
                 ready!(open.deadline.as_mut().poll(context));
-                self.finish(Err(QueryError::Late));
+                self.finish_query(Err(QueryError::Late));
             }
             // The registry keeps a sender for the lifetime of this object.
             let Some(pending) = ready!(self.intake.poll_recv(context)) else {
@@ -201,13 +201,13 @@ impl StreamQueries {
 
     /// Adds a part of a response. True if the control plane requested it and it is the last one or has the full
     /// size: it is not charged to the proxy's budget then. Short parts would allow any number of messages.
-    pub(crate) fn receive(&mut self, part: proto::QueryAnswer) -> bool {
+    pub(crate) fn receive_part(&mut self, part: proto::QueryAnswer) -> bool {
         let Some(open) = self.open.as_mut().filter(|open| open.id == part.id) else { return false };
         if part.part.is_empty() && !part.last {
             return false;
         }
         if open.body.len().saturating_add(part.part.len()) > ANSWER_BYTES_MAX {
-            self.finish(Err(QueryError::Oversized));
+            self.finish_query(Err(QueryError::Oversized));
             return false;
         }
         open.body.extend_from_slice(&part.part);
@@ -215,7 +215,7 @@ impl StreamQueries {
         if part.last {
             let body = std::mem::take(&mut open.body);
             let status = u16::try_from(part.status).unwrap_or_default();
-            self.finish(match part.oversized {
+            self.finish_query(match part.oversized {
                 true => Err(QueryError::Oversized),
                 false => Ok(ProxyAnswer { status, body }),
             });
@@ -223,7 +223,7 @@ impl StreamQueries {
         is_free
     }
 
-    fn finish(&mut self, result: Result<ProxyAnswer, QueryError>) {
+    fn finish_query(&mut self, result: Result<ProxyAnswer, QueryError>) {
         if let Some(open) = self.open.take() {
             // The operator may be gone.
             open.answer.send(result).ok();
@@ -254,7 +254,7 @@ enum AnsweringState {
 
 impl Answering {
     /// Parses a query. The control plane sends the next one only after it dropped this one.
-    pub(crate) fn begin(wire: proto::Query) -> (Self, Query) {
+    pub(crate) fn begin_query(wire: proto::Query) -> (Self, Query) {
         let (answer, receiver) = oneshot::channel();
         let bytes_max = usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(ANSWER_BYTES_MAX);
         let deadline = Duration::from_millis(wire.deadline_ms.into()).min(QUERY_DEADLINE);

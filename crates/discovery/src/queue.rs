@@ -26,7 +26,7 @@ pub struct EventQueue(mpsc::Sender<Queued>);
 impl EventQueue {
     /// Creates the sending end of one connection. Its work is charged to a budget.
     #[must_use]
-    pub fn connect(&self, budget: Arc<Budget>) -> EventSender {
+    pub fn create_sender(&self, budget: Arc<Budget>) -> EventSender {
         EventSender { queue: self.0.clone(), turns: Arc::new(Semaphore::new(1)), budget }
     }
 
@@ -80,7 +80,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    pub(crate) fn send(self, event: Event) {
+    pub(crate) fn send_event(self, event: Event) {
         self.permit.send(Queued { event, turn: self.turn });
     }
 }
@@ -91,7 +91,7 @@ impl EventSender {
     }
 
     /// Waits until the owner has handled the connection's last event. Cancel-safe.
-    pub(crate) async fn place(&self) -> Result<Place<'_>, OwnerGone> {
+    pub(crate) async fn reserve_slot(&self) -> Result<Place<'_>, OwnerGone> {
         // The semaphore is never closed.
         let place = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
         let permit = self.queue.reserve().await.map_err(|_| OwnerGone)?;
@@ -99,8 +99,8 @@ impl EventSender {
     }
 
     /// Sends an event when it is the connection's turn.
-    pub(crate) async fn send(&self, event: Event) -> Result<(), OwnerGone> {
-        self.place().await?.send(event);
+    pub(crate) async fn send_event(&self, event: Event) -> Result<(), OwnerGone> {
+        self.reserve_slot().await?.send_event(event);
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl EventSender {
     /// # Errors
     /// If the mesh owner is gone.
     pub async fn announce(&self, event: Event) -> Result<(), crate::ServeError> {
-        self.send(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
+        self.send_event(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
     }
 }
 
@@ -121,18 +121,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connections_are_served_in_turn_however_much_one_of_them_sends() {
         let (queue, mut events) = event_queue(8);
-        let connect = || queue.connect(Arc::new(Budget::new(Instant::now())));
+        let connect = || queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let (busy, modest) = (connect(), connect());
         let [one, two] = [1, 2].map(ConnectionId);
         let flood = async {
             for _ in 0..1000 {
-                busy.send(Event::Left { connection: one }).await.unwrap();
+                busy.send_event(Event::Left { connection: one }).await.unwrap();
             }
         };
         let single = async {
             // The other one is as far ahead as possible.
             tokio::task::yield_now().await;
-            modest.send(Event::Left { connection: two }).await.unwrap();
+            modest.send_event(Event::Left { connection: two }).await.unwrap();
         };
         let owner = async {
             tokio::task::yield_now().await;

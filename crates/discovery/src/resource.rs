@@ -38,8 +38,8 @@ use crate::key::ResourceKey;
 use crate::message::Upsert;
 
 pub(crate) use field::{
-    Invalid, account, each, ip_address, ip_address_to_wire, parsed, port, socket_address,
-    socket_address_to_wire,
+    Invalid, convert_each, ip_address, ip_address_to_wire, parse_account, parse_name, parse_port,
+    socket_address, socket_address_to_wire,
 };
 
 pub(crate) use dns_record::ADDRESSES_OF_NAME_MAX;

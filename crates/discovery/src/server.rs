@@ -38,7 +38,7 @@ use crate::tap::Taps;
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the mesh owner ended it.
-pub async fn serve<S>(
+pub async fn serve_proxy<S>(
     stream: S,
     connection: ConnectionId,
     events: EventSender,
@@ -57,17 +57,17 @@ where
     if let Some(ready) = budget.reads_at(now).max(budget.works_at(now)) {
         sleep_until(ready).await;
     }
-    let first = timeout(PING_AFTER, introduction(&mut reader, events.budget())).await;
+    let first = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
     let (hello, publisher, next) = match first.unwrap_or(Err(ServeError::Silent)) {
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
-            session::shutdown(writer, &error.to_string()).await;
+            session::send_goodbye(writer, &error.to_string()).await;
             return Err(error);
         }
     };
     let workload = hello.workload.clone();
-    let queries = operators.queries.open(connection, hello.answers_queries);
+    let queries = operators.queries.open_stream(connection, hello.answers_queries);
     let pending = Box::new(Pending::new(connection, &hello));
     let (standing, offers) = watch::channel(Standing::Pending);
     let connected = Box::new(Connected { connection, hello, standing });
@@ -75,7 +75,7 @@ where
     let operators = (&*operators.taps, queries);
     let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, operators);
     let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
-    let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.receive(message)));
+    let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
     let ending = match asked {
         Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),
         Err(error) => Ending::Failed(error),
@@ -83,7 +83,7 @@ where
     session.finish().await;
     // The mesh owner may be gone.
     events.announce(Event::Left { connection }).await.ok();
-    ending.part(writer).await
+    ending.notify_proxy(writer).await
 }
 
 /// The open taps and queries of operators.
@@ -160,7 +160,7 @@ impl From<prost::DecodeError> for ServeError {
 type Introduction = (Hello, Publisher, Option<proto::FromProxy>);
 
 /// Reads the first message; `None` if the proxy closed the stream instead.
-async fn introduction<R: AsyncRead + Unpin>(
+async fn read_introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
 ) -> Result<Option<Introduction>, ServeError> {

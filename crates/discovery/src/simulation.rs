@@ -9,7 +9,7 @@ use leno_model::{
 };
 
 use crate::doubt::Doubt;
-use crate::fixture::{endpoint, named, plan, route, service};
+use crate::fixture::{add_route, proxy_config, service_config, service_endpoint, service_name};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Delta, Refusal, Update};
 use crate::publisher::Publisher;
@@ -86,16 +86,16 @@ impl Simulation {
     }
 
     fn step(&mut self) {
-        match self.chance.below(100) {
+        match self.chance.next_below(100) {
             0..20 => self.change_something(),
             20..23 => self.move_address(),
             23..25 => self.move_name(),
             25..30 => self.ports_swapped = !self.ports_swapped,
-            30..40 => drop(self.offer(Certainty::Full)),
-            40..45 => drop(self.offer(Certainty::Partial)),
-            45..65 => self.send(),
-            65..80 => self.deliver(),
-            80..95 => self.answer(),
+            30..40 => drop(self.publish_update(Certainty::Full)),
+            40..45 => drop(self.publish_update(Certainty::Partial)),
+            45..65 => self.send_delta(),
+            65..80 => self.deliver_delta(),
+            80..95 => self.deliver_response(),
             95..98 => self.reconnect(),
             _ => self.restart_proxy(),
         }
@@ -103,37 +103,37 @@ impl Simulation {
 
     /// Adds, changes or removes a service; one in six is invalid for the proxy.
     fn change_something(&mut self) {
-        let name = NAMES[self.chance.below(NAMES.len())];
-        if self.chance.below(4) == 0 {
-            self.services.remove(&named(name));
+        let name = NAMES[self.chance.next_below(NAMES.len())];
+        if self.chance.next_below(4) == 0 {
+            self.services.remove(&service_name(name));
             return;
         }
-        let endpoints = [0, 1, 2, 3, 5, 40][self.chance.below(6)];
-        let mut view = service(name, endpoints);
-        if self.chance.below(2) == 0 {
-            let backends = [0, 1].map(|_| NAMES[self.chance.below(NAMES.len())]);
-            route(&mut view, &backends);
+        let endpoints = [0, 1, 2, 3, 5, 40][self.chance.next_below(6)];
+        let mut view = service_config(name, endpoints);
+        if self.chance.next_below(2) == 0 {
+            let backends = [0, 1].map(|_| NAMES[self.chance.next_below(NAMES.len())]);
+            add_route(&mut view, &backends);
         }
-        if self.chance.below(6) == 0 {
-            route(&mut view, &[POISON]);
+        if self.chance.next_below(6) == 0 {
+            add_route(&mut view, &[POISON]);
         }
-        if self.chance.below(3) == 0 {
+        if self.chance.next_below(3) == 0 {
             let port = view.ports.remove(&9080).unwrap();
-            view.ports.insert(81, moved(port));
+            view.ports.insert(81, move_port(port));
         }
-        self.services.insert(named(name), view);
+        self.services.insert(service_name(name), view);
     }
 
     /// Changes an address entry, or removes its subscription.
     fn move_address(&mut self) {
-        let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.below(6)).unwrap()]);
-        let name = named(NAMES[self.chance.below(NAMES.len())]);
-        let address_entry = match self.chance.below(5) {
+        let address = IpAddr::from([10, 0, 0, u8::try_from(self.chance.next_below(6)).unwrap()]);
+        let name = service_name(NAMES[self.chance.next_below(NAMES.len())]);
+        let address_entry = match self.chance.next_below(5) {
             0 => return drop(self.addresses.remove(&address)),
             1 => AddressEntry::Outside,
             2 => AddressEntry::Service(name),
             with => {
-                let endpoint = endpoint(&name, 1);
+                let endpoint = service_endpoint(&name, 1);
                 let workload = endpoint.id.workload.clone();
                 let endpoint = Some(Arc::new(endpoint)).filter(|_| with == 3);
                 let protocol = leno_model::Protocol::Http;
@@ -146,8 +146,8 @@ impl Simulation {
 
     /// Changes a DNS record, or removes its subscription.
     fn move_name(&mut self) {
-        let name = named(NAMES[self.chance.below(NAMES.len())]);
-        let count = u8::try_from(self.chance.below(4)).unwrap();
+        let name = service_name(NAMES[self.chance.next_below(NAMES.len())]);
+        let count = u8::try_from(self.chance.next_below(4)).unwrap();
         if count == 3 {
             return drop(self.names.remove(&name));
         }
@@ -156,9 +156,9 @@ impl Simulation {
     }
 
     /// The configuration as the control plane would compile it now.
-    fn world(&mut self) -> Update {
+    fn compile_update(&mut self) -> Update {
         self.change += 1;
-        let mut plan = plan();
+        let mut plan = proxy_config();
         plan.outbound_listeners.truncate(usize::from(self.ports_swapped));
         let services: BTreeMap<_, _> = self
             .services
@@ -175,14 +175,14 @@ impl Simulation {
         Update { snapshot, absent, change: ChangeId(self.change) }
     }
 
-    fn offer(&mut self, certainty: Certainty) -> Update {
-        let mut offer = self.world();
+    fn publish_update(&mut self, certainty: Certainty) -> Update {
+        let mut offer = self.compile_update();
         let doubt = match certainty {
             Certainty::Full => Doubt::default(),
             Certainty::Partial => self.forget_sidecars(&mut offer),
         };
         match doubt.is_empty() {
-            true => self.publisher.offer(offer.clone()),
+            true => self.publisher.set_update(offer.clone()),
             false => self.publisher.offer_in_doubt(offer.clone(), doubt.clone()),
         }
         self.offered = Some((offer.clone(), doubt));
@@ -195,7 +195,7 @@ impl Simulation {
         let Some((offer, _)) = &self.offered else { return };
         self.refused.retain(|(key, version)| {
             let view = key.service().and_then(|name| offer.snapshot.services.get(name));
-            view.is_some_and(|view| Version::of(&encode_service(view)) == *version)
+            view.is_some_and(|view| Version::from_content(&encode_service(view)) == *version)
         });
     }
 
@@ -203,23 +203,23 @@ impl Simulation {
     fn forget_sidecars(&mut self, offer: &mut Update) -> Doubt {
         let mut doubt = BTreeSet::new();
         for view in Arc::make_mut(&mut offer.snapshot).services.values_mut() {
-            let back = self.chance.below(4);
+            let back = self.chance.next_below(4);
             for port in Arc::make_mut(view).ports.values_mut() {
                 port.endpoints.retain(|endpoint| {
-                    let is_back = self.chance.below(4) < back;
+                    let is_back = self.chance.next_below(4) < back;
                     let new = is_back || doubt.insert(endpoint.id.clone());
                     assert!(new, "an endpoint twice");
                     is_back
                 });
             }
         }
-        let about = self.addresses.keys().filter(|_| self.chance.below(4) == 0).copied();
+        let about = self.addresses.keys().filter(|_| self.chance.next_below(4) == 0).copied();
         let about: Vec<IpAddr> = about.collect();
         let doubt: Doubt = doubt.into_iter().collect();
         doubt.with_addresses(about)
     }
 
-    fn send(&mut self) {
+    fn send_delta(&mut self) {
         let Some(delta) = self.publisher.next_delta() else { return };
         assert!(self.deltas.is_empty() && self.answers.is_empty(), "{self}: two in flight");
         for upsert in &delta.upserts {
@@ -245,7 +245,7 @@ impl Simulation {
             let doubtful = matches!(&upsert.key, ResourceKey::Address(it) if doubt.is_about(it));
             assert!(!doubtful, "{self}: {} may not hold", upsert.key);
         }
-        let held = self.subscriber.update().map(|update| &update.snapshot.services);
+        let held = self.subscriber.current_update().map(|update| &update.snapshot.services);
         let old = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));
         let services = &offer.snapshot.services;
         let mut known: BTreeSet<&ServiceName> = services.keys().filter(|name| old(name)).collect();
@@ -264,14 +264,14 @@ impl Simulation {
         }
     }
 
-    fn deliver(&mut self) {
+    fn deliver_delta(&mut self) {
         let Some(delta) = self.deltas.pop_front() else { return };
-        let before = self.subscriber.update().cloned();
+        let before = self.subscriber.current_update().cloned();
         let nonce = delta.nonce;
         let versions: BTreeMap<_, _> =
             delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version())).collect();
         let judged = self.subscriber.stage(delta).and_then(|staged| {
-            let refusals = poisoned(&staged.update().snapshot);
+            let refusals = find_invalid(&staged.update().snapshot);
             if refusals.is_empty() { Ok(staged) } else { Err(refusals) }
         });
         let answer = match judged {
@@ -280,7 +280,11 @@ impl Simulation {
                 Answer::Ack(nonce)
             }
             Err(refusals) => {
-                assert_eq!(self.subscriber.update(), before.as_ref(), "{self}: half applied");
+                assert_eq!(
+                    self.subscriber.current_update(),
+                    before.as_ref(),
+                    "{self}: half applied"
+                );
                 let own = refusals.iter().filter(|refusal| refusal.because.is_none());
                 self.refused.extend(own.filter_map(|refusal| {
                     versions.get(&refusal.key).map(|version| (refusal.key.clone(), *version))
@@ -293,12 +297,12 @@ impl Simulation {
         self.answers.push_back(answer);
     }
 
-    fn answer(&mut self) {
+    fn deliver_response(&mut self) {
         match self.answers.pop_front() {
             None => {}
             Some(Answer::Ack(nonce)) => assert!(self.publisher.acknowledge(nonce).is_some()),
             Some(Answer::Nack(nonce, refusals)) => {
-                assert!(self.publisher.refuse(nonce, &refusals).is_some());
+                assert!(self.publisher.reject_delta(nonce, &refusals).is_some());
             }
         }
     }
@@ -308,17 +312,17 @@ impl Simulation {
         self.deltas.clear();
         self.answers.clear();
         self.refused.clear();
-        self.publisher = Publisher::new(self.subscriber.held());
-        let certainty = match self.chance.below(2) {
+        self.publisher = Publisher::new(self.subscriber.held_versions());
+        let certainty = match self.chance.next_below(2) {
             0 => Certainty::Full,
             _ => Certainty::Partial,
         };
-        self.offer(certainty);
+        self.publish_update(certainty);
     }
 
     /// Restarts the proxy from its disk.
     fn restart_proxy(&mut self) {
-        if self.subscriber.update().is_some() {
+        if self.subscriber.current_update().is_some() {
             self.subscriber = Subscriber::from_bytes(&self.subscriber.to_bytes()).unwrap();
         }
         self.reconnect();
@@ -326,32 +330,33 @@ impl Simulation {
 
     /// Delivers everything in flight, checks the result, then removes invalid resources.
     fn heal(&mut self) {
-        let offered = self.settle();
+        let offered = self.deliver_all();
         for view in self.services.values_mut() {
             for port in view.ports.values_mut() {
-                port.rules.retain(|rule| rule.backends.iter().all(|b| b.service != named(POISON)));
+                port.rules
+                    .retain(|rule| rule.backends.iter().all(|b| b.service != service_name(POISON)));
             }
         }
         let healthy = |view: &ServiceView| poisoned_view(view).is_none();
         let clean = offered.snapshot.services.values().all(|view| healthy(view));
-        let held = self.subscriber.update();
+        let held = self.subscriber.current_update();
         if clean {
             assert_eq!(held.map(|held| &held.snapshot), Some(&offered.snapshot), "{self}");
         }
-        let last = self.settle();
-        let held = self.subscriber.update();
+        let last = self.deliver_all();
+        let held = self.subscriber.current_update();
         assert_eq!(held.map(|held| &held.snapshot), Some(&last.snapshot), "{self}");
         assert_eq!(held.map(|held| &held.absent), Some(&last.absent), "{self}");
-        assert_eq!(self.publisher.refused().count(), 0, "{self}");
-        assert_eq!(self.publisher.settled(), Some(last.change), "{self}");
+        assert_eq!(self.publisher.rejected_resources().count(), 0, "{self}");
+        assert_eq!(self.publisher.applied_change(), Some(last.change), "{self}");
     }
 
-    fn settle(&mut self) -> Update {
-        let offer = self.offer(Certainty::Full);
+    fn deliver_all(&mut self) -> Update {
+        let offer = self.publish_update(Certainty::Full);
         for _ in 0..1000 {
-            self.deliver();
-            self.answer();
-            self.send();
+            self.deliver_delta();
+            self.deliver_response();
+            self.send_delta();
             if self.deltas.is_empty() && self.answers.is_empty() {
                 return offer;
             }
@@ -367,7 +372,7 @@ impl std::fmt::Display for Simulation {
 }
 
 /// The same port with another number; its endpoints follow.
-fn moved(mut port: leno_model::PortView) -> leno_model::PortView {
+fn move_port(mut port: leno_model::PortView) -> leno_model::PortView {
     for endpoint in &mut port.endpoints {
         Arc::make_mut(endpoint).id.port = 81;
     }
@@ -375,7 +380,7 @@ fn moved(mut port: leno_model::PortView) -> leno_model::PortView {
 }
 
 /// Errors that the proxy's own checks would find, such as an invalid regular expression.
-fn poisoned(snapshot: &Snapshot) -> Vec<Refusal> {
+fn find_invalid(snapshot: &Snapshot) -> Vec<Refusal> {
     snapshot.services.values().filter_map(|view| poisoned_view(view)).collect()
 }
 
@@ -383,7 +388,7 @@ fn poisoned_view(view: &ServiceView) -> Option<Refusal> {
     let rules = view.ports.values().flat_map(|port| &port.rules);
     let mut backends = rules.flat_map(|rule| &rule.backends);
     backends
-        .any(|backend| backend.service == named(POISON))
+        .any(|backend| backend.service == service_name(POISON))
         .then(|| Refusal::new(ResourceKey::Service(view.name.clone()), "poisoned"))
 }
 
@@ -391,7 +396,7 @@ fn poisoned_view(view: &ServiceView) -> Option<Refusal> {
 struct Chance(u64);
 
 impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
+    fn next_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -19,12 +19,12 @@ impl Update {
     pub fn to_bytes(&self) -> Vec<u8> {
         let world = proto::World {
             change: self.change.0,
-            resources: resources(&self.snapshot).map(upsert_to_wire).collect(),
+            resources: snapshot_resources(&self.snapshot).map(upsert_to_wire).collect(),
             absent: Some(services_to_wire(&self.absent)),
         };
         let content = world.encode_to_vec();
         let mut bytes = MARK.to_vec();
-        bytes.extend(Version::of(&content).0.to_be_bytes());
+        bytes.extend(Version::from_content(&content).0.to_be_bytes());
         bytes.extend(content);
         bytes
     }
@@ -34,7 +34,7 @@ impl Update {
 pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
     let rest = bytes.strip_prefix(MARK).ok_or(UnusableWorld::Foreign)?;
     let (checksum, content) = rest.split_first_chunk::<8>().ok_or(UnusableWorld::Damaged)?;
-    if Version::of(content).0 != u64::from_be_bytes(*checksum) {
+    if Version::from_content(content).0 != u64::from_be_bytes(*checksum) {
         return Err(UnusableWorld::Damaged);
     }
     let world =
@@ -68,7 +68,7 @@ pub enum UnusableWorld {
 }
 
 /// All resources of a snapshot: the plan, then each service before its endpoints, then addresses and names.
-fn resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
+fn snapshot_resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
     let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
     let services = snapshot.services.iter().flat_map(|(name, view)| {
         let key = ResourceKey::Service(name.clone());
@@ -97,19 +97,19 @@ const MARK: &[u8; 8] = b"lenowld\x01";
 mod tests {
     use super::*;
     use crate::Subscriber;
-    use crate::fixture::world;
+    use crate::fixture::bookinfo_update;
 
     #[test]
     fn a_world_reads_back_as_it_was() {
-        let update = world();
+        let update = bookinfo_update();
         let subscriber = Subscriber::from_bytes(&update.to_bytes()).unwrap();
-        assert_eq!(subscriber.update(), Some(&update));
+        assert_eq!(subscriber.current_update(), Some(&update));
         assert_eq!(subscriber.to_bytes(), update.to_bytes());
     }
 
     #[test]
     fn any_changed_or_missing_byte_is_noticed() {
-        let bytes = world().to_bytes();
+        let bytes = bookinfo_update().to_bytes();
         for index in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[index] ^= 0x40;
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_sound_file_with_dangling_references_is_refused() {
-        let mut update = world();
+        let mut update = bookinfo_update();
         update.absent.clear();
         let error = Subscriber::from_bytes(&update.to_bytes()).unwrap_err();
         assert!(error.to_string().contains("bookinfo/missing"), "{error}");

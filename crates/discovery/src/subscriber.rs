@@ -44,13 +44,13 @@ impl Subscriber {
 
     /// The held versions, for the first message of a stream.
     #[must_use]
-    pub fn held(&self) -> Vec<(ResourceKey, Version)> {
-        self.held.list()
+    pub fn held_versions(&self) -> Vec<(ResourceKey, Version)> {
+        self.held.all_resources()
     }
 
     /// The current configuration, if any.
     #[must_use]
-    pub fn update(&self) -> Option<&Update> {
+    pub fn current_update(&self) -> Option<&Update> {
         self.update.as_ref()
     }
 
@@ -66,7 +66,7 @@ impl Subscriber {
         let upserts = upserts.collect();
         let staging = Staging::read(&delta)?;
         let before = self.update.as_ref();
-        let Some(plan) = staging.plan(before) else {
+        let Some(plan) = staging.resulting_proxy_config(before) else {
             let reason = "the first update must contain a plan";
             return Err(vec![Refusal::new(ResourceKey::Plan, reason)]);
         };
@@ -75,9 +75,9 @@ impl Subscriber {
             (None, Some(before)) => before.absent.clone(),
             (None, None) => Default::default(),
         };
-        let services = staging.services(before, &absent)?;
-        let addresses = staging.addresses(before);
-        let names = staging.names(before);
+        let services = staging.resulting_services(before, &absent)?;
+        let addresses = staging.resulting_addresses(before);
+        let names = staging.resulting_names(before);
         let snapshot = match before.map(|before| &before.snapshot) {
             Some(old)
                 if Arc::ptr_eq(&old.plan, &plan)

@@ -88,7 +88,7 @@ impl Taps {
     }
 
     /// Subscribes a connection to the open taps.
-    pub(crate) fn watch(&self) -> watch::Receiver<Arc<Vec<OpenTap>>> {
+    pub(crate) fn watch_taps(&self) -> watch::Receiver<Arc<Vec<OpenTap>>> {
         self.open.subscribe()
     }
 
@@ -104,7 +104,7 @@ impl Tapping {
     }
 
     /// The number of lost requests since the last call.
-    pub fn lost(&self) -> u64 {
+    pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
 }
@@ -117,15 +117,15 @@ impl Drop for Tapping {
 
 impl OpenTap {
     /// Forwards a proxy's records, if the queue has room.
-    pub(crate) fn tell(&self, tapped: Tapped) {
+    pub(crate) fn forward_records(&self, tapped: Tapped) {
         let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
         if self.sender.try_send(tapped).is_err() {
-            self.lose(count);
+            self.record_lost(count);
         }
     }
 
     /// Counts lost requests. The proxy chooses the number, so the addition saturates.
-    pub(crate) fn lose(&self, count: u64) {
+    pub(crate) fn record_lost(&self, count: u64) {
         let more = |lost: u64| Some(lost.saturating_add(count));
         self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok();
     }
@@ -199,11 +199,11 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
     };
     let from = match wire.from.as_str() {
         "" => None,
-        text => Some(crate::resource::account("from", text)?),
+        text => Some(crate::resource::parse_account("from", text)?),
     };
     Ok(Tap {
         id: wire.id,
-        service: crate::resource::parsed("service", &wire.service)?,
+        service: crate::resource::parse_name("service", &wire.service)?,
         side,
         path: wire.path,
         method: wire.method,
@@ -226,7 +226,7 @@ const RECORD_BYTES_MAX: usize = 32 << 10;
 mod tests {
     use super::*;
 
-    fn tap() -> Tap {
+    fn any_tap() -> Tap {
         Tap {
             id: 0,
             service: "shop/stock".parse().unwrap(),
@@ -240,19 +240,19 @@ mod tests {
     }
 
     /// IDs that wrap around.
-    fn taps() -> Arc<Taps> {
+    fn wrapping_taps() -> Arc<Taps> {
         Arc::new(Taps::new(u64::MAX))
     }
 
-    fn tapped(count: usize) -> Tapped {
+    fn tapped_records(count: usize) -> Tapped {
         let workload = "shop/web-1".parse().unwrap();
         Tapped { workload, records: vec!["{}".to_owned(); count], dropped: 1 }
     }
 
     #[test]
     fn a_tap_survives_the_journey_and_what_is_wrong_is_named() {
-        let whole = tap_to_wire(&tap());
-        assert_eq!(taps_from_wire(vec![whole.clone()]), [tap()]);
+        let whole = tap_to_wire(&any_tap());
+        assert_eq!(taps_from_wire(vec![whole.clone()]), [any_tap()]);
         type Spoil = fn(&mut proto::Tap);
         let cases: [(Spoil, &str); 5] = [
             (|tap| tap.service = "stock".into(), "service"),
@@ -265,7 +265,7 @@ mod tests {
             let mut wire = whole.clone();
             spoil(&mut wire);
             assert_eq!(tap_from_wire(wire.clone()).unwrap_err().field, field);
-            assert_eq!(taps_from_wire(vec![wire, whole.clone()]), [tap()]);
+            assert_eq!(taps_from_wire(vec![wire, whole.clone()]), [any_tap()]);
         }
         assert_eq!(taps_from_wire(vec![whole; TAPS_MAX + 1]).len(), TAPS_MAX);
     }
@@ -281,47 +281,47 @@ mod tests {
 
     #[test]
     fn no_number_that_a_proxy_says_overflows() {
-        let taps = taps();
-        let tapping = taps.open(tap()).unwrap();
-        let open = taps.watch().borrow().clone();
+        let taps = wrapping_taps();
+        let tapping = taps.open(any_tap()).unwrap();
+        let open = taps.watch_taps().borrow().clone();
         for _ in 0..TAPPED_MAX + 2 {
-            open[0].tell(Tapped { dropped: u64::MAX, ..tapped(2) });
+            open[0].forward_records(Tapped { dropped: u64::MAX, ..tapped_records(2) });
         }
-        assert_eq!((tapping.lost(), tapping.lost()), (u64::MAX, 0));
+        assert_eq!((tapping.take_lost(), tapping.take_lost()), (u64::MAX, 0));
     }
 
     #[tokio::test]
     async fn a_tap_is_open_as_long_as_somebody_holds_it() {
-        let taps = taps();
-        let mut seen = taps.watch();
-        let mut first = taps.open(tap()).unwrap();
-        let second = taps.open(tap()).unwrap();
+        let taps = wrapping_taps();
+        let mut seen = taps.watch_taps();
+        let mut first = taps.open(any_tap()).unwrap();
+        let second = taps.open(any_tap()).unwrap();
         let open = seen.borrow_and_update().clone();
         assert_eq!(open.iter().map(|open| open.tap.id).collect::<Vec<_>>(), [u64::MAX, 0]);
-        open[0].tell(tapped(2));
+        open[0].forward_records(tapped_records(2));
         let next = std::future::poll_fn(|cx| first.poll_next(cx)).await;
-        assert_eq!(next, Some(tapped(2)));
+        assert_eq!(next, Some(tapped_records(2)));
         drop((first, second));
         assert!(seen.has_changed().unwrap() && seen.borrow().is_empty());
     }
 
     #[test]
     fn who_does_not_read_holds_up_nobody_and_hears_how_much_was_lost() {
-        let taps = taps();
-        let tapping = taps.open(tap()).unwrap();
-        let open = taps.watch().borrow().clone();
+        let taps = wrapping_taps();
+        let tapping = taps.open(any_tap()).unwrap();
+        let open = taps.watch_taps().borrow().clone();
         for _ in 0..TAPPED_MAX + 3 {
-            open[0].tell(tapped(2));
+            open[0].forward_records(tapped_records(2));
         }
-        assert_eq!((tapping.lost(), tapping.lost()), (9, 0));
+        assert_eq!((tapping.take_lost(), tapping.take_lost()), (9, 0));
     }
 
     #[test]
     fn there_are_only_so_many() {
-        let taps = taps();
-        let all: Vec<_> = (0..TAPS_MAX).map(|_| taps.open(tap()).unwrap()).collect();
-        assert_eq!(taps.open(tap()).unwrap_err(), TooManyTaps);
+        let taps = wrapping_taps();
+        let all: Vec<_> = (0..TAPS_MAX).map(|_| taps.open(any_tap()).unwrap()).collect();
+        assert_eq!(taps.open(any_tap()).unwrap_err(), TooManyTaps);
         drop(all);
-        assert!(taps.open(tap()).is_ok());
+        assert!(taps.open(any_tap()).is_ok());
     }
 }

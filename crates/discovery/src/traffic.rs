@@ -5,7 +5,7 @@ use std::time::Duration;
 use leno_model::{Name, Reason, RouteName, RuleKind, ServiceAccount, ServiceName};
 
 use crate::proto;
-use crate::resource::{Invalid, account, parsed};
+use crate::resource::{Invalid, parse_account, parse_name};
 
 /// A proxy's traffic since its last report, or since it connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,13 +74,13 @@ impl TrafficSeries {
     /// rejected. One that began earlier and has failed since counts as one more, so that failures never exceed
     /// the total.
     #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.opened.map_or_else(|| self.ended(), |opened| opened.max(self.failed))
+    pub fn request_count(&self) -> u64 {
+        self.opened.map_or_else(|| self.ended_count(), |opened| opened.max(self.failed))
     }
 
     /// The number of completed requests and TCP connections.
     #[must_use]
-    pub fn ended(&self) -> u64 {
+    pub fn ended_count(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 }
@@ -175,8 +175,8 @@ fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
     let kind = RuleKind::from_word(&wire.kind);
     Ok(RuleHits {
         kind: kind.ok_or_else(|| Invalid::new("kind", "is not a kind of rule"))?,
-        namespace: parsed("namespace", &wire.namespace)?,
-        name: parsed("name", &wire.name)?,
+        namespace: parse_name("namespace", &wire.namespace)?,
+        name: parse_name("name", &wire.name)?,
         rule: wire.rule,
         hits: wire.hits,
     })
@@ -196,12 +196,12 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
     let port = u16::try_from(wire.port).map_err(|_| Invalid::new("port", "is not a port"))?;
     let series = TrafficSeries {
         direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
-        service: optional("service", &wire.service)?,
+        service: parse_optional("service", &wire.service)?,
         port,
-        route: optional("route", &wire.route)?,
+        route: parse_optional("route", &wire.route)?,
         peer: match wire.peer.as_str() {
             "" => None,
-            peer => Some(account("peer", peer)?),
+            peer => Some(parse_account("peer", peer)?),
         },
         opened: wire.opened,
         classes,
@@ -211,17 +211,17 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
         bytes_out: wire.bytes_out,
         durations: durations_from_wire(&wire.durations)?,
     };
-    if series.failed > series.ended() {
+    if series.failed > series.ended_count() {
         return Err(Invalid::new("failed", "exceeds the number of requests"));
     }
     Ok(series)
 }
 
-fn optional<T>(field: &str, text: &str) -> Result<Option<T>, Invalid>
+fn parse_optional<T>(field: &str, text: &str) -> Result<Option<T>, Invalid>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {
-    (!text.is_empty()).then(|| parsed(field, text)).transpose()
+    (!text.is_empty()).then(|| parse_name(field, text)).transpose()
 }
 
 fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
@@ -271,7 +271,7 @@ mod tests {
 
     use super::*;
 
-    fn series() -> TrafficSeries {
+    fn traffic_series() -> TrafficSeries {
         TrafficSeries {
             direction: Direction::Outbound,
             service: Some("bookinfo/ratings".parse().unwrap()),
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    fn rule(kind: &str, rule: &str) -> RuleHits {
+    fn rule_hits(kind: &str, rule: &str) -> RuleHits {
         RuleHits {
             kind: RuleKind::from_word(kind).unwrap(),
             namespace: Name::new("bookinfo").unwrap(),
@@ -308,22 +308,22 @@ mod tests {
             |rule| rule.rule = "r".repeat(RULE_BYTES_MAX + 1),
         ];
         for spoil in cases {
-            let mut wire = traffic_to_wire(&traffic());
+            let mut wire = traffic_to_wire(&traffic_report());
             spoil(&mut wire.rules[0]);
             let read = traffic_from_wire(wire);
             assert_eq!((read.rules.len(), read.series.len(), read.folded), (1, 2, 5));
         }
-        let mut wire = traffic_to_wire(&traffic());
+        let mut wire = traffic_to_wire(&traffic_report());
         wire.rules = vec![wire.rules[0].clone(); RULES_MAX + 2];
         let read = traffic_from_wire(wire);
         assert_eq!((read.rules.len(), read.folded), (RULES_MAX, 6));
     }
 
-    fn traffic() -> Traffic {
+    fn traffic_report() -> Traffic {
         Traffic {
             span: Duration::from_millis(5_001),
             series: vec![
-                series(),
+                traffic_series(),
                 TrafficSeries {
                     direction: Direction::Inbound,
                     service: None,
@@ -342,14 +342,14 @@ mod tests {
             folded: 4,
             cpu: Duration::from_micros(123),
             memory_kib: 4_321,
-            rules: vec![rule("HTTPRoute", "0"), rule("RateLimit", "each client")],
+            rules: vec![rule_hits("HTTPRoute", "0"), rule_hits("RateLimit", "each client")],
         }
     }
 
     #[test]
     fn what_is_sent_arrives() {
-        let wire = traffic_to_wire(&traffic());
-        assert_eq!(traffic_from_wire(wire), traffic());
+        let wire = traffic_to_wire(&traffic_report());
+        assert_eq!(traffic_from_wire(wire), traffic_report());
     }
 
     #[test]
@@ -358,20 +358,24 @@ mod tests {
             opened: Some(opened),
             classes: [ended, 0, 0, 0, 0, 0],
             failed,
-            ..series()
+            ..traffic_series()
         };
         for (opened, ended, failed, counted) in
             [(4, 0, 0, 4), (0, 4, 0, 0), (0, 4, 3, 3), (5, 5, 5, 5), (7, 5, 5, 7)]
         {
-            assert_eq!(tcp(opened, ended, failed).requests(), counted, "{opened} {ended} {failed}");
+            assert_eq!(
+                tcp(opened, ended, failed).request_count(),
+                counted,
+                "{opened} {ended} {failed}"
+            );
         }
-        assert_eq!(series().requests(), 10);
+        assert_eq!(traffic_series().request_count(), 10);
     }
 
     #[test]
     fn a_usual_series_is_small() {
         let durations = (60..90).map(|bucket| (bucket, 20)).collect();
-        let usual = TrafficSeries { durations, ..series() };
+        let usual = TrafficSeries { durations, ..traffic_series() };
         let message = proto::Traffic { series: vec![series_to_wire(&usual)], ..Default::default() };
         assert!(message.encoded_len() < 200, "{}", message.encoded_len());
     }
@@ -391,7 +395,7 @@ mod tests {
             (|t| t.series[0].durations = vec![3, 1, 0, 1], "durations"),
         ];
         for (spoil, field) in cases {
-            let mut wire = traffic_to_wire(&traffic());
+            let mut wire = traffic_to_wire(&traffic_report());
             spoil(&mut wire);
             let errors = wire.series.iter().cloned().map(series_from_wire);
             let errors: Vec<_> = errors.filter_map(Result::err).map(|error| error.field).collect();
@@ -399,7 +403,7 @@ mod tests {
             let read = traffic_from_wire(wire);
             assert_eq!((read.series.len(), read.folded), (1, 5), "{field}");
         }
-        let mut wire = traffic_to_wire(&traffic());
+        let mut wire = traffic_to_wire(&traffic_report());
         wire.series[0].reasons = vec![proto::TrafficReason::default(); REASONS_MAX + 1];
         assert_eq!(series_from_wire(wire.series[0].clone()).unwrap_err().field, "reasons");
         wire.series = vec![wire.series[1].clone(); SERIES_MAX + 3];
@@ -409,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_reason_that_only_a_newer_proxy_knows_is_counted_all_the_same() {
-        let mut wire = traffic_to_wire(&traffic());
+        let mut wire = traffic_to_wire(&traffic_report());
         wire.series[0].reasons[0].reason = "a-reason-of-next-year".to_owned();
         let read = traffic_from_wire(wire);
         assert_eq!(read.series[0].reasons, [(None, 2), (None, 1)]);
@@ -425,16 +429,16 @@ mod tests {
             peer: ServiceAccount::new(&name, &name).ok(),
             reasons: vec![(Some(Reason::NoEndpoint), u64::MAX); REASONS_MAX],
             durations: (0..240).map(|bucket| (bucket, u64::from(u32::MAX))).collect(),
-            ..series()
+            ..traffic_series()
         };
         let rule = RuleHits {
             namespace: Name::new(&name).unwrap(),
             name: Name::new(&name).unwrap(),
             hits: u64::MAX,
-            ..rule("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
+            ..rule_hits("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
         };
         let (series, rules) = (vec![full; SERIES_MAX + 9], vec![rule; RULES_MAX + 9]);
-        let traffic = Traffic { series, rules, ..traffic() };
+        let traffic = Traffic { series, rules, ..traffic_report() };
         let wire = traffic_to_wire(&traffic);
         assert_eq!(wire.series.len(), SERIES_MAX);
         assert_eq!(wire.series[0].service, longest);

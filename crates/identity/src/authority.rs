@@ -32,7 +32,7 @@ use crate::pem::{CERTIFICATE, write};
 use crate::request::CertificateRequest;
 use crate::roots::{Roots, RootsError};
 use crate::tls::control_id;
-use crate::verify::{instant, sole_uri};
+use crate::verify::{sole_uri, to_system_time};
 
 pub use files::AuthorityFiles;
 pub use issuer::AuthoritySource;
@@ -118,11 +118,11 @@ impl Authority {
         lifetime: Duration,
         now: SystemTime,
     ) -> Result<Issued, AuthorityError> {
-        self.check(subject, lifetime)?;
+        self.check_subject(subject, lifetime)?;
         let Subject { id, workload, instance } = subject;
-        let (not_before, not_after) = self.validity(lifetime, now)?;
-        let mut parameters = parameters(not_before, not_after)?;
-        parameters.subject_alt_names = vec![uri(id.to_string())?];
+        let (not_before, not_after) = self.validity_period(lifetime, now)?;
+        let mut parameters = common_parameters(not_before, not_after)?;
+        parameters.subject_alt_names = vec![uri_name(id.to_string())?];
         parameters.subject_alt_names.extend(self.dns_name(id));
         if let Some(workload) = workload {
             let name = &mut parameters.distinguished_name;
@@ -140,7 +140,10 @@ impl Authority {
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         Ok(Issued {
-            chain: [self.certify(&parameters, request)?].into_iter().chain(self.chain()).collect(),
+            chain: [self.issue_certificate(&parameters, request)?]
+                .into_iter()
+                .chain(self.chain())
+                .collect(),
             roots: self.roots.clone(),
             not_before,
             not_after,
@@ -166,7 +169,7 @@ impl Authority {
         &self.trust_domain
     }
 
-    pub(crate) fn certify(
+    pub(crate) fn issue_certificate(
         &self,
         parameters: &CertificateParams,
         key: &impl PublicKeyData,
@@ -177,7 +180,7 @@ impl Authority {
     }
 
     /// Returns the validity period of a certificate signed now.
-    fn validity(
+    fn validity_period(
         &self,
         lifetime: Duration,
         now: SystemTime,
@@ -230,8 +233,8 @@ impl Authority {
             let (_, root) = x509_parser::parse_x509_certificate(der)
                 .map_err(|_| AuthorityError::KeyOfAnotherRoot)?;
             check_trust_domain(&root, trust_domain)?;
-            if *root.public_key().subject_public_key.data == *key.public() {
-                let not_after = instant(root.validity().not_after);
+            if *root.public_key().subject_public_key.data == *key.public_key() {
+                let not_after = to_system_time(root.validity().not_after);
                 signer = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
             }
         }
@@ -253,7 +256,11 @@ impl Authority {
         })
     }
 
-    fn check(&self, subject: Subject<'_>, lifetime: Duration) -> Result<(), AuthorityError> {
+    fn check_subject(
+        &self,
+        subject: Subject<'_>,
+        lifetime: Duration,
+    ) -> Result<(), AuthorityError> {
         let Subject { id, workload, .. } = subject;
         if id.trust_domain != self.trust_domain {
             return Err(AuthorityError::ForeignTrustDomain {
@@ -459,21 +466,21 @@ fn self_signed(
 ) -> Result<CertificateDer<'static>, AuthorityError> {
     let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?;
     let not_after = whole_seconds(now.checked_add(ROOT_LIFETIME))?;
-    let mut parameters = parameters(not_before, not_after)?;
-    parameters.subject_alt_names = vec![uri(format!("spiffe://{trust_domain}"))?];
+    let mut parameters = common_parameters(not_before, not_after)?;
+    parameters.subject_alt_names = vec![uri_name(format!("spiffe://{trust_domain}"))?];
     // Two roots of one trust domain must not share a name: some verifiers find issuers by name alone.
-    let print = digest::digest(&digest::SHA256, key.public());
+    let print = digest::digest(&digest::SHA256, key.public_key());
     let print: String = print.as_ref().iter().take(4).map(|b| format!("{b:02x}")).collect();
     let name = &mut parameters.distinguished_name;
     name.push(DnType::CommonName, format!("Leno root {print}"));
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let certificate = parameters.self_signed(key.pair()).map_err(AuthorityError::Encoding)?;
+    let certificate = parameters.self_signed(key.key_pair()).map_err(AuthorityError::Encoding)?;
     Ok(certificate.der().clone())
 }
 
 /// Returns the certificate parameters common to roots and members.
-fn parameters(
+fn common_parameters(
     not_before: SystemTime,
     not_after: SystemTime,
 ) -> Result<CertificateParams, AuthorityError> {
@@ -482,15 +489,15 @@ fn parameters(
     rand::fill(&mut serial).map_err(|_| AuthorityError::Randomness)?;
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut parameters = CertificateParams::default();
-    parameters.not_before = date(not_before)?;
-    parameters.not_after = date(not_after)?;
+    parameters.not_before = to_offset_date(not_before)?;
+    parameters.not_after = to_offset_date(not_after)?;
     parameters.serial_number = Some(SerialNumber::from_slice(&serial));
     parameters.distinguished_name = DistinguishedName::new();
     parameters.use_authority_key_identifier_extension = true;
     Ok(parameters)
 }
 
-fn uri(text: String) -> Result<SanType, AuthorityError> {
+fn uri_name(text: String) -> Result<SanType, AuthorityError> {
     let text = text.try_into().map_err(AuthorityError::Encoding)?;
     Ok(SanType::URI(text))
 }
@@ -513,7 +520,7 @@ fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError>
     Ok(UNIX_EPOCH + Duration::from_secs(since.as_secs()))
 }
 
-fn date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
+fn to_offset_date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
     let since = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::Clock)?;
     let seconds = i64::try_from(since.as_secs()).map_err(|_| AuthorityError::Clock)?;
     OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)

@@ -68,7 +68,7 @@ pub fn check_origin<'a>(
     names: OwnNames,
     is_page: bool,
 ) -> Result<(), ForeignPage> {
-    if !names.contain(host) {
+    if !names.includes_host(host) {
         return Err(ForeignPage::Host);
     }
     let is_link = is_page
@@ -90,7 +90,7 @@ pub fn check_origin<'a>(
 }
 
 impl OwnNames {
-    fn contain(self, host: &str) -> bool {
+    fn includes_host(self, host: &str) -> bool {
         if self == Self::Any {
             return true;
         }
@@ -119,7 +119,11 @@ const SUFFIXES: [&str; 3] = [".svc", ".cluster.local", ".internal"];
 mod tests {
     use super::*;
 
-    fn check(fields: &[(&str, &str)], names: OwnNames, is_page: bool) -> Result<(), ForeignPage> {
+    fn check_fields(
+        fields: &[(&str, &str)],
+        names: OwnNames,
+        is_page: bool,
+    ) -> Result<(), ForeignPage> {
         let all = |name| fields.iter().filter(move |(known, _)| *known == name).map(|it| it.1);
         let field = |name: &'static str| only_value(all(name));
         let hosts = fields.iter().filter(|(known, _)| *known == "host").map(|it| it.1);
@@ -163,12 +167,12 @@ mod tests {
             ("evil.example.", false, false),
         ] {
             for (names, expected) in [(OwnNames::Local, local), (OwnNames::Cluster, cluster)] {
-                let found = check(&[("host", host)], names, false);
+                let found = check_fields(&[("host", host)], names, false);
                 let expected = if expected { Ok(()) } else { Err(ForeignPage::Host) };
                 assert_eq!(found, expected, "{host} {names:?}");
             }
         }
-        assert_eq!(check(&[], OwnNames::Cluster, true), Err(ForeignPage::Host));
+        assert_eq!(check_fields(&[], OwnNames::Cluster, true), Err(ForeignPage::Host));
     }
 
     #[test]
@@ -197,7 +201,7 @@ mod tests {
         ] {
             for (is_page, expected) in [(false, of_data), (true, of_page)] {
                 let fields = [&[("host", "127.0.0.1:80")], fields].concat();
-                let found = check(&fields, OwnNames::Local, is_page);
+                let found = check_fields(&fields, OwnNames::Local, is_page);
                 assert_eq!(found.is_ok(), expected, "{fields:?} {is_page}");
             }
         }

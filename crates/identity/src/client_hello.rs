@@ -48,7 +48,7 @@ impl ClientHelloReader {
 
 /// True if a TLS client offers this protocol (ALPN, RFC 7301); `None` until the ClientHello is complete.
 #[must_use]
-pub fn offers(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
+pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
     let mut acceptor = Acceptor::default();
     let mut rest = first_bytes;
     while !rest.is_empty() {
@@ -79,12 +79,12 @@ mod tests {
     use super::*;
 
     /// Returns the ClientHello of a client that connects to this server.
-    fn hello(name: &str) -> Vec<u8> {
+    fn client_hello(name: &str) -> Vec<u8> {
         hello_offering(name, &[])
     }
 
     fn hello_offering(name: &str, protocols: &[&[u8]]) -> Vec<u8> {
-        let mut config = ClientConfig::builder_with_provider(crate::provider::provider())
+        let mut config = ClientConfig::builder_with_provider(crate::provider::crypto_provider())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(RootCertStore::empty())
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_name_is_there_when_the_last_byte_is_however_they_come() {
-        let bytes = hello("shop.example.com");
+        let bytes = client_hello("shop.example.com");
         let named = ClientHello::Named("shop.example.com".to_owned());
         assert_eq!(ClientHelloReader::default().read(&bytes), named);
         for size in [1, 7, 100] {
@@ -118,18 +118,18 @@ mod tests {
     #[test]
     fn what_a_client_offers_is_known_when_all_of_it_is_there() {
         let bytes = hello_offering("shop.example.com", &[b"leno/1", b"h2"]);
-        assert_eq!(offers(&bytes, b"leno/1"), Some(true));
-        assert_eq!(offers(&bytes, b"leno/2"), Some(false));
-        assert_eq!(offers(&bytes[..bytes.len() - 1], b"leno/1"), None);
-        assert_eq!(offers(&hello("shop.example.com"), b"leno/1"), Some(false));
-        assert_eq!(offers(b"GET / HTTP/1.1\r\n", b"leno/1"), Some(false));
-        assert_eq!(offers(b"", b"leno/1"), None);
+        assert_eq!(offers_protocol(&bytes, b"leno/1"), Some(true));
+        assert_eq!(offers_protocol(&bytes, b"leno/2"), Some(false));
+        assert_eq!(offers_protocol(&bytes[..bytes.len() - 1], b"leno/1"), None);
+        assert_eq!(offers_protocol(&client_hello("shop.example.com"), b"leno/1"), Some(false));
+        assert_eq!(offers_protocol(b"GET / HTTP/1.1\r\n", b"leno/1"), Some(false));
+        assert_eq!(offers_protocol(b"", b"leno/1"), None);
     }
 
     #[test]
     fn clients_that_name_no_server_are_reported_apart_from_slow_ones() {
         // Addresses are not sent as server names (RFC 6066 §3).
-        let unnamed = hello("192.0.2.1");
+        let unnamed = client_hello("192.0.2.1");
         assert_eq!(ClientHelloReader::default().read(&unnamed), ClientHello::Unnamed);
         assert_eq!(ClientHelloReader::default().read(b""), ClientHello::More);
         assert_eq!(ClientHelloReader::default().read(b"GET / HTTP/1.1\r\n"), ClientHello::Unnamed);

@@ -19,7 +19,7 @@ use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
-use crate::provider::provider;
+use crate::provider::crypto_provider;
 use crate::roots::{Roots, RootsError};
 use crate::verify::{Leaf, VerifyError};
 
@@ -71,7 +71,7 @@ impl Credential {
         }
         verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
         let ca_generation = ca_generation_of(&chain, &roots, leaf.peer.not_before);
-        let certified = CertifiedKey::from_der(chain, key.to_der(), &provider())
+        let certified = CertifiedKey::from_der(chain, key.to_der(), &crypto_provider())
             .map_err(CredentialError::Key)?;
         let certified = Arc::new(certified);
         Ok(Self {
@@ -129,15 +129,15 @@ impl Credential {
 
     /// Returns the time of issue.
     #[must_use]
-    pub fn issued(&self) -> SystemTime {
-        self.leaf.peer.issued()
+    pub fn issue_time(&self) -> SystemTime {
+        self.leaf.peer.issue_time()
     }
 
     /// Returns the renewal time: half of the lifetime, minus up to a fifth of that by `draw`, so that a mesh
     /// started at once does not renew at once. An outage of half a lifetime is tolerated.
     #[must_use]
     pub fn renew_at(&self, draw: u64) -> SystemTime {
-        let issued = self.issued();
+        let issued = self.issue_time();
         let life = self.not_after().duration_since(issued).unwrap_or_default();
         let half = life / 2;
         let chance = f64::from((draw >> 32) as u32) / f64::from(u32::MAX);
@@ -199,7 +199,7 @@ impl Credential {
         Self::new(key, issued).map(Some)
     }
 
-    pub(crate) fn resolver(&self) -> Arc<SingleCertAndKey> {
+    pub(crate) fn cert_resolver(&self) -> Arc<SingleCertAndKey> {
         Arc::clone(&self.resolver)
     }
 }
@@ -281,7 +281,7 @@ pub(crate) fn ca_generation(signer: &[u8], roots: &Roots) -> u64 {
 
 /// Verifies an issued certificate as a member that trusts all of these roots and pins none.
 pub(crate) fn verify_unpinned(issued: &Issued, roots: &Roots) -> Result<(), rustls::Error> {
-    let store = roots.company().unwrap_or_else(|| roots.store());
+    let store = roots.company_store().unwrap_or_else(|| roots.member_store());
     verify_by(&issued.chain, store, issued.not_before)
 }
 
@@ -290,7 +290,7 @@ fn verify_chain(
     roots: &Roots,
     at: SystemTime,
 ) -> Result<(), rustls::Error> {
-    verify_by(chain, roots.store(), at)
+    verify_by(chain, roots.member_store(), at)
 }
 
 fn verify_by(
@@ -307,7 +307,7 @@ fn verify_by(
         store,
         intermediates,
         UnixTime::since_unix_epoch(since_epoch),
-        provider().signature_verification_algorithms.all,
+        crypto_provider().signature_verification_algorithms.all,
     )
 }
 

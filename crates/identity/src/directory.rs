@@ -14,7 +14,7 @@ use crate::disk::file_error;
 /// # Errors
 /// If it cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    create_for(own_user(), path).map_err(|error| error.about("create", path))
+    create_for(own_user(), path).map_err(|error| error.into_error("create", path))
 }
 
 /// Checks that no other user can control a directory: group and others may not write to it, and in each parent
@@ -24,7 +24,7 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// If it does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for(own_user(), path).map_err(|error| error.about("use", path))
+    check_for(own_user(), path).map_err(|error| error.into_error("use", path))
 }
 
 /// As [`check_private_directory`], for a directory that may not exist.
@@ -56,7 +56,7 @@ enum Step {
 enum UnsafeDirectory {
     #[error(
         "other users can write to the directory {path}, which contains keys: run `chmod 700 {}`, or use another directory",
-        quoted(path)
+        quote_path(path)
     )]
     Writable { path: String },
     #[error(
@@ -68,7 +68,7 @@ enum UnsafeDirectory {
 }
 
 impl Check {
-    fn about(self, action: &'static str, path: &Path) -> io::Error {
+    fn into_error(self, action: &'static str, path: &Path) -> io::Error {
         match self {
             Self::Failed(cause) => file_error(action, path, cause),
             Self::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
@@ -146,7 +146,7 @@ fn create_one(path: &Path) -> io::Result<()> {
 
 /// Quotes a path for a shell.
 #[must_use]
-pub fn quoted(path: &str) -> String {
+pub fn quote_path(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
     match path.chars().all(plain) {
         true => path.to_owned(),
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::testing::SharedDirectory;
 
-    fn problem(us: u32, path: &Path) -> Option<String> {
+    fn directory_problem(us: u32, path: &Path) -> Option<String> {
         match check_for(us, path) {
             Ok(()) => None,
             Err(Check::Failed(cause)) => panic!("{}: {cause}", path.display()),
@@ -200,11 +200,11 @@ mod tests {
     fn what_another_user_may_have_made_in_a_shared_directory_is_rejected() {
         let shared = SharedDirectory::new();
         let SharedDirectory { us, other, .. } = shared;
-        let foreign = shared.foreign("data");
+        let foreign = shared.create_foreign("data");
         let above = shared.path().display();
         let expected = format!("{above}/data, on the path to keys, belongs to user {other}, ");
-        for path in [foreign.clone(), shared.inside(&foreign, "tokens")] {
-            let problem = problem(us, &path).expect("it is another user's");
+        for path in [foreign.clone(), shared.create_inside(&foreign, "tokens")] {
+            let problem = directory_problem(us, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(
                 problem.contains(&format!("{above} is writable for other users: ")),
@@ -217,17 +217,23 @@ mod tests {
         // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
         std::os::unix::fs::symlink(&foreign, &link).unwrap();
-        assert!(problem(us, &link).expect("its target is another user's").contains("belongs to"));
+        assert!(
+            directory_problem(us, &link)
+                .expect("its target is another user's")
+                .contains("belongs to")
+        );
         let private = tempfile::tempdir().unwrap();
         let foreign_link = shared.path().join("foreign-link");
         std::os::unix::fs::symlink(private.path(), &foreign_link).unwrap();
         shared.give_away(&foreign_link);
-        assert!(problem(us, &foreign_link).expect("the link is").contains("foreign-link"));
+        assert!(
+            directory_problem(us, &foreign_link).expect("the link is").contains("foreign-link")
+        );
         // Directories of this user and of root are accepted.
         let runs_as = rustix::process::geteuid().as_raw();
-        let own = shared.own("own");
-        assert_eq!(problem(runs_as, &own), None);
-        assert_eq!(problem(runs_as, &shared.inside(&own, "tokens")), None);
+        let own = shared.create_own("own");
+        assert_eq!(directory_problem(runs_as, &own), None);
+        assert_eq!(directory_problem(runs_as, &shared.create_inside(&own, "tokens")), None);
     }
 
     /// Reading checks the directory as well.
@@ -240,18 +246,18 @@ mod tests {
         let registrations = crate::Registrations::open(dir.path()).unwrap();
         let revoked = crate::RevocationFile::in_directory(dir.path());
         let token = tokens.mint(&workload, Duration::from_secs(60), now).unwrap();
-        let number = registrations.advance(&workload, now).unwrap();
+        let number = registrations.register_again(&workload, now).unwrap();
         fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
         for error in [
             tokens.redeem(&token, &workload, now).unwrap_err().to_string(),
-            registrations.newest(&workload).unwrap_err().to_string(),
+            registrations.latest_number(&workload).unwrap_err().to_string(),
             revoked.read().unwrap_err().to_string(),
         ] {
             assert!(error.contains("other users can write to the directory"), "{error}");
         }
         fs::set_permissions(dir.path(), Permissions::from_mode(0o700)).unwrap();
         tokens.redeem(&token, &workload, now).unwrap();
-        assert_eq!(registrations.newest(&workload).unwrap(), number);
+        assert_eq!(registrations.latest_number(&workload).unwrap(), number);
         assert!(revoked.read().unwrap().is_empty());
     }
 
@@ -260,7 +266,7 @@ mod tests {
         for (path, expected) in
             [("/var/lib/leno", "/var/lib/leno"), ("/a b/it's", "'/a b/it'\\''s'")]
         {
-            assert_eq!(quoted(path), expected);
+            assert_eq!(quote_path(path), expected);
         }
     }
 }

@@ -58,8 +58,9 @@ pub fn remove_drafts(directory: &Path) -> io::Result<()> {
 pub fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let opened = options.custom_flags(regular_file::flags(FileOrigin::Leno)).open(path);
-    let file = opened.map_err(|cause| regular_file::explain(path, FileOrigin::Leno, cause))?;
+    let opened = options.custom_flags(regular_file::open_flags(FileOrigin::Leno)).open(path);
+    let file =
+        opened.map_err(|cause| regular_file::explain_error(path, FileOrigin::Leno, cause))?;
     match file.metadata()?.file_type() {
         kind if kind.is_file() => Ok(file),
         kind => Err(regular_file::wrong_kind(kind, FileOrigin::Leno)),
@@ -78,7 +79,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
     };
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-            let secret = crate::secret()?;
+            let secret = crate::generate_secret()?;
             match create(path, secret.as_bytes(), Readers::Owner) {
                 Ok(()) => return Ok(secret),
                 // Another process created it first: its secret is read below.

@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use crate::tls::{TlsError, owned};
+use crate::tls::{TlsError, owned_protocols};
 
 /// Builds the configuration of a gateway port that terminates TLS: TLS 1.2 and 1.3, without client
 /// certificates. The listener with the most specific match for the requested server name provides the
@@ -30,7 +30,7 @@ pub fn edge_config(
     let (mut shown, mut bad) = (Vec::new(), Vec::new());
     for listener in listeners {
         let keys = listener.certificates.iter().filter_map(|certificate| {
-            let cause = match usable(certificate, &provider) {
+            let cause = match parse_certificate(certificate, &provider) {
                 Ok(key) => return Some(key),
                 Err(cause) => cause,
             };
@@ -48,7 +48,7 @@ pub fn edge_config(
         .with_cert_resolver(Arc::new(ByName(shown)));
     config.ticketer = Ticketer::new()?;
     config.max_early_data_size = 0;
-    config.alpn_protocols = owned(alpn);
+    config.alpn_protocols = owned_protocols(alpn);
     Ok((Arc::new(config), bad))
 }
 
@@ -76,7 +76,7 @@ enum Unusable {
     Rustls(#[from] rustls::Error),
 }
 
-fn usable(
+fn parse_certificate(
     certificate: &GatewayCertificate,
     provider: &CryptoProvider,
 ) -> Result<Arc<CertifiedKey>, Unusable> {
@@ -108,7 +108,7 @@ impl fmt::Debug for ByName {
 impl ResolvesServerCert for ByName {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
-        let fits = |shown: &&Shown| shown.hostname.as_ref().is_none_or(|it| it.fits(&name));
+        let fits = |shown: &&Shown| shown.hostname.as_ref().is_none_or(|it| it.matches_host(&name));
         let keys = &self.0.iter().find(fits)?.keys;
         let schemes = hello.signature_schemes();
         let fitting = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());

@@ -17,10 +17,10 @@ use crate::authority::{Authority, AuthorityError};
 use crate::credential::CLOCK_SKEW;
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
-use crate::provider::provider;
+use crate::provider::crypto_provider;
 use crate::request::CertificateRequest;
 use crate::roots::Roots;
-use crate::verify::{VerifyError, instant, sole_uri};
+use crate::verify::{VerifyError, sole_uri, to_system_time};
 
 /// The subject of an external principal's certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,8 +86,8 @@ impl ExternalPrincipal {
         Ok(Self {
             id,
             names,
-            not_before: instant(validity.not_before)?,
-            not_after: instant(validity.not_after)?,
+            not_before: to_system_time(validity.not_before)?,
+            not_after: to_system_time(validity.not_after)?,
         })
     }
 }
@@ -113,11 +113,11 @@ impl ExternalCertificate {
     ) -> Result<Self, AuthorityError> {
         let key = PrivateKey::generate();
         // A request for our own key is always valid.
-        let request = CertificateRequest::from_der(&key.request());
+        let request = CertificateRequest::from_der(&key.certificate_request());
         let request = request.map_err(|_| AuthorityError::Randomness)?;
         let issued = authority.sign_external_principal(&request, subject, lifetime, now)?;
         // Name constraints above the signer are detected here, not by the client.
-        verify(&issued.chain, &issued.roots, issued.not_before)
+        verify_as_server(&issued.chain, &issued.roots, issued.not_before)
             .map_err(AuthorityError::ExternalPrincipalUseless)?;
         let mut chain = String::new();
         for certificate in &issued.chain {
@@ -128,19 +128,19 @@ impl ExternalCertificate {
 
     /// Returns the private key as PKCS #8, for its storage location only.
     #[must_use]
-    pub fn key(&self) -> String {
+    pub fn key_pem(&self) -> String {
         self.key.to_pem()
     }
 
     /// Returns the certificate and the chain to a root.
     #[must_use]
-    pub fn chain(&self) -> &str {
+    pub fn chain_pem(&self) -> &str {
         &self.chain
     }
 
     /// Returns the roots that the external principal trusts.
     #[must_use]
-    pub fn roots(&self) -> &str {
+    pub fn roots_pem(&self) -> &str {
         &self.roots
     }
 
@@ -190,10 +190,10 @@ impl Held<'_> {
         let external_principal = ExternalPrincipal::read(leaf).ok()?;
         let key = PrivateKey::from_pem(self.key).ok()?;
         let (_, read) = x509_parser::parse_x509_certificate(leaf).ok()?;
-        let is_its_key = *read.public_key().subject_public_key.data == *key.public();
-        let is_signed = authority
-            .signs_with(&chain)
-            .is_some_and(|roots| verify(&chain, &roots, external_principal.not_before).is_ok());
+        let is_its_key = *read.public_key().subject_public_key.data == *key.public_key();
+        let is_signed = authority.signs_with(&chain).is_some_and(|roots| {
+            verify_as_server(&chain, &roots, external_principal.not_before).is_ok()
+        });
         let is_so = self.roots == roots.to_pem()
             && external_principal.id == *subject.id
             && external_principal.names == subject.names
@@ -207,7 +207,7 @@ impl Held<'_> {
 }
 
 /// Verifies the chain as a server that accepts external principals, at its earliest valid time.
-fn verify(
+fn verify_as_server(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
     at: SystemTime,
@@ -215,8 +215,8 @@ fn verify(
     let Some((leaf, intermediates)) = chain.split_first() else {
         return Err(rustls::Error::NoCertificatesPresented);
     };
-    let store = Arc::clone(roots.store());
-    let verifier = WebPkiClientVerifier::builder_with_provider(store, provider()).build();
+    let store = Arc::clone(roots.member_store());
+    let verifier = WebPkiClientVerifier::builder_with_provider(store, crypto_provider()).build();
     let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let at = UnixTime::since_unix_epoch(since);

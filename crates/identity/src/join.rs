@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::testing::World;
 
-    fn bundle(control: &[&str]) -> JoinBundle {
+    fn join_bundle(control: &[&str]) -> JoinBundle {
         JoinBundle {
             token: "leno-join-00".to_owned(),
             control: control.iter().map(|text| text.parse().unwrap()).collect(),
@@ -213,7 +213,7 @@ mod tests {
         for control in
             [&[][..], &["127.0.0.1:15012"], &["[::1]:15012", "192.0.2.1:1", "192.0.2.2:1"]]
         {
-            let bundle = bundle(control);
+            let bundle = join_bundle(control);
             assert_eq!(JoinBundle::parse(&bundle.render()).unwrap(), bundle);
             let windows = bundle.render().replace('\n', "\r\n");
             assert_eq!(JoinBundle::parse(&windows).unwrap(), bundle);
@@ -224,7 +224,7 @@ mod tests {
     fn is_saved_for_its_owner_and_never_prints_its_token() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let bundle = bundle(&[]);
+        let bundle = join_bundle(&[]);
         bundle.save(&path).unwrap();
         assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
         assert!(disk::read(&path, Readers::Owner).is_ok());
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn names_what_is_wrong() {
-        let good = bundle(&["127.0.0.1:15012"]).render();
+        let good = join_bundle(&["127.0.0.1:15012"]).render();
         for (from, to, expected) in [
             (MAGIC, "something else", "first line"),
             ("token: leno", "tokn: leno", "line 3"),

@@ -28,7 +28,7 @@ impl PrivateKey {
     /// # Panics
     /// Never: an empty request can always be encoded and signed.
     #[must_use]
-    pub fn request(&self) -> Vec<u8> {
+    pub fn certificate_request(&self) -> Vec<u8> {
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = DistinguishedName::new();
         let request = parameters
@@ -69,12 +69,12 @@ impl PrivateKey {
     }
 
     /// Returns the key pair for the authority's own root.
-    pub(crate) fn pair(&self) -> &KeyPair {
+    pub(crate) fn key_pair(&self) -> &KeyPair {
         &self.0
     }
 
     /// Returns the public key: an uncompressed point.
-    pub(crate) fn public(&self) -> &[u8] {
+    pub(crate) fn public_key(&self) -> &[u8] {
         self.0.public_key_raw()
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     fn reads_back_from_its_own_text() {
         let key = PrivateKey::generate();
         let again = PrivateKey::from_pem(&key.to_pem()).unwrap();
-        assert_eq!(again.public(), key.public());
+        assert_eq!(again.public_key(), key.public_key());
     }
 
     #[test]
@@ -112,9 +112,9 @@ mod tests {
         let mut text = String::new();
         write(&mut text, "EC PRIVATE KEY", der.as_ref());
         let key = PrivateKey::from_pem(&text).unwrap();
-        assert_eq!(key.public(), pair.public_key().as_ref());
+        assert_eq!(key.public_key(), pair.public_key().as_ref());
         assert!(key.to_pem().starts_with("-----BEGIN PRIVATE KEY-----"));
-        assert_eq!(PrivateKey::from_pem(&key.to_pem()).unwrap().public(), key.public());
+        assert_eq!(PrivateKey::from_pem(&key.to_pem()).unwrap().public_key(), key.public_key());
         assert!(matches!(key.to_der(), PrivateKeyDer::Pkcs8(_)));
     }
 

@@ -39,9 +39,9 @@ pub use authority::{
     Rotation, RotationStage, Subject,
 };
 pub use browser::{ForeignPage, OwnNames, check_origin, named_host, only_value};
-pub use client_hello::{ClientHello, ClientHelloReader, offers};
+pub use client_hello::{ClientHello, ClientHelloReader, offers_protocol};
 pub use credential::{Credential, CredentialError, Issued};
-pub use directory::{check_private_directory, create_private_directory, quoted};
+pub use directory::{check_private_directory, create_private_directory, quote_path};
 pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
 pub use edge::{BadCertificate, edge_config};
 pub use external_principal::{
@@ -61,5 +61,7 @@ pub use tls::{
     TlsError, client_config, control_id, external_principal_server_config, join_client_config,
     join_server_config, open_server_config, server_config, server_name,
 };
-pub use token::{TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, secret, token_digest};
-pub use verify::{Peer, VerifyError, is_member_chain, peer};
+pub use token::{
+    TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, generate_secret, token_digest,
+};
+pub use verify::{Peer, VerifyError, is_member_chain, session_peer};

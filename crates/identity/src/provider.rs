@@ -6,7 +6,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::{self, cipher_suite, kx_group};
 
 /// Returns the provider, with suites and groups in order of preference.
-pub(crate) fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 

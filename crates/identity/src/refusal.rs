@@ -23,20 +23,20 @@ pub fn reason_of(error: &io::Error, side: Side) -> Reason {
 #[must_use]
 pub fn reason_of_tls(error: &Error, side: Side) -> Reason {
     match side {
-        Side::Upstream => upstream(error),
-        Side::Downstream | Side::Ours => downstream(error),
+        Side::Upstream => upstream_reason(error),
+        Side::Downstream | Side::Ours => downstream_reason(error),
     }
 }
 
 /// A wrong server identity is not retried; any other failure may be transient.
-fn upstream(error: &Error) -> Reason {
+fn upstream_reason(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(_) => Reason::WrongIdentity,
         _ => Reason::UpstreamHandshakeFailed,
     }
 }
 
-fn downstream(error: &Error) -> Reason {
+fn downstream_reason(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(refusal) => of_certificate(refusal),
         // The first byte of a TLS record is its type; plaintext begins with a letter.

@@ -42,15 +42,19 @@ impl Registrations {
     /// # Errors
     /// If the file of the workload cannot be read, or was removed and cannot be written again. The registration
     /// is unknown then, and no certificate may be renewed.
-    pub fn newest(&self, workload: &WorkloadName) -> io::Result<u64> {
+    pub fn latest_number(&self, workload: &WorkloadName) -> io::Result<u64> {
         if let Some(number) = self.read(workload)? {
-            self.note(workload, number);
+            self.cache_number(workload, number);
             return Ok(number);
         }
-        let known = self.known().get(workload).copied();
+        let known = self.lock_known().get(workload).copied();
         let Some(number) = known else { return Ok(0) };
         create_private_directory(&self.dir)?;
-        match disk::create(&self.path_of(workload), &record(workload, number), Readers::Owner) {
+        match disk::create(
+            &self.path_of(workload),
+            &render_record(workload, number),
+            Readers::Owner,
+        ) {
             Ok(()) => Ok(number),
             // Another control plane has registered the workload meanwhile.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -79,19 +83,19 @@ impl Registrations {
     ///
     /// # Errors
     /// If the directory cannot be read or written, or contains [`REGISTRATIONS_MAX`] workloads.
-    pub fn advance(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
+    pub fn register_again(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let millis = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
-        let newest = self.newest(workload)?;
-        if newest == 0 && self.sweep(now)? >= REGISTRATIONS_MAX {
+        let newest = self.latest_number(workload)?;
+        if newest == 0 && self.remove_expired(now)? >= REGISTRATIONS_MAX {
             let message = format!("{REGISTRATIONS_MAX} workloads have joined in the last 90 days");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
         let number = millis.max(newest.saturating_add(1));
-        disk::replace(&self.path_of(workload), &record(workload, number), Readers::Owner)?;
-        self.note(workload, number);
+        disk::replace(&self.path_of(workload), &render_record(workload, number), Readers::Owner)?;
+        self.cache_number(workload, number);
         Ok(number)
     }
 
@@ -100,8 +104,8 @@ impl Registrations {
     ///
     /// # Errors
     /// If the directory cannot be read.
-    pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
-        self.known().retain(|_, number| {
+    pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
+        self.lock_known().retain(|_, number| {
             let since = UNIX_EPOCH + Duration::from_millis(*number);
             now.duration_since(since).unwrap_or_default() <= LEAF_LIFETIME_MAX + MARGIN
         });
@@ -120,14 +124,14 @@ impl Registrations {
         Ok(left)
     }
 
-    fn note(&self, workload: &WorkloadName, number: u64) {
-        let mut known = self.known();
+    fn cache_number(&self, workload: &WorkloadName, number: u64) {
+        let mut known = self.lock_known();
         if known.len() < REGISTRATIONS_MAX || known.contains_key(workload) {
             known.insert(workload.clone(), number);
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<WorkloadName, u64>> {
+    fn lock_known(&self) -> MutexGuard<'_, BTreeMap<WorkloadName, u64>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,7 +143,7 @@ impl Registrations {
     }
 }
 
-fn record(workload: &WorkloadName, number: u64) -> Vec<u8> {
+fn render_record(workload: &WorkloadName, number: u64) -> Vec<u8> {
     format!("{workload}\n{number}\n").into_bytes()
 }
 
@@ -159,12 +163,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let registrations = Registrations::open(dir.path()).unwrap();
         let (one, other) = (workload_name("ratings-1"), workload_name("ratings-2"));
-        assert_eq!(registrations.newest(&one).unwrap(), 0);
-        let (at, first) = (now(), registrations.advance(&one, now()).unwrap());
-        let second = registrations.advance(&one, at - Duration::from_secs(60)).unwrap();
+        assert_eq!(registrations.latest_number(&one).unwrap(), 0);
+        let (at, first) = (now(), registrations.register_again(&one, now()).unwrap());
+        let second = registrations.register_again(&one, at - Duration::from_secs(60)).unwrap();
         assert!(second > first && first > 0);
         let again = Registrations::open(dir.path()).unwrap();
-        assert_eq!((again.newest(&one).unwrap(), again.newest(&other).unwrap()), (second, 0));
+        assert_eq!(
+            (again.latest_number(&one).unwrap(), again.latest_number(&other).unwrap()),
+            (second, 0)
+        );
     }
 
     #[test]
@@ -173,19 +180,19 @@ mod tests {
         let registrations = Registrations::open(&above.path().join("a/b")).unwrap();
         fs::remove_dir_all(above.path().join("a")).unwrap();
         let name = workload_name("ratings-1");
-        assert_eq!(registrations.newest(&name).unwrap(), 0);
-        let first = registrations.advance(&name, now()).unwrap();
-        assert_eq!(registrations.newest(&name).unwrap(), first);
+        assert_eq!(registrations.latest_number(&name).unwrap(), 0);
+        let first = registrations.register_again(&name, now()).unwrap();
+        assert_eq!(registrations.latest_number(&name).unwrap(), first);
         // Certificates of a previous registration are still not renewed.
         fs::remove_dir_all(above.path().join("a")).unwrap();
-        assert_eq!(registrations.newest(&name).unwrap(), first);
+        assert_eq!(registrations.latest_number(&name).unwrap(), first);
         let again = Registrations::open(&above.path().join("a/b")).unwrap();
-        assert_eq!(again.newest(&name).unwrap(), first);
+        assert_eq!(again.latest_number(&name).unwrap(), first);
         // Another control plane registers the workload.
         fs::remove_dir_all(above.path().join("a")).unwrap();
         let other = Registrations::open(&above.path().join("a/b")).unwrap();
-        let second = other.advance(&name, now() + Duration::from_secs(1)).unwrap();
-        assert_eq!(registrations.newest(&name).unwrap(), second);
+        let second = other.register_again(&name, now() + Duration::from_secs(1)).unwrap();
+        assert_eq!(registrations.latest_number(&name).unwrap(), second);
     }
 
     #[test]
@@ -193,12 +200,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let registrations = Registrations::open(dir.path()).unwrap();
         let name = workload_name("ratings-1");
-        let first = registrations.advance(&name, now()).unwrap();
-        assert_eq!(registrations.sweep(now() + LEAF_LIFETIME_MAX).unwrap(), 1);
+        let first = registrations.register_again(&name, now()).unwrap();
+        assert_eq!(registrations.remove_expired(now() + LEAF_LIFETIME_MAX).unwrap(), 1);
         let late = now() + LEAF_LIFETIME_MAX + 2 * MARGIN;
-        assert_eq!(registrations.sweep(late).unwrap(), 0);
-        assert_eq!(registrations.newest(&name).unwrap(), 0);
-        assert!(registrations.advance(&name, late).unwrap() > first);
+        assert_eq!(registrations.remove_expired(late).unwrap(), 0);
+        assert_eq!(registrations.latest_number(&name).unwrap(), 0);
+        assert!(registrations.register_again(&name, late).unwrap() > first);
     }
 
     #[test]
@@ -211,7 +218,7 @@ mod tests {
             ["", "bookinfo/ratings-1\n", "bookinfo/ratings-2\n7\n", "bookinfo/ratings-1\nx\n"]
         {
             disk::replace(&path, text.as_bytes(), Readers::Owner).unwrap();
-            let error = registrations.newest(&name).unwrap_err().to_string();
+            let error = registrations.latest_number(&name).unwrap_err().to_string();
             assert!(error.contains("not a registration"), "{error}");
         }
     }

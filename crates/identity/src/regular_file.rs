@@ -26,8 +26,8 @@ pub enum FileOrigin {
 /// If the file does not exist or has another type, which the error names.
 pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
     let mut options = File::options();
-    let file = options.read(true).custom_flags(flags(origin)).open(path);
-    let file = file.map_err(|cause| explain(path, origin, cause))?;
+    let file = options.read(true).custom_flags(open_flags(origin)).open(path);
+    let file = file.map_err(|cause| explain_error(path, origin, cause))?;
     match file.metadata()?.file_type() {
         kind if kind.is_file() => Ok(file),
         kind => Err(wrong_kind(kind, origin)),
@@ -69,17 +69,17 @@ pub(crate) fn read_bounded(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > bytes_max {
-        true => Err(invalid(format!("larger than {bytes_max} bytes"))),
+        true => Err(invalid_data(format!("larger than {bytes_max} bytes"))),
         false => Ok(bytes),
     }
 }
 
 pub(crate) fn text_of(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes).map_err(|_| invalid("is not UTF-8".to_owned()))
+    String::from_utf8(bytes).map_err(|_| invalid_data("is not UTF-8".to_owned()))
 }
 
 /// Returns the flags of a non-blocking open, which follows no links to Leno's own files.
-pub(crate) fn flags(origin: FileOrigin) -> i32 {
+pub(crate) fn open_flags(origin: FileOrigin) -> i32 {
     // A terminal in place of the file must not become the controlling terminal.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let flags = match origin {
@@ -90,7 +90,7 @@ pub(crate) fn flags(origin: FileOrigin) -> i32 {
 }
 
 /// Adds the file type to the error of a failed open, such as a link or a socket.
-pub(crate) fn explain(path: &Path, origin: FileOrigin, cause: io::Error) -> io::Error {
+pub(crate) fn explain_error(path: &Path, origin: FileOrigin, cause: io::Error) -> io::Error {
     if cause.kind() == io::ErrorKind::NotFound {
         return cause;
     }
@@ -116,10 +116,10 @@ pub(crate) fn wrong_kind(kind: FileType, origin: FileOrigin) -> io::Error {
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid(format!("is {kind}, not a regular file: {remedy}"))
+    invalid_data(format!("is {kind}, not a regular file: {remedy}"))
 }
 
-fn invalid(problem: String) -> io::Error {
+fn invalid_data(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 

@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn keeps_the_public_key_of_an_honest_request() {
         let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request()).unwrap();
-        assert_eq!(request.point, key.public());
+        let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
+        assert_eq!(request.point, key.public_key());
     }
 
     #[test]
@@ -119,24 +119,26 @@ mod tests {
     fn refuses_a_request_signed_by_another_key() {
         let mine = PrivateKey::generate();
         let theirs = PrivateKey::generate();
-        let mut forged = mine.request();
-        let at =
-            forged.windows(mine.public().len()).position(|bytes| bytes == mine.public()).unwrap();
-        forged[at..at + theirs.public().len()].copy_from_slice(theirs.public());
+        let mut forged = mine.certificate_request();
+        let at = forged
+            .windows(mine.public_key().len())
+            .position(|bytes| bytes == mine.public_key())
+            .unwrap();
+        forged[at..at + theirs.public_key().len()].copy_from_slice(theirs.public_key());
         assert_eq!(CertificateRequest::from_der(&forged), Err(RequestError::Signature));
     }
 
     #[test]
     fn no_damage_leads_to_another_key() {
         let key = PrivateKey::generate();
-        let honest = key.request();
+        let honest = key.certificate_request();
         for at in 0..honest.len() {
             assert!(CertificateRequest::from_der(&honest[..at]).is_err());
             for bit in 0..8 {
                 let mut changed = honest.clone();
                 changed[at] ^= 1 << bit;
                 if let Ok(request) = CertificateRequest::from_der(&changed) {
-                    assert_eq!(request.point, key.public(), "byte {at}, bit {bit}");
+                    assert_eq!(request.point, key.public_key(), "byte {at}, bit {bit}");
                 }
             }
         }
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn refuses_what_follows_or_exceeds_a_request() {
-        let honest = PrivateKey::generate().request();
+        let honest = PrivateKey::generate().certificate_request();
         let mut longer = honest.clone();
         longer.push(0);
         assert_eq!(CertificateRequest::from_der(&longer), Err(RequestError::Malformed));

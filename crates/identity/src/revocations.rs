@@ -66,7 +66,7 @@ impl RevocationFile {
     /// # Errors
     /// If the file cannot be read or written.
     pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
-        self.edit(|all| {
+        self.edit_locked(|all| {
             let before = all.len();
             all.extend(workloads.iter().cloned());
             Ok(all.len() > before)
@@ -77,8 +77,8 @@ impl RevocationFile {
     ///
     /// # Errors
     /// If the file cannot be read or written, or contains [`REVOKED_MAX`] workloads.
-    pub fn add(&self, workload: RevokedWorkload) -> io::Result<bool> {
-        self.edit(|all| {
+    pub fn add_workload(&self, workload: RevokedWorkload) -> io::Result<bool> {
+        self.edit_locked(|all| {
             if all.len() >= REVOKED_MAX && !all.contains(&workload) {
                 let message = format!(
                     "{REVOKED_MAX} workloads are revoked: remove the revocations of expired certificates"
@@ -95,7 +95,7 @@ impl RevocationFile {
     /// # Errors
     /// If the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
-        self.edit(|all| {
+        self.edit_locked(|all| {
             let before = all.len();
             let is_meant = |it: &RevokedWorkload| {
                 it.workload == workload.workload
@@ -107,12 +107,13 @@ impl RevocationFile {
     }
 
     /// Edits the file under a lock between processes.
-    fn edit(
+    fn edit_locked(
         &self,
         change: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let path = self.dir.join(LOCK);
-        let _lock = self.lock().map_err(|cause| disk::file_error("lock", &path, cause))?;
+        let _lock =
+            self.lock_directory().map_err(|cause| disk::file_error("lock", &path, cause))?;
         let mut all = self.read()?;
         let changed = change(&mut all)?;
         if changed {
@@ -132,7 +133,7 @@ impl RevocationFile {
 
     /// Locks the directory that currently has the path: it may be removed while this process waits for the
     /// lock.
-    fn lock(&self) -> io::Result<File> {
+    fn lock_directory(&self) -> io::Result<File> {
         for _ in 0..LOCKS_MAX {
             match create_private_directory(&self.dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -185,8 +186,8 @@ mod tests {
             uid: uid.map(|uid| Uid::new(uid).unwrap()),
         };
         for workload in [of("a", None), of("b", Some("x")), of("b", Some("y"))] {
-            assert!(file.add(workload.clone()).unwrap());
-            assert!(!file.add(workload).unwrap());
+            assert!(file.add_workload(workload.clone()).unwrap());
+            assert!(!file.add_workload(workload).unwrap());
         }
         assert_eq!(file.read().unwrap().len(), 3);
         assert!(file.remove(&of("b", Some("y"))).unwrap());
@@ -200,17 +201,17 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let dir = above.path().join("data");
         let file = RevocationFile::in_directory(&dir);
-        let held = file.lock().unwrap();
+        let held = file.lock_directory().unwrap();
         let (begun, wait) = std::sync::mpsc::channel();
         let other = file.clone();
         let adding = std::thread::spawn(move || {
             begun.send(()).unwrap();
-            other.add(RevokedWorkload { workload: workload_name("a"), uid: None })
+            other.add_workload(RevokedWorkload { workload: workload_name("a"), uid: None })
         });
         wait.recv().unwrap();
         // The other thread may create a lock file during the removal.
         while std::fs::remove_dir_all(&dir).is_err() {}
-        let second = file.lock().unwrap();
+        let second = file.lock_directory().unwrap();
         drop((held, second));
         assert!(adding.join().unwrap().unwrap());
         assert_eq!(file.read().unwrap().len(), 1);
@@ -223,6 +224,8 @@ mod tests {
         std::fs::write(dir.path().join(FILE), "shop/web-1\nshop web-2\n").unwrap();
         let error = file.read().unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("NAMESPACE/NAME"), "{error}");
-        assert!(file.add(RevokedWorkload { workload: workload_name("a"), uid: None }).is_err());
+        assert!(
+            file.add_workload(RevokedWorkload { workload: workload_name("a"), uid: None }).is_err()
+        );
     }
 }

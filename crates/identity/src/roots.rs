@@ -51,7 +51,7 @@ impl Roots {
         }
         let certificates: Arc<[CertificateDer<'static>]> = unique.into();
         let all = Arc::new(store);
-        let pins = pins(&certificates);
+        let pins = intermediate_store(&certificates);
         Ok(match pins {
             None => Self { certificates, store: all, company: None },
             Some(pins) => Self { certificates, store: Arc::new(pins), company: Some(all) },
@@ -89,18 +89,18 @@ impl Roots {
     ///
     /// # Errors
     /// [`RootsError::TooMany`].
-    pub fn with(&self, others: &Self) -> Result<Self, RootsError> {
+    pub fn merge_with(&self, others: &Self) -> Result<Self, RootsError> {
         let both = self.certificates.iter().chain(others.certificates.iter());
         Self::new(both.cloned().collect())
     }
 
     /// Returns the roots trusted to sign for members.
-    pub(crate) fn store(&self) -> &Arc<RootCertStore> {
+    pub(crate) fn member_store(&self) -> &Arc<RootCertStore> {
         &self.store
     }
 
     /// Returns all roots, if not all of them may sign for members.
-    pub(crate) fn company(&self) -> Option<&Arc<RootCertStore>> {
+    pub(crate) fn company_store(&self) -> Option<&Arc<RootCertStore>> {
         self.company.as_ref()
     }
 }
@@ -140,7 +140,7 @@ pub enum RootsError {
 }
 
 /// Returns the intermediates among the certificates, if any.
-fn pins(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
+fn intermediate_store(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
     let mut store = RootCertStore::empty();
     for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
         // It was added to another store before.
@@ -200,16 +200,16 @@ mod tests {
     fn reads_back_what_it_prints_and_keeps_repeated_roots_once() {
         let one = World::new("cluster.local");
         let two = World::new("cluster.local");
-        let both = one.authority.roots().with(&two.authority.roots()).unwrap();
+        let both = one.authority.roots().merge_with(&two.authority.roots()).unwrap();
         assert_eq!(both.certificates().len(), 2);
         assert_eq!(Roots::from_pem(&both.to_pem()).unwrap(), both);
-        assert_eq!(both.with(&one.authority.roots()).unwrap(), both);
+        assert_eq!(both.merge_with(&one.authority.roots()).unwrap(), both);
     }
 
     #[test]
     fn refuses_what_cannot_vouch() {
         let world = World::new("cluster.local");
-        let leaf = world.credential(&workload_id("ratings"));
+        let leaf = world.issue_credential(&workload_id("ratings"));
         let leaf = leaf.chain()[0].clone();
         assert!(matches!(Roots::new(vec![leaf]), Err(RootsError::NotRoot { number: 1 })));
         assert!(matches!(Roots::new(Vec::new()), Err(RootsError::Empty)));
@@ -218,7 +218,7 @@ mod tests {
             Roots::from_pem("-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n"),
             Err(RootsError::Pem(_))
         ));
-        let (signs_no_certificates, _) = world.forge(|parameters| {
+        let (signs_no_certificates, _) = world.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         });
         assert!(matches!(

@@ -34,7 +34,7 @@ impl World {
     }
 
     /// Returns a credential for the workload `<account>-1`, valid for a day from now.
-    pub(crate) fn credential(&self, id: &SpiffeId) -> Credential {
+    pub(crate) fn issue_credential(&self, id: &SpiffeId) -> Credential {
         self.credential_at(id, LEAF_LIFETIME, now())
     }
 
@@ -48,7 +48,7 @@ impl World {
     }
 
     /// Signs a certificate for ratings with the real authority, which would not issue it itself.
-    pub(crate) fn forge(
+    pub(crate) fn forge_certificate(
         &self,
         edit: impl FnOnce(&mut CertificateParams),
     ) -> (Vec<CertificateDer<'static>>, PrivateKey) {
@@ -63,7 +63,7 @@ impl World {
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         edit(&mut parameters);
-        let certificate = self.authority.certify(&parameters, key.pair()).unwrap();
+        let certificate = self.authority.issue_certificate(&parameters, key.key_pair()).unwrap();
         (vec![certificate], key)
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn member_of(
     now: SystemTime,
 ) -> Credential {
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request()).unwrap();
+    let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let workload = workload_name(&format!("{}-1", id.account.name));
     let subject = Subject { id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, lifetime, now);
@@ -103,7 +103,7 @@ pub(crate) struct Outcome {
 }
 
 /// Runs a handshake until both ends have no more bytes to send, including tickets.
-pub(crate) fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
+pub(crate) fn run_handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
     handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
 }
 
@@ -118,8 +118,8 @@ pub(crate) fn handshake_with(
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
     let (mut client_error, mut server_error) = (None, None);
     for _ in 0..ROUNDS_MAX {
-        let sent = exchange(&mut client, &mut server, &mut server_error);
-        let answered = exchange(&mut server, &mut client, &mut client_error);
+        let sent = transfer_pending(&mut client, &mut server, &mut server_error);
+        let answered = transfer_pending(&mut server, &mut client, &mut client_error);
         if !sent && !answered {
             let done = |error: Option<Error>| error.map_or(Ok(()), Err);
             return Outcome {
@@ -132,7 +132,7 @@ pub(crate) fn handshake_with(
 }
 
 /// Transfers the pending bytes of one end to the other; false if there were none.
-fn exchange<A, B>(
+fn transfer_pending<A, B>(
     from: &mut rustls::ConnectionCommon<A>,
     to: &mut rustls::ConnectionCommon<B>,
     error: &mut Option<Error>,
@@ -177,19 +177,19 @@ impl SharedDirectory {
     }
 
     /// Creates a directory of the other user.
-    pub(crate) fn foreign(&self, name: &str) -> PathBuf {
-        let path = self.own(name);
+    pub(crate) fn create_foreign(&self, name: &str) -> PathBuf {
+        let path = self.create_own(name);
         self.give_away(&path);
         path
     }
 
     /// Creates a directory of the test's user.
-    pub(crate) fn own(&self, name: &str) -> PathBuf {
-        self.inside(self.path(), name)
+    pub(crate) fn create_own(&self, name: &str) -> PathBuf {
+        self.create_inside(self.path(), name)
     }
 
     /// Creates a directory in another directory.
-    pub(crate) fn inside(&self, above: &Path, name: &str) -> PathBuf {
+    pub(crate) fn create_inside(&self, above: &Path, name: &str) -> PathBuf {
         let path = above.join(name);
         fs::create_dir(&path).unwrap();
         path

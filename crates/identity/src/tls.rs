@@ -15,7 +15,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::credential::Credential;
-use crate::provider::provider;
+use crate::provider::crypto_provider;
 use crate::roots::Roots;
 use crate::verifier::{Anonymous, ExternalPrincipals, IdentityVerifier, MemberVerifier};
 
@@ -28,7 +28,7 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Refused))
+    build_server_config(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Refused))
 }
 
 /// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
@@ -40,7 +40,7 @@ pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Allowed))
+    build_server_config(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Allowed))
 }
 
 /// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
@@ -53,7 +53,7 @@ pub fn open_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Allowed))
+    build_server_config(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Allowed))
 }
 
 /// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
@@ -66,13 +66,13 @@ pub fn client_config(
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier = IdentityVerifier::new(credential.roots(), expected.clone());
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_cert_resolver(credential.resolver());
+        .with_client_cert_resolver(credential.cert_resolver());
     config.resumption = Resumption::in_memory_sessions(RESUMABLE_SERVICES_MAX);
-    config.alpn_protocols = owned(alpn);
+    config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))
 }
 
@@ -87,13 +87,13 @@ pub fn join_client_config(
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let verifier = IdentityVerifier::new(roots, control.clone());
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
     config.resumption = Resumption::disabled();
-    config.alpn_protocols = owned(alpn);
+    config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))
 }
 
@@ -106,7 +106,7 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    server(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Refused))
+    build_server_config(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Refused))
 }
 
 /// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
@@ -156,27 +156,27 @@ pub enum TlsError {
     },
 }
 
-fn server(
+fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
     clients: (Anonymous, ExternalPrincipals),
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
     let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients)?;
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
-        .with_cert_resolver(credential.resolver());
+        .with_cert_resolver(credential.cert_resolver());
     // Tickets contain the verified client certificate, encrypted; the server is stateless.
     config.ticketer = Ticketer::new()?;
     config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
     config.max_early_data_size = 0;
     config.ignore_client_order = true;
-    config.alpn_protocols = owned(alpn);
+    config.alpn_protocols = owned_protocols(alpn);
     Ok(Arc::new(config))
 }
 
-pub(crate) fn owned(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
+pub(crate) fn owned_protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|protocol| protocol.to_vec()).collect()
 }
 

@@ -27,11 +27,11 @@ pub struct Tokens {
 ///
 /// # Errors
 /// If the system has no randomness.
-pub fn secret() -> io::Result<String> {
+pub fn generate_secret() -> io::Result<String> {
     let mut random = [0u8; TOKEN_RANDOM_BYTES];
     rand::fill(&mut random)
         .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
-    Ok(hex(&random))
+    Ok(encode_hex(&random))
 }
 
 impl Tokens {
@@ -69,7 +69,7 @@ impl Tokens {
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
         self.sweep_if_due(now)?;
-        let token = format!("{TOKEN_PREFIX}{}", secret()?);
+        let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
         disk::create(&self.path_of(&token), record.as_bytes(), Readers::Owner)?;
@@ -114,7 +114,7 @@ impl Tokens {
     ///
     /// # Errors
     /// If the directory cannot be read.
-    pub fn sweep(&self, now: SystemTime) -> io::Result<usize> {
+    pub fn remove_expired(&self, now: SystemTime) -> io::Result<usize> {
         let at = |cause| disk::file_error("read", &self.dir, cause);
         let mut unused = 0;
         for entry in fs::read_dir(&self.dir).map_err(at)? {
@@ -135,7 +135,7 @@ impl Tokens {
             Err(_) => true,
         });
         if due {
-            let unused = self.sweep(now)?;
+            let unused = self.remove_expired(now)?;
             if unused >= TOKENS_MAX {
                 let message = format!("{unused} join tokens are unused: wait until some expire");
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
@@ -147,7 +147,7 @@ impl Tokens {
 
     fn path_of(&self, token: &str) -> PathBuf {
         let name = digest::digest(&digest::SHA256, token.as_bytes());
-        self.dir.join(hex(name.as_ref()))
+        self.dir.join(encode_hex(name.as_ref()))
     }
 }
 
@@ -235,7 +235,7 @@ fn seconds_since_epoch(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn encode_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -15,7 +15,7 @@ use rustls::{
 };
 
 use crate::external_principal::ExternalPrincipal;
-use crate::provider::provider;
+use crate::provider::crypto_provider;
 use crate::roots::Roots;
 use crate::verify::{Leaf, VerifyError};
 
@@ -56,15 +56,15 @@ impl MemberVerifier {
         // The root names are not sent as a hint: members have only one certificate.
         let verifier = |store: &Arc<RootCertStore>| {
             let builder =
-                WebPkiClientVerifier::builder_with_provider(Arc::clone(store), provider())
+                WebPkiClientVerifier::builder_with_provider(Arc::clone(store), crypto_provider())
                     .clear_root_hint_subjects();
             match anonymous {
                 Anonymous::Refused => builder.build(),
                 Anonymous::Allowed => builder.allow_unauthenticated().build(),
             }
         };
-        let chain = verifier(roots.store())?;
-        let company = roots.company().map(verifier).transpose()?;
+        let chain = verifier(roots.member_store())?;
+        let company = roots.company_store().map(verifier).transpose()?;
         Ok(Self { chain, company, trust_domain, external_principals })
     }
 
@@ -86,12 +86,12 @@ impl MemberVerifier {
             && found.trust_domain == self.trust_domain
         {
             true => Ok(verified),
-            false => Err(refused(VerifyError::OtherIssuer { found })),
+            false => Err(rejection_error(VerifyError::OtherIssuer { found })),
         }
     }
 
     /// Determines the holder of a verified certificate.
-    fn judge(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
+    fn check_holder(&self, end_entity: &CertificateDer<'_>) -> Result<(), VerifyError> {
         let external_principal = || {
             ExternalPrincipal::read(end_entity)
                 .ok()
@@ -134,7 +134,7 @@ impl ClientCertVerifier for MemberVerifier {
     ) -> Result<ClientCertVerified, Error> {
         match self.chain.verify_client_cert(end_entity, intermediates, now) {
             Ok(verified) => {
-                self.judge(end_entity).map_err(refused)?;
+                self.check_holder(end_entity).map_err(rejection_error)?;
                 Ok(verified)
             }
             Err(reason) => self.judge_other((end_entity, intermediates), now, reason),
@@ -177,7 +177,7 @@ impl IdentityVerifier {
         Self {
             roots: roots.clone(),
             expected,
-            algorithms: provider().signature_verification_algorithms,
+            algorithms: crypto_provider().signature_verification_algorithms,
         }
     }
 
@@ -207,24 +207,25 @@ impl ServerCertVerifier for IdentityVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let chain = (end_entity, intermediates);
-        if let Err(reason) = self.verify_chain(self.roots.store(), chain, now) {
-            let of_company = self.roots.company().map(|all| self.verify_chain(all, chain, now));
+        if let Err(reason) = self.verify_chain(self.roots.member_store(), chain, now) {
+            let of_company =
+                self.roots.company_store().map(|all| self.verify_chain(all, chain, now));
             return match (of_company, Leaf::read(end_entity)) {
                 (Some(Ok(())), Ok(leaf)) => {
-                    Err(refused(VerifyError::OtherIssuer { found: leaf.peer.id }))
+                    Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))
                 }
                 _ => Err(reason),
             };
         }
-        let found = Leaf::read(end_entity).map_err(refused)?.peer.id;
+        let found = Leaf::read(end_entity).map_err(rejection_error)?.peer.id;
         if found.trust_domain != self.expected.trust_domain {
-            return Err(refused(VerifyError::ForeignTrustDomain {
+            return Err(rejection_error(VerifyError::ForeignTrustDomain {
                 found,
                 expected: self.expected.trust_domain.clone(),
             }));
         }
         if found != self.expected {
-            return Err(refused(VerifyError::WrongIdentity {
+            return Err(rejection_error(VerifyError::WrongIdentity {
                 found,
                 expected: self.expected.clone(),
             }));
@@ -257,17 +258,17 @@ impl ServerCertVerifier for IdentityVerifier {
 
 /// True if the chain leads to the mesh's own authority, not only to the company's root.
 pub(crate) fn is_of_mesh(roots: &Roots, chain: &[CertificateDer<'_>], now: UnixTime) -> bool {
-    if roots.company().is_none() {
+    if roots.company_store().is_none() {
         return true;
     }
     let Some((end_entity, intermediates)) = chain.split_first() else { return false };
-    let store = Arc::clone(roots.store());
-    let verifier = WebPkiClientVerifier::builder_with_provider(store, provider()).build();
+    let store = Arc::clone(roots.member_store());
+    let verifier = WebPkiClientVerifier::builder_with_provider(store, crypto_provider()).build();
     verifier.is_ok_and(|it| it.verify_client_cert(end_entity, intermediates, now).is_ok())
 }
 
 /// Carries our reason through rustls; [`crate::reason_of_tls`] extracts it.
-fn refused(reason: VerifyError) -> Error {
+fn rejection_error(reason: VerifyError) -> Error {
     CertificateError::Other(OtherError(Arc::new(reason))).into()
 }
 

@@ -32,7 +32,7 @@ pub struct Peer {
 impl Peer {
     /// Returns the time of issue: certificates are backdated for slow clocks.
     #[must_use]
-    pub fn issued(&self) -> SystemTime {
+    pub fn issue_time(&self) -> SystemTime {
         (self.not_before + CLOCK_SKEW).min(self.not_after)
     }
 }
@@ -45,7 +45,7 @@ impl Peer {
 ///
 /// # Errors
 /// [`VerifyError`] if the certificate has expired, or is not a mesh member's.
-pub fn peer(
+pub fn session_peer(
     certificates: Option<&[CertificateDer<'_>]>,
     now: SystemTime,
 ) -> Result<Option<Peer>, VerifyError> {
@@ -142,8 +142,8 @@ impl Leaf {
             id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
             workload: sole_workload(&certificate),
             instance: sole_instance(&certificate),
-            not_before: instant(validity.not_before)?,
-            not_after: instant(validity.not_after)?,
+            not_before: to_system_time(validity.not_before)?,
+            not_after: to_system_time(validity.not_after)?,
         };
         Ok(Self { peer })
     }
@@ -166,7 +166,7 @@ pub(crate) fn sole_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a s
     }
 }
 
-pub(crate) fn instant(time: ASN1Time) -> Result<SystemTime, VerifyError> {
+pub(crate) fn to_system_time(time: ASN1Time) -> Result<SystemTime, VerifyError> {
     let seconds = u64::try_from(time.timestamp()).map_err(|_| VerifyError::Malformed)?;
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)
 }
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn reads_who_the_authority_says_it_is() {
         let world = World::new("cluster.local");
-        let credential = world.credential(&workload_id("ratings"));
-        let read = peer(Some(credential.chain()), now()).unwrap().unwrap();
+        let credential = world.issue_credential(&workload_id("ratings"));
+        let read = session_peer(Some(credential.chain()), now()).unwrap().unwrap();
         assert_eq!(read.id, workload_id("ratings"));
         assert_eq!(read.workload, Some(workload_name("ratings-1")));
         assert_eq!(read.not_after, credential.not_after());
@@ -212,18 +212,18 @@ mod tests {
 
     #[test]
     fn nobody_without_certificates() {
-        assert_eq!(peer(None, now()), Ok(None));
-        assert_eq!(peer(Some(&[]), now()), Ok(None));
+        assert_eq!(session_peer(None, now()), Ok(None));
+        assert_eq!(session_peer(Some(&[]), now()), Ok(None));
     }
 
     #[test]
     fn an_established_session_ends_with_its_certificate() {
         let world = World::new("cluster.local");
-        let credential = world.credential(&workload_id("ratings"));
+        let credential = world.issue_credential(&workload_id("ratings"));
         let end = credential.not_after();
         let before = end - Duration::from_secs(1);
-        assert!(peer(Some(credential.chain()), before).is_ok());
-        assert_eq!(peer(Some(credential.chain()), end), Err(VerifyError::Expired));
+        assert!(session_peer(Some(credential.chain()), before).is_ok());
+        assert_eq!(session_peer(Some(credential.chain()), end), Err(VerifyError::Expired));
     }
 
     #[test]
@@ -233,7 +233,8 @@ mod tests {
         let dns = SanType::DnsName("ratings.bookinfo".try_into().unwrap());
         let world = World::new("cluster.local");
         let read = |names: Vec<SanType>| {
-            let (chain, _) = world.forge(|parameters| parameters.subject_alt_names = names);
+            let (chain, _) =
+                world.forge_certificate(|parameters| parameters.subject_alt_names = names);
             Leaf::read(&chain[0]).map(|leaf| leaf.peer.id)
         };
         assert_eq!(read(vec![good()]), Ok(workload_id("ratings")));
@@ -256,7 +257,7 @@ mod tests {
     fn a_common_name_that_is_no_workload_is_none() {
         let world = World::new("cluster.local");
         for name in ["Example Ltd", "a/b/c", ""] {
-            let (chain, _) = world.forge(|parameters| {
+            let (chain, _) = world.forge_certificate(|parameters| {
                 parameters.distinguished_name.push(DnType::CommonName, name);
             });
             assert_eq!(Leaf::read(&chain[0]).unwrap().peer.workload, None, "{name}");
@@ -266,7 +267,7 @@ mod tests {
     #[test]
     fn never_panics_on_damaged_certificates() {
         let world = World::new("cluster.local");
-        let credential = world.credential(&workload_id("ratings"));
+        let credential = world.issue_credential(&workload_id("ratings"));
         let honest = credential.chain()[0].to_vec();
         for at in 0..honest.len() {
             let cut = CertificateDer::from(honest[..at].to_vec());

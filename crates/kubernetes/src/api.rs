@@ -26,7 +26,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::error::ApiError;
-pub(crate) use self::error::escaped;
+pub(crate) use self::error::escape_text;
 pub use self::name::{InvalidPathName, NamespaceName, ObjectName};
 
 /// Objects of one kind, in one namespace or in all.
@@ -39,13 +39,13 @@ where
 {
     /// Creates an API for objects of every namespace, or of a cluster-scoped kind.
     #[must_use]
-    pub fn all(client: Client) -> Self {
+    pub fn for_all_namespaces(client: Client) -> Self {
         Self(Api::all(client))
     }
 
     /// Creates an API for objects of one namespace.
     #[must_use]
-    pub fn namespaced(client: Client, namespace: &NamespaceName) -> Self
+    pub fn for_namespace(client: Client, namespace: &NamespaceName) -> Self
     where
         K: Resource<Scope = NamespaceResourceScope>,
     {
@@ -58,7 +58,7 @@ impl ObjectApi<DynamicObject> {
     ///
     /// # Errors
     /// [`ApiError::Name`] when a part of the kind cannot be part of a path.
-    pub fn dynamic(
+    pub fn for_dynamic_kind(
         client: Client,
         namespace: Option<&NamespaceName>,
         resource: &ApiResource,
@@ -73,7 +73,7 @@ impl ObjectApi<DynamicObject> {
             && resource.api_version == group_version;
         if !is_good {
             let shown = format!("{} {}", resource.api_version, resource.plural);
-            return Err(InvalidPathName::Resource(escaped(&shown)).into());
+            return Err(InvalidPathName::Resource(escape_text(&shown)).into());
         }
         Ok(Self(match namespace {
             Some(namespace) => Api::namespaced_with(client, namespace, resource),
@@ -176,11 +176,11 @@ pub(crate) async fn create_secretly<K>(client: &Client, object: &K) -> Result<K,
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
 {
-    let body = serde_json::to_vec(object).map_err(|error| ApiError::undecodable(&error))?;
+    let body = serde_json::to_vec(object).map_err(|error| ApiError::from_decode_error(&error))?;
     let request = Request::new(K::url_path(&(), None)).create(&PostParams::default(), body);
     let request = request.map_err(kube::Error::BuildRequest)?;
     let answer = client.request_text(request).await?;
-    serde_json::from_str(&answer).map_err(|error| ApiError::undecodable(&error))
+    serde_json::from_str(&answer).map_err(|error| ApiError::from_decode_error(&error))
 }
 
 /// Returns the kinds that the API server serves for one API version, such as `leno.dev/v1alpha1`.
@@ -225,7 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_kind_is_no_other_path() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let resource = |group: &str, version: &str, plural: &str| ApiResource {
             group: group.to_owned(),
             version: version.to_owned(),
@@ -237,7 +237,7 @@ mod tests {
             plural: plural.to_owned(),
         };
         let api = |resource: &ApiResource| {
-            ObjectApi::dynamic(server.client.clone(), None, resource).map(drop)
+            ObjectApi::for_dynamic_kind(server.client.clone(), None, resource).map(drop)
         };
         for good in [resource("", "v1", "pods"), resource("leno.dev", "v1alpha1", "hedgings")] {
             api(&good).unwrap();
@@ -257,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_token_of_a_review_is_in_no_error() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         server.store.lock().unwrap().forbidden = Some(("POST", "tokenreviews"));
         let reviewer = crate::review::TokenReviewer::new(server.client.clone());
         // The header and payload of a token with the audience `leno`.
@@ -266,7 +266,7 @@ mod tests {
             "kubernetes.io": {"namespace": "a", "pod": {"name": "c", "uid": "d"}},
         });
         let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()));
-        let error = reviewer.review(&token).await.unwrap_err();
+        let error = reviewer.review_token(&token).await.unwrap_err();
         assert!(matches!(error, crate::review::ReviewError::Api(_)), "{error}");
         assert!(!format!("{error} {error:?}").contains("eyJ"), "{error}");
     }

@@ -50,8 +50,8 @@ impl SharedAuthority {
         trust_domain: TrustDomain,
     ) -> Self {
         Self {
-            secrets: ObjectApi::namespaced(client.clone(), namespace),
-            maps: ObjectApi::namespaced(client, namespace),
+            secrets: ObjectApi::for_namespace(client.clone(), namespace),
+            maps: ObjectApi::for_namespace(client, namespace),
             dir: dir.to_owned(),
             trust_domain,
             secret: None,
@@ -66,7 +66,7 @@ impl SharedAuthority {
     ///
     /// # Errors
     /// [`SharedError`].
-    pub async fn establish(&mut self) -> Result<AuthoritySource, SharedError> {
+    pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedError> {
         let mut found = self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedError::read)?;
         if found.is_none() && self.was_there_before().await? {
             // The control plane that published the roots had created the Secret before.
@@ -74,7 +74,7 @@ impl SharedAuthority {
             found.as_ref().ok_or(SharedError::Lost)?;
         }
         if found.is_none() {
-            let made = self.make()?;
+            let made = self.open_or_create()?;
             let created = self.secrets.create(&PostParams::default(), &secret_of(&made)).await;
             found = match created {
                 Ok(secret) => {
@@ -89,7 +89,7 @@ impl SharedAuthority {
         }
         let secret = found.ok_or(SharedError::Gone)?;
         let source = files_of(&secret).source(&self.dir).ok_or(SharedError::Incomplete)?;
-        self.adopt(secret)?;
+        self.adopt_secret(secret)?;
         // Report an unusable authority now.
         source.open(&self.trust_domain, SystemTime::now())?;
         self.tell_roots().await;
@@ -97,7 +97,7 @@ impl SharedAuthority {
     }
 
     /// Synchronizes the directory and the Secret, and publishes the roots in the ConfigMap. Never returns.
-    pub async fn keep(mut self) {
+    pub async fn run_synchronization(mut self) {
         let ours = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
         let mut events = pin!(self.secrets.clone().watch(ours));
         let mut looks = interval(LOOK_EVERY);
@@ -112,18 +112,18 @@ impl SharedAuthority {
                 Some(Ok(Event::Init)) => is_there = false,
                 Some(Ok(Event::InitApply(secret) | Event::Apply(secret))) => {
                     is_there = true;
-                    self.follow(secret);
+                    self.follow_secret(secret);
                     self.tell_roots().await;
                 }
                 Some(Ok(Event::InitDone)) => {
                     is_listed = true;
                     if !is_there {
-                        self.restore().await;
+                        self.restore_secret().await;
                     }
                 }
                 Some(Ok(Event::Delete(_))) => {
                     is_there = false;
-                    self.restore().await;
+                    self.restore_secret().await;
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "cannot watch the Secret `{AUTHORITY_SECRET}`");
@@ -136,9 +136,9 @@ impl SharedAuthority {
                     }
                     // The API server may have rejected the previous attempt.
                     if is_listed && !is_there {
-                        self.restore().await;
+                        self.restore_secret().await;
                     } else if is_listed {
-                        self.offer().await;
+                        self.write_changes().await;
                     }
                 }
             }
@@ -158,7 +158,7 @@ impl SharedAuthority {
     }
 
     /// Opens the authority in the directory, or creates one.
-    fn make(&self) -> Result<AuthorityFiles, SharedError> {
+    fn open_or_create(&self) -> Result<AuthorityFiles, SharedError> {
         let there = AuthorityFiles::read(&self.dir)?;
         let source = there.source(&self.dir);
         let source = source.unwrap_or_else(|| AuthoritySource::Own(self.dir.clone()));
@@ -167,7 +167,7 @@ impl SharedAuthority {
     }
 
     /// Makes this version of the Secret the current one.
-    fn adopt(&mut self, secret: Secret) -> io::Result<()> {
+    fn adopt_secret(&mut self, secret: Secret) -> io::Result<()> {
         let files = files_of(&secret);
         if files != self.synced {
             files.write(&self.dir)?;
@@ -191,7 +191,7 @@ impl SharedAuthority {
     }
 
     /// Adopts a changed Secret. If the new content cannot sign, the current authority stays in use.
-    fn follow(&mut self, secret: Secret) {
+    fn follow_secret(&mut self, secret: Secret) {
         let files = files_of(&secret);
         if files != self.synced
             && let Err(error) = self.try_out(&files)
@@ -199,13 +199,13 @@ impl SharedAuthority {
             tracing::error!(%error, "cannot use the Secret `{AUTHORITY_SECRET}`; the previous authority stays in use");
             return;
         }
-        if let Err(error) = self.adopt(secret) {
+        if let Err(error) = self.adopt_secret(secret) {
             tracing::error!(%error, "cannot write the authority of the Secret `{AUTHORITY_SECRET}` to disk");
         }
     }
 
     /// Recreates the deleted Secret: members have certificates of this authority.
-    async fn restore(&mut self) {
+    async fn restore_secret(&mut self) {
         let secret = secret_of(&self.synced);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
@@ -222,7 +222,7 @@ impl SharedAuthority {
     }
 
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
-    async fn offer(&mut self) {
+    async fn write_changes(&mut self) {
         let Ok(there) = AuthorityFiles::read(&self.dir) else { return };
         if there == self.synced {
             self.changed = None;
@@ -237,7 +237,7 @@ impl SharedAuthority {
             .source(&self.dir)
             .is_some_and(|source| source.open(&self.trust_domain, SystemTime::now()).is_ok());
         let Some(mut secret) = self.secret.clone().filter(|_| is_good) else { return };
-        fill(&mut secret, &there);
+        fill_secret(&mut secret, &there);
         // The request names the resource version that it replaces.
         match self.secrets.replace(&AUTHORITY_NAME, &PostParams::default(), &secret).await {
             Ok(secret) => {
@@ -261,7 +261,7 @@ impl SharedAuthority {
 
     /// Publishes the roots in a ConfigMap that all accounts may read.
     async fn tell_roots(&mut self) {
-        let roots = self.synced.roots();
+        let roots = self.synced.root_pem();
         let Some(roots) = roots.filter(|roots| self.reported.as_ref() != Some(roots)) else {
             return;
         };
@@ -333,7 +333,7 @@ impl SharedError {
 /// Extracts the authority's files from a Secret. Entries that are not UTF-8 are ignored.
 fn files_of(secret: &Secret) -> AuthorityFiles {
     let data = secret.data.iter().flatten();
-    AuthorityFiles::of(data.filter_map(|(name, bytes)| {
+    AuthorityFiles::from_files(data.filter_map(|(name, bytes)| {
         Some((name.as_str(), String::from_utf8(bytes.0.clone()).ok()?))
     }))
 }
@@ -347,14 +347,14 @@ fn secret_of(files: &AuthorityFiles) -> Secret {
         ..ObjectMeta::default()
     };
     let mut secret = Secret { metadata, ..Secret::default() };
-    fill(&mut secret, files);
+    fill_secret(&mut secret, files);
     secret
 }
 
 /// Replaces the authority's entries in a Secret and keeps the others.
-fn fill(secret: &mut Secret, files: &AuthorityFiles) {
+fn fill_secret(secret: &mut Secret, files: &AuthorityFiles) {
     let data = secret.data.get_or_insert_default();
-    for name in AuthorityFiles::names() {
+    for name in AuthorityFiles::file_names() {
         data.remove(name);
     }
     let filled = files.iter().map(|(name, text)| (name.to_owned(), ByteString(text.into())));
@@ -363,7 +363,7 @@ fn fill(secret: &mut Secret, files: &AuthorityFiles) {
 
 /// Returns true for HTTP 409: another client created or changed the object first.
 fn is_conflict(error: &ApiError) -> bool {
-    error.code() == Some(409)
+    error.status_code() == Some(409)
 }
 
 /// The key of the roots in their ConfigMap.

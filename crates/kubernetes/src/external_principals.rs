@@ -5,6 +5,6 @@ mod desired;
 mod keep;
 mod secret;
 
-pub(crate) use desired::{ACCESS_CERT, Judged, Owner, judge};
+pub(crate) use desired::{ACCESS_CERT, Judged, Owner, validate_requests};
 pub use desired::{DesiredCertificate, DesiredCertificates, Grants, Outcomes};
 pub use keep::keep_external_principals;

@@ -15,10 +15,12 @@ mod served;
 #[cfg(test)]
 mod tests;
 
-pub use self::provision::provision;
+pub use self::provision::provision_gateways;
 pub use self::resolve::DesiredGateway;
 
 pub(crate) use self::facts::{Address, Fact, Facts, RouteId};
-pub(crate) use self::read::{EDGE_KINDS, certificate, deployment, fact, served};
-pub(crate) use self::resolve::{Before, Resolved, resolve, secrets_of};
-pub(crate) use self::said::{GatewaySaid, ParentSaid, features};
+pub(crate) use self::read::{
+    EDGE_KINDS, read_certificate, read_deployment, read_fact, read_service,
+};
+pub(crate) use self::resolve::{Before, Resolved, resolve_gateways, secrets_of};
+pub(crate) use self::said::{GatewaySaid, ParentSaid, supported_features};

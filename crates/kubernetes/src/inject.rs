@@ -31,8 +31,10 @@ pub use range::AddressRange;
 pub use template::{Annotated, Injected, inject_manifest, namespaces_of};
 
 use container::Sidecar;
-pub(crate) use container::{STATE, probe, scraping, token_directory, unprivileged, volumes};
-pub(crate) use decision::{SYSTEM_NAMESPACES, decide};
+pub(crate) use container::{
+    STATE, http_probe, restricted_context, scrape_annotations, sidecar_volumes, token_directory,
+};
+pub(crate) use decision::{SYSTEM_NAMESPACES, decide_injection};
 use options::SidecarOptions;
 use probe::Probes;
 
@@ -135,7 +137,7 @@ pub enum Demand<'a> {
 }
 
 impl<'a> Demand<'a> {
-    fn namespace(self) -> Option<&'a NamespaceFacts> {
+    fn namespace_facts(self) -> Option<&'a NamespaceFacts> {
         match self {
             Self::Namespace(facts) => Some(facts),
             Self::Person(facts) => facts,
@@ -197,15 +199,15 @@ impl fmt::Display for Skip {
 ///
 /// # Errors
 /// When an annotation is invalid, or the pod cannot have the requested sidecar.
-pub fn inject(
+pub fn inject_sidecar(
     pod: &Value,
     demand: Demand<'_>,
     settings: &Settings,
 ) -> Result<Outcome, InjectError> {
     decision::check_shape(pod)?;
-    let floor = settings.floor_in(demand.namespace());
+    let floor = settings.floor_in(demand.namespace_facts());
     let mut overruled = Vec::new();
-    match decide(pod, demand, &settings.system_namespace)? {
+    match decide_injection(pod, demand, &settings.system_namespace)? {
         None => {}
         Some(Skip::Disabled) if floor.is_some_and(|it| decision::is_required(pod, demand, it)) => {
             overruled.push(REQUIRED.to_owned());
@@ -217,7 +219,7 @@ pub fn inject(
             return Ok(Outcome::Skipped(skip));
         }
     }
-    let options = SidecarOptions::read(pod, demand.namespace(), settings)?;
+    let options = SidecarOptions::read(pod, demand.namespace_facts(), settings)?;
     decision::refuse_sidecar_user(pod)?;
     let mut pod = pod.clone();
     let mut probes = Probes::default();
@@ -227,11 +229,11 @@ pub fn inject(
         }
     }
     let sidecar = Sidecar { settings, options: &options, probes: &probes };
-    place(&mut pod, &sidecar);
+    add_sidecar(&mut pod, &sidecar);
     let unknown = warnings_of_marks(&pod);
-    overruled.extend(unresolved(&pod, &settings.control));
-    label(&mut pod, &options);
-    tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.options()));
+    overruled.extend(dns_warning(&pod, &settings.control));
+    label_pod(&mut pod, &options);
+    tell_plugin(&mut pod, settings.by_plugin.then(|| sidecar.intercept_options()));
     overruled.extend(options.overruled);
     overruled.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
@@ -241,7 +243,7 @@ pub fn inject(
 
 /// Returns the difference between a pod before and after injection, as a JSON patch (RFC 6902).
 #[must_use]
-pub fn patch(before: &Value, after: &Value) -> Value {
+pub fn injection_patch(before: &Value, after: &Value) -> Value {
     serde_json::to_value(json_patch::diff(before, after)).unwrap_or_default()
 }
 
@@ -261,19 +263,19 @@ pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
 /// starts: traffic of the application's init containers goes through the mesh as well. Without native sidecars,
 /// the sidecar starts together with the application. Init containers run before the redirection and bypass the
 /// mesh.
-fn place(pod: &mut Value, sidecar: &Sidecar<'_>) {
-    let before = list(pod, "initContainers");
+fn add_sidecar(pod: &mut Value, sidecar: &Sidecar<'_>) {
+    let before = spec_list(pod, "initContainers");
     if sidecar.settings.native_sidecars {
-        before.insert(0, sidecar.intercept());
-        before.insert(1, sidecar.native());
+        before.insert(0, sidecar.intercept_container());
+        before.insert(1, sidecar.native_sidecar());
     } else {
-        before.push(sidecar.intercept());
-        list(pod, "containers").insert(0, sidecar.classic());
+        before.push(sidecar.intercept_container());
+        spec_list(pod, "containers").insert(0, sidecar.regular_container());
     }
-    let mounted = list(pod, "volumes");
+    let mounted = spec_list(pod, "volumes");
     // A copy of an injected pod may still have them.
     mounted.retain(|volume| !container::VOLUMES.contains(&volume["name"].as_str().unwrap_or("")));
-    mounted.extend(volumes());
+    mounted.extend(sidecar_volumes());
 }
 
 /// Returns warnings for unknown labels and annotations of the pod under `leno.dev/`.
@@ -288,7 +290,7 @@ fn warnings_of_marks(pod: &Value) -> Vec<String> {
 
 /// Warns about a DNS policy that bypasses the cluster's name server: the sidecar has to resolve the control
 /// plane.
-fn unresolved(pod: &Value, control: &str) -> Option<String> {
+fn dns_warning(pod: &Value, control: &str) -> Option<String> {
     let policy = pod["spec"]["dnsPolicy"].as_str().filter(|it| ["Default", "None"].contains(it))?;
     let (host, _) = control.rsplit_once(':')?;
     if host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() {
@@ -309,14 +311,14 @@ fn unresolved(pod: &Value, control: &str) -> Option<String> {
     ))
 }
 
-fn label(pod: &mut Value, options: &SidecarOptions) {
+fn label_pod(pod: &mut Value, options: &SidecarOptions) {
     let application = application_container(pod).map(str::to_owned);
-    let metadata = map(pod, "metadata");
-    let labels = map(metadata.entry("labels").or_insert(Value::Null), "");
+    let metadata = map_entry(pod, "metadata");
+    let labels = map_entry(metadata.entry("labels").or_insert(Value::Null), "");
     labels.insert(MESHED.to_owned(), json!(MESHED_BY_SIDECAR));
     let mut annotations = Vec::new();
     if options.scraped {
-        annotations.extend(scraping());
+        annotations.extend(scrape_annotations());
     }
     // Make the application the default container of `kubectl logs` and `exec`.
     if let Some(name) = application {
@@ -325,12 +327,12 @@ fn label(pod: &mut Value, options: &SidecarOptions) {
     if annotations.is_empty() {
         return;
     }
-    let known = map(metadata.entry("annotations").or_insert(Value::Null), "");
+    let known = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
     let scraped_already =
         options.application_metrics.is_none() && known.contains_key("prometheus.io/scrape");
     if options.application_metrics.is_some() {
         // The sidecar exposes the metrics of the application as well.
-        scraping().iter().for_each(|(key, _)| drop(known.remove(*key)));
+        scrape_annotations().iter().for_each(|(key, _)| drop(known.remove(*key)));
     }
     for (key, value) in annotations {
         if !(scraped_already && key.starts_with("prometheus.io/")) {
@@ -342,12 +344,12 @@ fn label(pod: &mut Value, options: &SidecarOptions) {
 /// Sets the annotation with the redirection options for the CNI plugin of the node. Without the plugin, removes
 /// the annotation, even if the author set it.
 fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
-    let metadata = map(pod, "metadata");
+    let metadata = map_entry(pod, "metadata");
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
         annotations.remove(INTERCEPT_ANNOTATION);
     }
     if let Some(options) = options {
-        let annotations = map(metadata.entry("annotations").or_insert(Value::Null), "");
+        let annotations = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
         annotations.insert(INTERCEPT_ANNOTATION.to_owned(), options.join(" ").into());
     }
 }
@@ -358,8 +360,8 @@ fn application_container(pod: &Value) -> Option<&str> {
 }
 
 /// Returns a list of the pod's `spec`, created if absent.
-fn list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
-    let spec = map(pod, "spec");
+fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
+    let spec = map_entry(pod, "spec");
     let value = spec.entry(key).or_insert(Value::Null);
     if !value.is_array() {
         *value = json!([]);
@@ -368,7 +370,7 @@ fn list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
 }
 
 /// Returns the map under a key, or the value itself if the key is empty; created if absent.
-fn map<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let value = match key {
         "" => value,
         key => &mut value[key],

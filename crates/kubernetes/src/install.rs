@@ -28,15 +28,15 @@ use crate::inject::AddressRange;
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
 
 pub(crate) use apply::Addressed;
-pub use apply::{InstallError, Step, apply, wait_for_rollout, wait_for_webhook};
+pub use apply::{InstallError, Step, apply_manifests, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
-pub use examine::{Examined, Finding, Trouble, examine, examine_each};
+pub use examine::{Examined, Finding, Trouble, examine_all, examine_each};
 pub use hook::uninstall_hook;
 pub use installed::Installed;
 pub use kinds::crd_name;
 pub use remove::{
-    Extent, lease, removals, remove, remove_gateways, withdraw, withdraw_cni, withdraw_gateways,
-    withdraw_protections,
+    Extent, lease_reference, objects_to_remove, remove, remove_gateways, withdraw_cni,
+    withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
 pub use retract::{retract_gateways, retract_statuses, wait_for_control_planes};
 
@@ -101,13 +101,13 @@ impl Options {
 /// Returns all objects in the order in which they are applied: kinds before objects of them, and permissions
 /// before their users.
 #[must_use]
-pub fn manifests(options: &Options) -> Vec<Value> {
-    let mut all = kinds::own();
+pub fn installation_manifests(options: &Options) -> Vec<Value> {
+    let mut all = kinds::kind_definitions();
     if options.with_smi {
         all.extend(kinds::of_smi());
     }
-    all.push(control_plane::namespace(options));
-    all.extend(access::objects(options));
+    all.push(control_plane::control_namespace(options));
+    all.extend(access::access_objects(options));
     // The control plane creates its authority for the trust domain that it finds. If the settings of another
     // mesh apply, the trust domain is only in the environment of the control plane.
     let has_default = options.trust_domain.to_string() == TRUST_DOMAIN_DEFAULT;
@@ -116,14 +116,14 @@ pub fn manifests(options: &Options) -> Vec<Value> {
     }
     // Before pods that rely on the plugin are created.
     if let Some(network) = &options.cni {
-        all.extend(cni::objects(options, network));
+        all.extend(cni::cni_objects(options, network));
     }
     if options.network_policies {
-        all.push(network_policy::object(options));
+        all.push(network_policy::policy_object(options));
     }
-    all.extend(control_plane::objects(options));
-    all.push(admission::configuration(options));
-    all.extend(refusals::objects());
+    all.extend(control_plane::control_plane_objects(options));
+    all.push(admission::webhook_configuration(options));
+    all.extend(refusals::policy_objects());
     if options.gateways {
         all.push(gateway_class());
     }
@@ -167,22 +167,22 @@ fn mesh_config(options: &Options) -> Value {
 
 /// Returns the metadata of a cluster-scoped object.
 fn cluster_metadata(name: &str) -> Value {
-    json!({"name": name, "labels": labels()})
+    json!({"name": name, "labels": common_labels()})
 }
 
 /// Returns the metadata of an object in the namespace of the control plane.
-fn metadata(name: &str, options: &Options) -> Value {
-    json!({"name": name, "namespace": options.namespace, "labels": labels()})
+fn namespaced_metadata(name: &str, options: &Options) -> Value {
+    json!({"name": name, "namespace": options.namespace, "labels": common_labels()})
 }
 
-fn labels() -> Map<String, Value> {
-    let mut labels = selector();
+fn common_labels() -> Map<String, Value> {
+    let mut labels = pod_selector();
     labels.insert(PART_OF_LABEL.to_owned(), PART_OF.into());
     labels
 }
 
 /// Returns the labels by which Services and the Deployment select the pods of the control plane.
-fn selector() -> Map<String, Value> {
+fn pod_selector() -> Map<String, Value> {
     let mut labels = Map::new();
     labels.insert("app.kubernetes.io/name".to_owned(), CONTROL.into());
     labels

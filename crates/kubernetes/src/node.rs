@@ -35,7 +35,7 @@ impl Node {
     ///
     /// # Errors
     /// When the pod does not exist, or a newer pod has its name.
-    pub async fn interception(
+    pub async fn pod_interception(
         &self,
         namespace: &str,
         name: &str,
@@ -43,14 +43,14 @@ impl Node {
     ) -> Result<Interception, NodeError> {
         let namespace = NamespaceName::new(namespace).map_err(ApiError::from)?;
         let name = ObjectName::new(name).map_err(ApiError::from)?;
-        let pods: ObjectApi<Pod> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let pods: ObjectApi<Pod> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let pod = pods.get(&name).await?;
         match uid {
             // Static pods have a different UID in the API server than in the container runtime.
             Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
                 Err(NodeError::Another)
             }
-            _ => Ok(interception(&pod)),
+            _ => Ok(interception_from_pod(&pod)),
         }
     }
 
@@ -60,7 +60,7 @@ impl Node {
     /// When the API server request fails.
     pub async fn is_daemon_set_gone(&self, namespace: &str, name: &str) -> Result<bool, ApiError> {
         let (namespace, name) = (NamespaceName::new(namespace)?, ObjectName::new(name)?);
-        let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let found = sets.get_opt(&name).await?;
         Ok(found.is_none_or(|found| found.metadata.deletion_timestamp.is_some()))
     }
@@ -82,7 +82,7 @@ fn is_mirror(pod: &Pod) -> bool {
     annotations.is_some_and(|annotations| annotations.contains_key("kubernetes.io/config.mirror"))
 }
 
-fn interception(pod: &Pod) -> Interception {
+fn interception_from_pod(pod: &Pod) -> Interception {
     let is_meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
     let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(INTERCEPT_ANNOTATION));
     match (is_meshed.map(String::as_str), words) {
@@ -108,17 +108,23 @@ mod tests {
         let meshed = json!({"leno.dev/meshed": "sidecar"});
         let led = json!({"leno.dev/intercept": "--exclude-outbound-ports=25,53 --uid=1500"});
         let words = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
-        assert_eq!(interception(&pod(meshed.clone(), led.clone())), Interception::Lead(words));
+        assert_eq!(
+            interception_from_pod(&pod(meshed.clone(), led.clone())),
+            Interception::Lead(words)
+        );
         let plain = json!({"leno.dev/intercept": ""});
-        assert_eq!(interception(&pod(meshed.clone(), plain)), Interception::Lead(Vec::new()));
+        assert_eq!(
+            interception_from_pod(&pod(meshed.clone(), plain)),
+            Interception::Lead(Vec::new())
+        );
         // A pod with a redirection init container has no such annotation.
-        assert_eq!(interception(&pod(meshed, json!({}))), Interception::Leave);
-        assert_eq!(interception(&pod(json!({}), led)), Interception::Leave);
+        assert_eq!(interception_from_pod(&pod(meshed, json!({}))), Interception::Leave);
+        assert_eq!(interception_from_pod(&pod(json!({}), led)), Interception::Leave);
     }
 
     #[tokio::test]
     async fn a_text_that_is_no_name_is_not_requested() {
-        let server = crate::testing::Server::open().await;
+        let server = crate::testing::Server::start_server().await;
         let node = Node { client: server.client.clone() };
         for (namespace, name) in [
             ("shop/pods", "a"),
@@ -129,7 +135,7 @@ mod tests {
             ("", "a"),
             ("shop", ""),
         ] {
-            let asked = node.interception(namespace, name, None).await;
+            let asked = node.pod_interception(namespace, name, None).await;
             assert!(matches!(asked, Err(NodeError::Api(ApiError::Name(_)))), "{namespace} {name}");
             assert!(node.is_daemon_set_gone(namespace, name).await.is_err(), "{namespace} {name}");
         }

@@ -17,13 +17,13 @@ use crate::words::CONTROL_PEERS;
 /// has no receivers. All listen on the same port.
 ///
 /// They include control planes that are not ready: a control plane becomes ready by connecting to the others.
-pub async fn follow(
+pub async fn follow_peers(
     client: Client,
     namespace: &NamespaceName,
     (own, port): (IpAddr, u16),
     found: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
-    let slices: ObjectApi<EndpointSlice> = ObjectApi::namespaced(client, namespace);
+    let slices: ObjectApi<EndpointSlice> = ObjectApi::for_namespace(client, namespace);
     let label = format!("{SERVICE_LABEL}={CONTROL_PEERS}");
     let mut events = pin!(slices.watch(Config::default().labels(&label)));
     let mut listed = Slices::default();
@@ -34,8 +34,8 @@ pub async fn follow(
         };
         match event {
             Some(Ok(event)) => {
-                listed.take(event);
-                let peers = listed.peers(own, port);
+                listed.apply_event(event);
+                let peers = listed.peer_addresses(own, port);
                 found.send_if_modified(|last| {
                     let event = *last != peers;
                     if event {
@@ -62,18 +62,22 @@ struct Slices {
 }
 
 impl Slices {
-    fn take(&mut self, event: Event<EndpointSlice>) {
+    fn apply_event(&mut self, event: Event<EndpointSlice>) {
         match event {
             Event::Init => self.listing.clear(),
-            Event::InitApply(slice) => drop(self.listing.insert(slice.name_any(), members(&slice))),
+            Event::InitApply(slice) => {
+                drop(self.listing.insert(slice.name_any(), slice_addresses(&slice)))
+            }
             Event::InitDone => self.known = std::mem::take(&mut self.listing),
-            Event::Apply(slice) => drop(self.known.insert(slice.name_any(), members(&slice))),
+            Event::Apply(slice) => {
+                drop(self.known.insert(slice.name_any(), slice_addresses(&slice)))
+            }
             Event::Delete(slice) => drop(self.known.remove(&slice.name_any())),
         }
     }
 
     /// Returns all addresses except our own, without duplicates: a dual-stack Service lists every pod twice.
-    fn peers(&self, own: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
+    fn peer_addresses(&self, own: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
         let all = self.known.values().flatten();
         all.filter(|ip| **ip != own && ip.is_ipv4() == own.is_ipv4())
             .map(|ip| SocketAddr::new(*ip, port))
@@ -81,7 +85,7 @@ impl Slices {
     }
 }
 
-fn members(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
+fn slice_addresses(slice: &EndpointSlice) -> BTreeSet<IpAddr> {
     let endpoints = slice.endpoints.iter();
     endpoints.flat_map(|endpoint| &endpoint.addresses).filter_map(|ip| ip.parse().ok()).collect()
 }
@@ -95,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    fn slice(name: &str, addresses: &[&str]) -> EndpointSlice {
+    fn slice_with_addresses(name: &str, addresses: &[&str]) -> EndpointSlice {
         let endpoints: Vec<_> = addresses
             .iter()
             .map(|ip| json!({"addresses": [ip], "conditions": {"ready": false}}))
@@ -107,31 +111,31 @@ mod tests {
         .unwrap()
     }
 
-    fn peers(slices: &Slices) -> Vec<String> {
+    fn list_peers(slices: &Slices) -> Vec<String> {
         let own = "10.0.0.1".parse().unwrap();
-        slices.peers(own, 15_010).iter().map(ToString::to_string).collect()
+        slices.peer_addresses(own, 15_010).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn all_in_any_slice_are_peers_but_ourselves() {
         let mut slices = Slices::default();
-        slices.take(Event::Init);
-        slices.take(Event::InitApply(slice("a", &["10.0.0.1", "10.0.0.2"])));
-        slices.take(Event::InitApply(slice("six", &["2001:db8::2"])));
-        assert!(peers(&slices).is_empty());
-        slices.take(Event::InitDone);
-        assert_eq!(peers(&slices), ["10.0.0.2:15010"]);
-        slices.take(Event::Apply(slice("b", &["10.0.0.3"])));
-        assert_eq!(peers(&slices), ["10.0.0.2:15010", "10.0.0.3:15010"]);
-        slices.take(Event::Apply(slice("a", &["10.0.0.1"])));
-        assert_eq!(peers(&slices), ["10.0.0.3:15010"]);
+        slices.apply_event(Event::Init);
+        slices.apply_event(Event::InitApply(slice_with_addresses("a", &["10.0.0.1", "10.0.0.2"])));
+        slices.apply_event(Event::InitApply(slice_with_addresses("six", &["2001:db8::2"])));
+        assert!(list_peers(&slices).is_empty());
+        slices.apply_event(Event::InitDone);
+        assert_eq!(list_peers(&slices), ["10.0.0.2:15010"]);
+        slices.apply_event(Event::Apply(slice_with_addresses("b", &["10.0.0.3"])));
+        assert_eq!(list_peers(&slices), ["10.0.0.2:15010", "10.0.0.3:15010"]);
+        slices.apply_event(Event::Apply(slice_with_addresses("a", &["10.0.0.1"])));
+        assert_eq!(list_peers(&slices), ["10.0.0.3:15010"]);
         // During a relist no peer is removed until it is complete.
-        slices.take(Event::Init);
-        slices.take(Event::InitApply(slice("a", &["10.0.0.1", "10.0.0.4"])));
-        assert_eq!(peers(&slices), ["10.0.0.3:15010"]);
-        slices.take(Event::InitDone);
-        assert_eq!(peers(&slices), ["10.0.0.4:15010"]);
-        slices.take(Event::Delete(slice("a", &[])));
-        assert!(peers(&slices).is_empty());
+        slices.apply_event(Event::Init);
+        slices.apply_event(Event::InitApply(slice_with_addresses("a", &["10.0.0.1", "10.0.0.4"])));
+        assert_eq!(list_peers(&slices), ["10.0.0.3:15010"]);
+        slices.apply_event(Event::InitDone);
+        assert_eq!(list_peers(&slices), ["10.0.0.4:15010"]);
+        slices.apply_event(Event::Delete(slice_with_addresses("a", &[])));
+        assert!(list_peers(&slices).is_empty());
     }
 }

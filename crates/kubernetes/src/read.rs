@@ -21,16 +21,18 @@ use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
 pub use choices::Choices;
-pub(crate) use custom::{Custom, custom, spoilt_grant};
+pub(crate) use custom::{Custom, read_custom, spoilt_grant};
 pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
 pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign, IngressGateway};
-pub use namespace::{NamespaceReading, namespace};
-pub(crate) use nearby::{Nearness, ZONE, nearness, preference, preference_name, preferring};
+pub use namespace::{NamespaceReading, read_namespace};
+pub(crate) use nearby::{
+    Nearness, ZONE, preference_name, preference_rule, read_nearness, service_of_preference,
+};
 pub(crate) use ours::is_service_parent;
-pub use pod::{Member, addresses, member, with_target_ports};
-pub use service::{ServiceReading, service};
-pub use slice::endpoints;
+pub use pod::{Member, pod_addresses, read_pod, with_target_ports};
+pub use service::{ServiceReading, read_service};
 pub(crate) use slice::listed_for;
+pub use slice::read_endpoints;
 
 use crate::words::{PLAINTEXT, TRAFFIC_MODE};
 
@@ -47,19 +49,19 @@ impl AdmissionReading {
     /// No annotations, for objects to which they do not apply.
     pub(crate) const NONE: Self = Self { mode: Ok(None), plaintext: Ok(None) };
 
-    fn of(meta: &ObjectMeta, kind: &str) -> Self {
+    fn from_annotations(meta: &ObjectMeta, kind: &str) -> Self {
         let mode = (TRAFFIC_MODE, "mode", "strict mode");
         let plaintext = (PLAINTEXT, "choice", "refuse");
         Self {
-            mode: annotated(meta, kind, mode, TrafficMode::ALL, |it| it.as_str()),
-            plaintext: annotated(meta, kind, plaintext, Plaintext::ALL, |it| it.as_str()),
+            mode: parse_choice(meta, kind, mode, TrafficMode::ALL, |it| it.as_str()),
+            plaintext: parse_choice(meta, kind, plaintext, Plaintext::ALL, |it| it.as_str()),
         }
     }
 
     /// Returns the values in force and the rejected ones. A rejected value is replaced by the previous value,
     /// which may be unset. Without `before` it is replaced by the strictest value: the annotation may have been
     /// the only restriction.
-    pub(crate) fn or(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
+    pub(crate) fn resolve_with(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
         let mut rejected = Vec::new();
         let mode = self.mode.unwrap_or_else(|why| {
             rejected.push(*why);
@@ -74,7 +76,7 @@ impl AdmissionReading {
 }
 
 /// Parses an annotation as one of several choices.
-fn annotated<T: Copy>(
+fn parse_choice<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
     (annotation, what, strictest): (&str, &str, &str),
@@ -89,7 +91,7 @@ fn annotated<T: Copy>(
         let shown: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
         let words: Vec<&str> = choices.iter().map(|choice| word(*choice)).collect();
         Box::new(Rejected {
-            at: place(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
+            at: place_of_field(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
                 "{shown:?} is not a {what}; the last valid annotations stay in force, or \
                  {strictest} if there are none"
@@ -100,17 +102,17 @@ fn annotated<T: Copy>(
 }
 
 /// Returns the protocol of a port name. In clusters the whole name counts as a prefix as well, such as `grpc`.
-fn spoken(name: &str) -> Option<Protocol> {
+fn named_protocol(name: &str) -> Option<Protocol> {
     port_name_protocol(&format!("{name}-"))
 }
 
 /// Returns the creation time, in Unix seconds.
-fn created(meta: &ObjectMeta) -> i64 {
+fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
 /// Returns the place of a field in an object.
-fn place(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
+fn place_of_field(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
     Place {
         kind: Some(kind.to_owned()),
         namespace: meta.namespace.clone(),
@@ -126,7 +128,7 @@ fn is_tcp(protocol: Option<&str>) -> bool {
 }
 
 /// Returns true if labels match a selector; an empty selector matches no labels.
-pub(crate) fn selects(
+pub(crate) fn matches_selector(
     selector: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
 ) -> bool {

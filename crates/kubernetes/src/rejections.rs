@@ -32,7 +32,7 @@ pub async fn keep_rejections(
             Ok(()) = facts.changed() => {}
         }
         let current = Arc::clone(&facts.borrow_and_update());
-        events.follow((&client, &instance), &current.rejected_clients, Instant::now()).await;
+        events.write_events((&client, &instance), &current.rejected_clients, Instant::now()).await;
     }
 }
 
@@ -57,21 +57,21 @@ struct Known {
 
 impl Events {
     /// Writes the events that are due, and increases the counts of events with active clients.
-    async fn follow(
+    async fn write_events(
         &mut self,
         (client, instance): (&Client, &str),
         rejected: &[RejectedClient],
         now: Instant,
     ) {
-        for due in self.due(rejected, now) {
+        for due in self.due_clients(rejected, now) {
             let written = write(client, instance, &due).await;
-            self.wrote(&due, written);
+            self.record_written(&due, written);
         }
-        self.renew(client, now).await;
+        self.renew_events(client, now).await;
     }
 
     /// Returns the clients that need an event now, within the limits of the table, per pod and per minute.
-    fn due(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
+    fn due_clients(&mut self, rejected: &[RejectedClient], now: Instant) -> Vec<RejectedClient> {
         self.known.retain(|_, known| now.duration_since(known.seen) < REMEMBERED);
         while self.recent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
             self.recent.pop_front();
@@ -101,7 +101,7 @@ impl Events {
         self.known.keys().filter(|(name, _)| name == workload).count()
     }
 
-    fn wrote(&mut self, client: &RejectedClient, written: Option<Reported>) {
+    fn record_written(&mut self, client: &RejectedClient, written: Option<Reported>) {
         let Entry::Occupied(mut known) = self.known.entry((client.workload.clone(), client.client))
         else {
             return;
@@ -113,10 +113,10 @@ impl Events {
 
     /// Increases the counts of events with active clients. An event that has expired in the API server is
     /// written again when its client returns after [`REMEMBERED`].
-    async fn renew(&mut self, client: &Client, now: Instant) {
+    async fn renew_events(&mut self, client: &Client, now: Instant) {
         for known in self.known.values_mut().filter(|known| known.seen == now) {
             if let Some(reported) = &mut known.reported
-                && !reported.renew(client, now).await
+                && !reported.renew_count(client, now).await
             {
                 known.reported = None;
             }
@@ -143,7 +143,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
             None
         }
     };
-    let note = note(rejected, owner.as_deref());
+    let note = event_note(rejected, owner.as_deref());
     Reported::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
 }
 
@@ -156,7 +156,7 @@ async fn pod_at(
     address: IpAddr,
 ) -> Result<Option<String>, ApiError> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
-    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &namespace);
+    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &namespace);
     let at = format!("status.podIP={address},status.phase=Running");
     let found = pods.list(&ListParams::default().fields(&at).limit(2)).await?.items;
     let [pod] = found.as_slice() else { return Ok(None) };
@@ -164,13 +164,13 @@ async fn pod_at(
     Ok((!on_host).then(|| pod.name_any()))
 }
 
-fn note(rejected: &RejectedClient, owner: Option<&str>) -> String {
+fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
     let RejectedClient { client, port, kind, .. } = rejected;
     let cause = match kind {
         PlaintextClient::Member => "it has a sidecar and its connection bypasses the mesh: ",
         PlaintextClient::Other => "",
     };
-    let remedy = kind.remedy();
+    let remedy = kind.hint();
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
         // Only readers with permission to list pods of all namespaces may see its name.
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::testing::Server;
 
-    fn rejected(pod: &str, client: &str) -> RejectedClient {
+    fn rejected_client(pod: &str, client: &str) -> RejectedClient {
         RejectedClient {
             workload: WorkloadName::new("shop", pod).unwrap(),
             uid: leno_model::Uid::new(&format!("uid-{pod}")).ok(),
@@ -232,11 +232,11 @@ mod tests {
                 "start these clients",
             ),
         ] {
-            let client = RejectedClient { kind, ..rejected("web-1", "10.0.0.1") };
+            let client = RejectedClient { kind, ..rejected_client("web-1", "10.0.0.1") };
             for owner in [None, Some("front")] {
-                let note = note(&client, owner);
+                let note = event_note(&client, owner);
                 assert!(note.contains(said) && !note.contains(not_said), "{note}");
-                assert!(note.ends_with(kind.remedy()) && note.len() < 1024, "{note}");
+                assert!(note.ends_with(kind.hint()) && note.len() < 1024, "{note}");
             }
         }
     }
@@ -245,30 +245,30 @@ mod tests {
     fn a_client_has_one_event_while_it_goes_on() {
         let mut events = Events::default();
         let start = Instant::now();
-        let one = [rejected("web-1", "10.0.0.1")];
-        assert_eq!(events.due(&one, start), one);
+        let one = [rejected_client("web-1", "10.0.0.1")];
+        assert_eq!(events.due_clients(&one, start), one);
         for minutes in [1, 30, 89] {
-            assert_eq!(events.due(&one, start + minutes * MINUTE), [], "{minutes}");
+            assert_eq!(events.due_clients(&one, start + minutes * MINUTE), [], "{minutes}");
         }
         // Another port of the same pod causes no new event, another pod does.
         let other_port = RejectedClient { port: 9090, ..one[0].clone() };
-        assert_eq!(events.due(&[other_port], start + 90 * MINUTE), []);
-        let other = [rejected("web-2", "10.0.0.1")];
-        assert_eq!(events.due(&other, start + 90 * MINUTE), other);
-        assert_eq!(events.due(&[], start + 100 * MINUTE), []);
-        assert_eq!(events.due(&one, start + 149 * MINUTE), [], "it returned too soon");
-        assert_eq!(events.due(&one, start + 209 * MINUTE), one);
+        assert_eq!(events.due_clients(&[other_port], start + 90 * MINUTE), []);
+        let other = [rejected_client("web-2", "10.0.0.1")];
+        assert_eq!(events.due_clients(&other, start + 90 * MINUTE), other);
+        assert_eq!(events.due_clients(&[], start + 100 * MINUTE), []);
+        assert_eq!(events.due_clients(&one, start + 149 * MINUTE), [], "it returned too soon");
+        assert_eq!(events.due_clients(&one, start + 209 * MINUTE), one);
     }
 
     #[test]
     fn a_failed_write_is_repeated_after_a_pause() {
         let mut events = Events::default();
         let start = Instant::now();
-        let one = [rejected("web-1", "10.0.0.1")];
-        assert_eq!(events.due(&one, start), one);
-        events.wrote(&one[0], None);
-        assert_eq!(events.due(&one, start + RETRY_AFTER / 2), []);
-        assert_eq!(events.due(&one, start + RETRY_AFTER), one);
+        let one = [rejected_client("web-1", "10.0.0.1")];
+        assert_eq!(events.due_clients(&one, start), one);
+        events.record_written(&one[0], None);
+        assert_eq!(events.due_clients(&one, start + RETRY_AFTER / 2), []);
+        assert_eq!(events.due_clients(&one, start + RETRY_AFTER), one);
     }
 
     #[test]
@@ -276,26 +276,27 @@ mod tests {
         let mut events = Events::default();
         let now = Instant::now();
         let clients: Vec<_> =
-            (0..100).map(|it| rejected("web-1", &format!("10.0.0.{it}"))).collect();
-        assert_eq!(events.due(&clients, now).len(), OF_POD_MAX);
-        assert_eq!(events.due(&clients, now + MINUTE), []);
-        let pods: Vec<_> = (0..2000).map(|it| rejected(&format!("api-{it}"), "10.0.0.1")).collect();
-        assert_eq!(events.due(&pods, now + MINUTE).len(), MINUTE_MAX);
-        assert_eq!(events.due(&pods, now + MINUTE), []);
+            (0..100).map(|it| rejected_client("web-1", &format!("10.0.0.{it}"))).collect();
+        assert_eq!(events.due_clients(&clients, now).len(), OF_POD_MAX);
+        assert_eq!(events.due_clients(&clients, now + MINUTE), []);
+        let pods: Vec<_> =
+            (0..2000).map(|it| rejected_client(&format!("api-{it}"), "10.0.0.1")).collect();
+        assert_eq!(events.due_clients(&pods, now + MINUTE).len(), MINUTE_MAX);
+        assert_eq!(events.due_clients(&pods, now + MINUTE), []);
         let mut all = OF_POD_MAX + MINUTE_MAX;
         for minute in 2..80 {
             // The known clients keep connecting.
             let both = [&clients[..], &pods[..]].concat();
-            all += events.due(&both, now + minute * MINUTE).len();
+            all += events.due_clients(&both, now + minute * MINUTE).len();
         }
         assert_eq!((all, events.known.len()), (KNOWN_MAX, KNOWN_MAX));
     }
 
     #[tokio::test]
     async fn an_event_is_counted_up_while_its_client_goes_on() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let mut events = Events::default();
-        let (start, one) = (Instant::now(), [rejected("web-1", "10.0.0.1")]);
+        let (start, one) = (Instant::now(), [rejected_client("web-1", "10.0.0.1")]);
         let count = || {
             let store = server.store.lock().unwrap();
             let mut written = store.objects.iter().filter(|(key, _)| key.contains("/events/"));
@@ -305,17 +306,17 @@ mod tests {
         };
         let by = (&server.client, "leno-control-1");
         for (minutes, expected) in [(0, None), (10, None), (25, Some(2)), (30, Some(2))] {
-            events.follow(by, &one, start + minutes * MINUTE).await;
+            events.write_events(by, &one, start + minutes * MINUTE).await;
             assert_eq!(count(), expected, "{minutes}");
         }
         // Its client stays away.
-        events.follow(by, &[], start + 60 * MINUTE).await;
+        events.write_events(by, &[], start + 60 * MINUTE).await;
         assert_eq!(count(), Some(2));
     }
 
     /// Returns the event about a client with the address of a pod in this namespace.
     async fn event_about_client_in(namespace: &str) -> Value {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
             {"metadata": {"name": "legacy", "namespace": namespace}, "spec": {"containers": []}},
         ]});
@@ -328,12 +329,12 @@ mod tests {
             store.objects.insert("/api/v1/pods".to_owned(), pods);
         }
         let facts = SidecarFacts {
-            rejected_clients: vec![rejected("web-1", "10.0.0.1")],
+            rejected_clients: vec![rejected_client("web-1", "10.0.0.1")],
             ..SidecarFacts::default()
         };
         let (send, facts) = watch::channel(Arc::new(facts));
         let keeping = keep_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
-        let mut written = server.store.lock().unwrap().changes();
+        let mut written = server.store.lock().unwrap().subscribe_changes();
         let event = async {
             written.changed().await.unwrap();
             let store = server.store.lock().unwrap();

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::api::{ApiError, create_secretly, escaped};
+use crate::api::{ApiError, create_secretly, escape_text};
 use crate::words::TOKEN_AUD;
 
 /// A client that verifies tokens with the API server.
@@ -72,17 +72,17 @@ impl TokenReviewer {
     /// # Errors
     /// [`ReviewError::Refused`] when the API server could not accept it: wrong audience, not bound to a pod, or
     /// expired.
-    pub fn claimed(&self, token: &str, now: SystemTime) -> Result<PodHolder, ReviewError> {
-        Ok(claimed(token, now)?.holder)
+    pub fn claimed_pod(&self, token: &str, now: SystemTime) -> Result<PodHolder, ReviewError> {
+        Ok(parse_claims(token, now)?.holder)
     }
 
     /// Verifies a token and returns its pod.
     ///
     /// # Errors
     /// [`ReviewError`].
-    pub async fn review(&self, token: &str) -> Result<PodHolder, ReviewError> {
+    pub async fn review_token(&self, token: &str) -> Result<PodHolder, ReviewError> {
         // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
-        let Claimed { issuer, .. } = claimed(token, SystemTime::now())?;
+        let Claimed { issuer, .. } = parse_claims(token, SystemTime::now())?;
         let _turn = match self.is_familiar(&issuer) {
             true => None,
             false => Some(self.unfamiliar.try_acquire().map_err(|_| ReviewError::Unfamiliar)?),
@@ -98,8 +98,8 @@ impl TokenReviewer {
             ApiError::Undecodable(_) => ReviewError::Malformed,
             error => ReviewError::Api(error),
         })?;
-        let holder = holder(review.status.unwrap_or_default())?;
-        self.learn(issuer);
+        let holder = reviewed_holder(review.status.unwrap_or_default())?;
+        self.learn_issuer(issuer);
         Ok(holder)
     }
 
@@ -109,7 +109,7 @@ impl TokenReviewer {
         issuers.is_empty() || issuers.contains(issuer)
     }
 
-    fn learn(&self, issuer: String) {
+    fn learn_issuer(&self, issuer: String) {
         let mut issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
         if issuers.len() < ISSUERS_MAX {
             issuers.insert(issuer);
@@ -132,7 +132,7 @@ struct Claimed {
 
 /// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
 /// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
-fn claimed(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
+fn parse_claims(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
     let refused = |reason: &str| ReviewError::Refused(reason.to_owned());
     let mut parts = token.split('.');
     let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -195,13 +195,14 @@ struct BoundPod {
 }
 
 /// Extracts the pod from a review.
-fn holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
+fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
     let refused = |reason: String| Err(ReviewError::Refused(reason));
     if status.authenticated != Some(true) {
         // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
-        let line = UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit(Instant::now());
+        let line =
+            UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).permit_line(Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
-            let reason = escaped(&status.error.unwrap_or_default());
+            let reason = escape_text(&status.error.unwrap_or_default());
             tracing::info!(reason, suppressed, "the API server does not recognize a join token");
         }
         return refused(format!(
@@ -258,13 +259,13 @@ mod tests {
 
     use super::*;
 
-    fn judged(status: Value) -> Result<PodHolder, String> {
+    fn check_status(status: Value) -> Result<PodHolder, String> {
         let status = serde_json::from_value(status).unwrap();
-        holder(status).map_err(|error| error.to_string())
+        reviewed_holder(status).map_err(|error| error.to_string())
     }
 
     /// A response of an API server, edited.
-    fn answer(edit: impl FnOnce(&mut Value)) -> Value {
+    fn review_response(edit: impl FnOnce(&mut Value)) -> Value {
         let mut status = json!({
             "authenticated": true,
             "audiences": ["leno"],
@@ -303,7 +304,7 @@ mod tests {
         };
         for token in [sent(&good), with("/aud", json!("leno")), with("/exp", json!(1_799_999_800))]
         {
-            let Claimed { holder, issuer } = claimed(&token, now).unwrap();
+            let Claimed { holder, issuer } = parse_claims(&token, now).unwrap();
             assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
             assert_eq!(
                 (holder.account.to_string().as_str(), holder.uid),
@@ -326,14 +327,14 @@ mod tests {
             (with("/kubernetes.io", json!({})), "not bound to a pod"),
             (with("/kubernetes.io/pod/name", json!("a/b")), "not bound to a pod"),
         ] {
-            let error = claimed(&token, now).unwrap_err().to_string();
+            let error = parse_claims(&token, now).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("e30"), "{error}");
         }
     }
 
     #[test]
     fn the_holder_is_the_pod_in_the_namespace_of_its_account() {
-        let found = judged(answer(|_| {})).unwrap();
+        let found = check_status(review_response(|_| {})).unwrap();
         assert_eq!(found.workload.to_string(), "shop/cart-7d4b9-x2x");
         assert_eq!(found.account.to_string(), "shop/cart");
         assert_eq!(found.uid, Uid::new("a").ok());
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_is_not_the_token_of_a_pod_for_us_is_refused_with_a_reason() {
-        let refused = |edit: &dyn Fn(&mut Value)| judged(answer(edit)).unwrap_err();
+        let refused = |edit: &dyn Fn(&mut Value)| check_status(review_response(edit)).unwrap_err();
         let pod = "/user/extra/authentication.kubernetes.io~1pod-name";
         for (said, expected) in [
             (
@@ -374,9 +375,10 @@ mod tests {
     #[test]
     fn unknown_tokens_do_not_fill_the_log() {
         for _ in 0..100 {
-            judged(answer(|status| status["authenticated"] = json!(false))).unwrap_err();
+            check_status(review_response(|status| status["authenticated"] = json!(false)))
+                .unwrap_err();
         }
-        assert_eq!(UNKNOWN.lock().unwrap().permit(Instant::now()), None);
+        assert_eq!(UNKNOWN.lock().unwrap().permit_line(Instant::now()), None);
     }
 
     const SAID: &str = "etcd-1.internal: lookup of key failed";

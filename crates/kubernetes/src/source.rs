@@ -25,7 +25,7 @@ pub(crate) use self::event::Id;
 use self::event::WatchEvent;
 pub use self::exclusions::sidecar_settings;
 use self::kinds::{Following, Watched};
-pub(crate) use self::kinds::{Found, find};
+pub(crate) use self::kinds::{Found, find_version};
 pub use self::progress::Progress;
 use self::store::ObjectStore;
 use crate::external_principals::{DesiredCertificates, Grants, Outcomes};
@@ -114,7 +114,7 @@ impl Source {
 
     /// Sets the trust domain for the case that no `MeshConfig` of ours specifies it.
     #[must_use]
-    pub fn assuming(self, trust_domain: Option<TrustDomain>) -> Self {
+    pub fn with_trust_domain(self, trust_domain: Option<TrustDomain>) -> Self {
         Self { assumed: trust_domain, ..self }
     }
 
@@ -132,7 +132,7 @@ impl Source {
 
     /// Sets the namespaces for certificates of external principals, and the channel with their `outcomes`.
     #[must_use]
-    pub fn granting(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
+    pub fn with_grants(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
         Self { grants, outcomes, ..self }
     }
 
@@ -145,19 +145,19 @@ impl Source {
 
     /// Returns the kinds that have not been listed yet, for readiness.
     #[must_use]
-    pub fn progress(&self) -> watch::Receiver<Progress> {
+    pub fn subscribe_progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 
     /// Returns the statuses and events to write, for [`keep_statuses`](crate::status::keep_statuses).
     #[must_use]
-    pub fn statements(&self) -> watch::Receiver<Arc<Vec<Statement>>> {
+    pub fn subscribe_statements(&self) -> watch::Receiver<Arc<Vec<Statement>>> {
         self.statements.subscribe()
     }
 
     /// Returns the desired objects of gateways, for [`provision`](crate::gateway::provision).
     #[must_use]
-    pub fn desired(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
+    pub fn subscribe_gateways(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
         self.desired.subscribe()
     }
 
@@ -170,20 +170,20 @@ impl Source {
 
     /// Returns the exclusions from redirection in the settings of another mesh.
     #[must_use]
-    pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
+    pub fn subscribe_exclusions(&self) -> watch::Receiver<Exclusions> {
         self.exclusions.subscribe()
     }
 
     /// Returns the floor for sidecar injection.
     #[must_use]
-    pub fn floor(&self) -> watch::Receiver<Floor> {
+    pub fn subscribe_floor(&self) -> watch::Receiver<Floor> {
         self.floor.subscribe()
     }
 
     /// Watches all kinds and sends updates. The first update is sent when every kind has been listed; later
     /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
-    pub async fn follow(self, updates: mpsc::Sender<Update>) {
-        let kinds = watched(self.options.gateways);
+    pub async fn send_updates(self, updates: mpsc::Sender<Update>) {
+        let kinds = watched_kinds(self.options.gateways);
         let (event, reported) = mpsc::channel(WATCH_EVENT_MAX);
         let arrivals = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
@@ -204,9 +204,9 @@ impl Source {
         tasks.spawn(watch_arrivals(self.client.clone(), arrivals));
         let mut store = ObjectStore::new(kinds);
         if let Some(trust_domain) = self.assumed {
-            store.assume(trust_domain);
+            store.set_trust_domain(trust_domain);
         }
-        store.grant(self.grants);
+        store.set_grants(self.grants);
         store.take_settings_of(self.settings);
         if let Some(image) = &self.image {
             store.take_image(image);
@@ -263,17 +263,17 @@ impl Joined {
             let noticed = Instant::now();
             match event {
                 Some(event) => {
-                    self.take(event);
-                    self.settle(noticed).await;
+                    self.apply_event(event);
+                    self.receive_pending(noticed).await;
                 }
                 None => {
                     self.store.take_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
                     self.store.take_unwritten(Arc::clone(&self.unwritten.borrow_and_update()));
                 }
             }
-            self.store.resolve();
+            self.store.resolve_gateways();
             self.store.settle_external_principals();
-            self.report();
+            self.publish_state();
             if let Some(mut update) = self.store.flush() {
                 update.noticed = Some(noticed.into_std());
                 if updates.send(update).await.is_err() {
@@ -281,28 +281,28 @@ impl Joined {
                 }
             }
             // Publish statuses after the update, so that they report only configuration that has been sent.
-            if let Some(statements) = self.store.statements() {
+            if let Some(statements) = self.store.changed_statements() {
                 self.out.statements.send_replace(Arc::new(statements));
             }
         }
     }
 
     /// Receives events until none arrive for a while.
-    async fn settle(&mut self, noticed: Instant) {
+    async fn receive_pending(&mut self, noticed: Instant) {
         let latest = noticed + self.options.quiet_max;
         loop {
             let until = latest.min(Instant::now() + self.options.quiet);
             match timeout_at(until, self.reported.recv()).await {
-                Ok(Some(event)) => self.take(event),
+                Ok(Some(event)) => self.apply_event(event),
                 Ok(None) | Err(_) => return,
             }
         }
     }
 
-    fn take(&mut self, (index, event): (usize, WatchEvent)) {
+    fn apply_event(&mut self, (index, event): (usize, WatchEvent)) {
         if let WatchEvent::Failing(why) = &event {
             let now = Instant::now();
-            let kind = self.store.word(index);
+            let kind = self.store.kind_name(index);
             match self.failed.replace(now) {
                 // When the server fails, all watches fail repeatedly.
                 Some(before) if now - before < QUIET_FAILURE => {
@@ -313,18 +313,18 @@ impl Joined {
                 }
             }
         }
-        self.store.take(index, event);
+        self.store.apply_event(index, event);
     }
 
-    fn report(&mut self) {
+    fn publish_state(&mut self) {
         let progress = self.store.progress();
-        let secrets = self.store.secrets();
+        let secrets = self.store.referenced_secrets();
         self.out.secrets.send_if_modified(|known| {
             let event = *known != secrets;
             *known = secrets;
             event
         });
-        let desired = self.store.desired();
+        let desired = self.store.desired_gateways();
         self.out.desired.send_if_modified(|known| {
             let event = known.as_slice() != desired;
             if event {
@@ -340,13 +340,13 @@ impl Joined {
             }
             event
         });
-        let exclusions = self.store.exclusions();
+        let exclusions = self.store.mesh_exclusions();
         self.out.exclusions.send_if_modified(|known| {
             let event = *known != exclusions;
             *known = exclusions;
             event
         });
-        let floor = self.store.floor();
+        let floor = self.store.injection_floor();
         self.out.floor.send_if_modified(|known| {
             let event = *known != floor;
             *known = floor;
@@ -366,7 +366,7 @@ impl Joined {
 }
 
 /// Returns all watched kinds; events refer to them by index.
-fn watched(gateways: bool) -> Vec<Watched> {
+fn watched_kinds(gateways: bool) -> Vec<Watched> {
     let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
     let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
     let others =

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-pub use self::lease::hold;
+pub use self::lease::hold_lease;
 pub(crate) use self::lease::noted_connections;
 pub use self::statement::Statement;
 pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_ours};
@@ -84,14 +84,14 @@ struct Failure {
 
 impl Written {
     /// Returns true while the same status need not be written again.
-    fn stands(&self, statement: &Statement, now: Instant) -> bool {
+    fn is_current(&self, statement: &Statement, now: Instant) -> bool {
         let is_same =
-            self.statement == *statement || self.landed && self.statement.repeats(statement);
+            self.statement == *statement || self.landed && self.statement.is_repeated_by(statement);
         let pause = self.failure.as_ref().map_or(SAME_AGAIN, |failure| failure.pause);
         is_same && now.duration_since(self.at) < pause
     }
 
-    fn warning(&self) -> Option<Warning> {
+    fn failure_warning(&self) -> Option<Warning> {
         let failure = self.failure.as_ref()?;
         let Target { kind, namespace, name, .. } = &self.statement.target;
         let at = Place {
@@ -126,15 +126,15 @@ impl Scribe {
                 if !*leading.borrow() {
                     break;
                 }
-                Box::pin(self.say(statement)).await;
+                Box::pin(self.write_statement(statement)).await;
             }
-            self.report(*leading.borrow());
+            self.publish_failures(*leading.borrow());
         }
     }
 
     /// Publishes the statuses that cannot be written. Only the leader reports them.
-    fn report(&self, leads: bool) {
-        let failed = self.written.values().filter(|_| leads).filter_map(Written::warning);
+    fn publish_failures(&self, leads: bool) {
+        let failed = self.written.values().filter(|_| leads).filter_map(Written::failure_warning);
         let mut failed: Vec<Warning> = failed.collect();
         failed.sort_by_cached_key(ToString::to_string);
         self.unwritten.send_if_modified(|known| {
@@ -146,22 +146,22 @@ impl Scribe {
         });
     }
 
-    async fn say(&mut self, statement: &Statement) {
+    async fn write_statement(&mut self, statement: &Statement) {
         let now = Instant::now();
         let before = self.written.get(&statement.target);
-        if before.is_some_and(|it| it.stands(statement, now)) {
+        if before.is_some_and(|it| it.is_current(statement, now)) {
             return;
         }
         let before = self.written.remove(&statement.target);
         let (failure, reported) = before.map(|it| (it.failure, it.reported)).unwrap_or_default();
         let stamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        let outcome = match statement.status(&stamp) {
+        let outcome = match statement.changed_status(&stamp) {
             Some(status) => self.write(statement, status).await,
             None => Ok(()),
         };
         let landed = outcome.is_ok();
-        let failure = settle(&statement.target, outcome, failure);
-        let reported = self.tell(statement, failure.as_ref(), reported).await;
+        let failure = next_failure(&statement.target, outcome, failure);
+        let reported = self.write_events(statement, failure.as_ref(), reported).await;
         let written = Written { statement: statement.clone(), at: now, landed, failure, reported };
         self.written.insert(statement.target.clone(), written);
     }
@@ -173,7 +173,7 @@ impl Scribe {
         let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
         let namespace = namespace.map(NamespaceName::new).transpose()?;
         let name = ObjectName::new(&target.name)?;
-        let api = ObjectApi::dynamic(self.client.clone(), namespace.as_ref(), resource)?;
+        let api = ObjectApi::for_dynamic_kind(self.client.clone(), namespace.as_ref(), resource)?;
         let patch = json!({
             "metadata": {"uid": target.uid, "resourceVersion": statement.resource_version},
             "status": status,
@@ -184,7 +184,7 @@ impl Scribe {
     }
 
     /// Writes events, and renews existing ones that still apply.
-    async fn tell(
+    async fn write_events(
         &self,
         statement: &Statement,
         failure: Option<&Failure>,
@@ -202,10 +202,10 @@ impl Scribe {
         let now = Instant::now();
         let mut reported = HashMap::new();
         let unwritten = (UNWRITTEN, failure.map(|failure| failure.problem.as_str()));
-        for (reason, note) in statement.notes().into_iter().chain([unwritten]) {
+        for (reason, note) in statement.event_notes().into_iter().chain([unwritten]) {
             let Some(note) = note else { continue };
-            if let Some(mut standing) = before.remove(reason).filter(|it| it.tells(note))
-                && standing.renew(&self.client, now).await
+            if let Some(mut standing) = before.remove(reason).filter(|it| it.has_note(note))
+                && standing.renew_count(&self.client, now).await
             {
                 reported.insert(reason, standing);
                 continue;
@@ -220,7 +220,7 @@ impl Scribe {
 
 /// Returns the state after an attempt. Logs a warning for the first of several failures and a message when they
 /// end.
-fn settle(
+fn next_failure(
     target: &Target,
     outcome: Result<(), ApiError>,
     before: Option<Failure>,
@@ -235,7 +235,7 @@ fn settle(
         Err(error) => error,
     };
     // A conflict with another writer, a deleted object, or a kind without a status.
-    if matches!(error.code(), Some(404 | 409)) {
+    if matches!(error.status_code(), Some(404 | 409)) {
         tracing::debug!(%target, %error, "status not written");
         return before;
     }
@@ -245,7 +245,7 @@ fn settle(
     }
     tracing::warn!(%target, %error, "cannot write a status; the write is retried, and this is \
                                      reported once");
-    let error = event::shortened(&error.to_string(), PROBLEM_BYTES_MAX);
+    let error = event::shorten_middle(&error.to_string(), PROBLEM_BYTES_MAX);
     let problem = format!("the API server rejects the status: {error}");
     Some(Failure { problem, pause: RETRY_PAUSE_MIN })
 }

@@ -30,7 +30,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    fn answer(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+    fn handle_request(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let refusal = |code: u16| {
             let reason = match code {
                 403 => "Forbidden",
@@ -72,7 +72,9 @@ impl Store {
                 json_patch::merge(held, &sent);
                 (200, held.clone())
             }
-            "PUT" if held.is_none_or(|held| version(held) != version(&sent)) => refusal(409),
+            "PUT" if held.is_none_or(|held| resource_version(held) != resource_version(&sent)) => {
+                refusal(409)
+            }
             _ => {
                 self.version += 1;
                 sent["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -86,21 +88,21 @@ impl Store {
 
 impl Store {
     /// Returns a receiver that reports each change.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn subscribe_changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
     /// Returns the objects of a collection that are newer than a version.
-    fn newer(&self, path: &str, than: u64) -> Vec<Value> {
+    fn objects_after(&self, path: &str, than: u64) -> Vec<Value> {
         let of_collection =
             |key: &str| key.strip_prefix(path).is_some_and(|it| it.starts_with('/'));
-        let number = |it: &Value| version(it).as_str().and_then(|it| it.parse().ok());
+        let number = |it: &Value| resource_version(it).as_str().and_then(|it| it.parse().ok());
         let all = self.objects.iter().filter(|(key, _)| of_collection(key)).map(|(_, it)| it);
         all.filter(|it| number(it).is_some_and(|it: u64| it > than)).cloned().collect()
     }
 }
 
-fn version(object: &Value) -> &Value {
+fn resource_version(object: &Value) -> &Value {
     &object["metadata"]["resourceVersion"]
 }
 
@@ -112,7 +114,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn open() -> Self {
+    pub(crate) async fn start_server() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let store = Arc::<Mutex<Store>>::default();
@@ -122,7 +124,7 @@ impl Server {
             let mut connections = JoinSet::new();
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
-                connections.spawn(serve(tcp, Arc::clone(&shared)));
+                connections.spawn(serve_connection(tcp, Arc::clone(&shared)));
             }
         });
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
@@ -130,13 +132,13 @@ impl Server {
     }
 
     /// Waits until a watch of a collection is open.
-    pub(crate) async fn watched(&self, plural: &str) {
+    pub(crate) async fn wait_for_watch(&self, plural: &str) {
         let mut watches = self.store.lock().unwrap().watches.subscribe();
         watches.wait_for(|paths| paths.iter().any(|it| it.ends_with(plural))).await.unwrap();
     }
 }
 
-async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
+async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
     let mut bytes = Vec::new();
     loop {
         let end = loop {
@@ -159,15 +161,15 @@ async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
         if query.contains("watch=true") {
             let since = query.split("resourceversion=").nth(1).unwrap_or_default();
             let since = since.split('&').next().unwrap_or_default().parse().unwrap_or(0);
-            return stream(tcp, &store, path, since).await;
+            return stream_changes(tcp, &store, path, since).await;
         }
         if query.contains("limit=") && !store.lock().unwrap().objects.contains_key(path) {
-            list(&mut tcp, &store, path).await;
+            send_list(&mut tcp, &store, path).await;
             bytes.drain(..end + length);
             continue;
         }
         let body = &bytes[end..end + length];
-        let (code, said) = store.lock().unwrap().answer(&method, path, body);
+        let (code, said) = store.lock().unwrap().handle_request(&method, path, body);
         let said = said.to_string();
         let answer = format!(
             "HTTP/1.1 {code} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{said}",
@@ -178,10 +180,10 @@ async fn serve(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
     }
 }
 
-async fn list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
+async fn send_list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
     let (items, version) = {
         let store = store.lock().unwrap();
-        (store.newer(path, 0), store.version.to_string())
+        (store.objects_after(path, 0), store.version.to_string())
     };
     let said = json!({"metadata": {"resourceVersion": version}, "items": items}).to_string();
     let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ncontent-length:";
@@ -189,7 +191,7 @@ async fn list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
 }
 
 /// Sends the objects that are newer than the list until the client disconnects.
-async fn stream(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
+async fn stream_changes(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
     let (mut sent, mut changed) = (since, store.lock().unwrap().changed.subscribe());
     changed.mark_changed();
     store.lock().unwrap().watches.send_modify(|it| it.push(path.to_owned()));
@@ -198,7 +200,7 @@ async fn stream(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64
     while changed.changed().await.is_ok() {
         let (newer, version) = {
             let store = store.lock().unwrap();
-            (store.newer(path, sent), store.version)
+            (store.objects_after(path, sent), store.version)
         };
         sent = version;
         for object in newer {

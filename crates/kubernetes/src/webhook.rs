@@ -43,7 +43,7 @@ use review::Review;
 /// The Secret with the certificate authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
 /// `WEBHOOK_SECRET` as an object name.
-const WEBHOOK_NAME: ObjectName = ObjectName::literal(WEBHOOK_SECRET);
+const WEBHOOK_NAME: ObjectName = ObjectName::from_literal(WEBHOOK_SECRET);
 
 /// The options of the webhook's listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,18 +82,18 @@ pub enum WebhookError {
 ///
 /// # Errors
 /// When it cannot listen, or the file cannot be used.
-pub async fn serve(
+pub async fn serve_webhook(
     client: Client,
     listen: ListenOptions,
     settings: watch::Receiver<Settings>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
     let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
-    let listener = bind(listen.address)?;
+    let listener = bind_listener(listen.address)?;
     serve_with(client, listener, clients, settings, (stop, LINGER)).await
 }
 
-fn bind(address: SocketAddr) -> Result<TcpListener, WebhookError> {
+fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     let listener = leno_listen::bind(address);
     listener.map_err(|source| WebhookError::Listen { address, source })
 }
@@ -107,12 +107,12 @@ async fn serve_with(
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
-    let keeping = keys::keep(client.clone(), namespace, keys, clients);
+    let keeping = keys::renew_certificates(client.clone(), namespace, keys, clients);
     let (ending, ended) = watch::channel(false);
     let (leaving, end) = (Stop::new(stop), Stop::new(ended));
     let mut left = leaving.clone();
     let lingering = async {
-        left.requested().await;
+        left.wait_requested().await;
         sleep(linger).await;
         ending.send_replace(true);
         std::future::pending::<()>().await;
@@ -124,13 +124,13 @@ async fn serve_with(
             has_keys = has_keys => if !has_keys {
                 return Err(WebhookError::Keys);
             },
-            () = ends.requested() => return Ok(()),
+            () = ends.wait_requested() => return Ok(()),
         }
         listen::serve_all(listener, client, (configs, settings), (leaving, end.clone())).await;
         Ok(())
     };
     tokio::select! {
-        served = end.clone().bounded(REVIEWS_END_MAX, serving) => served.unwrap_or(Ok(())),
+        served = end.clone().run_bounded(REVIEWS_END_MAX, serving) => served.unwrap_or(Ok(())),
         never = keeping => match never {},
         () = lingering => Ok(()),
     }
@@ -146,8 +146,8 @@ pub fn admission_response(
 ) -> Option<Value> {
     let review = Review::parse(body, Source::LOCAL).ok()?;
     Some(match review.is_about_pod() {
-        true => review.mutate(namespace, settings),
-        false => review.allow(),
+        true => review.inject_pod(namespace, settings),
+        false => review.allow_unchanged(),
     })
 }
 

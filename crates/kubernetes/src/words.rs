@@ -1,6 +1,6 @@
 //! Names shared by the components in a cluster: labels, annotations, containers, ports, paths.
 
-use leno_registry::closest;
+use leno_registry::closest_word;
 
 use crate::api::{NamespaceName, ObjectName};
 
@@ -9,7 +9,7 @@ pub const SYSTEM_NAMESPACE: &str = "leno-system";
 /// The Deployment, Service and account of the control plane.
 pub const CONTROL: &str = "leno-control";
 /// `CONTROL` as an object name.
-pub const CONTROL_NAME: ObjectName = ObjectName::literal(CONTROL);
+pub const CONTROL_NAME: ObjectName = ObjectName::from_literal(CONTROL);
 /// The headless Service by which control planes discover each other.
 pub const CONTROL_PEERS: &str = "leno-control-peers";
 /// The port of control planes for sidecars and other control planes.
@@ -24,17 +24,17 @@ pub const PAGE_PORT: u16 = 15_080;
 /// The Secret with the authority of the mesh.
 pub const AUTHORITY_SECRET: &str = "leno-authority";
 /// `AUTHORITY_SECRET` as an object name.
-pub(crate) const AUTHORITY_NAME: ObjectName = ObjectName::literal(AUTHORITY_SECRET);
+pub(crate) const AUTHORITY_NAME: ObjectName = ObjectName::from_literal(AUTHORITY_SECRET);
 /// The ConfigMap with the roots of the mesh, under the key `roots.pem`, in the system namespace.
 pub const ROOTS_CONFIG_MAP: &str = "leno-roots";
 /// `ROOTS_CONFIG_MAP` as an object name.
-pub const ROOTS_NAME: ObjectName = ObjectName::literal(ROOTS_CONFIG_MAP);
+pub const ROOTS_NAME: ObjectName = ObjectName::from_literal(ROOTS_CONFIG_MAP);
 /// The ConfigMap with keys of JWT issuers for the control plane, one file for each, and the trust roots of JWKS
 /// servers under `roots.pem`.
 pub(crate) const KEYS_CONFIG_MAP: &str = "leno-keys";
 
 /// The namespace of the API server's Service.
-pub(crate) const API_SERVER_NAMESPACE: NamespaceName = NamespaceName::literal("default");
+pub(crate) const API_SERVER_NAMESPACE: NamespaceName = NamespaceName::from_literal("default");
 /// The API server's Service, and its EndpointSlice.
 pub(crate) const API_SERVER: &str = "kubernetes";
 
@@ -77,9 +77,9 @@ pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
 /// The node agent: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
 /// `CNI` as an object name.
-pub(crate) const CNI_NAME: ObjectName = ObjectName::literal(CNI);
+pub(crate) const CNI_NAME: ObjectName = ObjectName::from_literal(CNI);
 /// The namespace of the node agent, `CNI`.
-pub(crate) const CNI_NAMESPACE: NamespaceName = NamespaceName::literal(CNI);
+pub(crate) const CNI_NAMESPACE: NamespaceName = NamespaceName::from_literal(CNI);
 /// Label of all objects that are created for a gateway, with its name.
 pub const GATEWAY_PART: &str = "leno.dev/gateway";
 /// The value of [`MESHED`] for the proxies of gateways.
@@ -133,11 +133,11 @@ pub(crate) fn unknown_marks<'a, K: AsRef<str> + ?Sized + 'a>(
         let (prefix, name) = key.split_once('/')?;
         (prefix == PREFIXES[0] && !known.contains(&name)).then_some((key, name))
     });
-    unknown.take(UNKNOWN_MARKS_MAX).map(move |(key, name)| (key, hint(name, &own)))
+    unknown.take(UNKNOWN_MARKS_MAX).map(move |(key, name)| (key, annotation_hint(name, &own)))
 }
 
-fn hint(name: &str, own: &[&str]) -> String {
-    match closest(name, own) {
+fn annotation_hint(name: &str, own: &[&str]) -> String {
+    match closest_word(name, own) {
         Some(meant) => format!("did you mean `{}/{meant}`?", PREFIXES[0]),
         None => "remove it, or see the table of annotations in docs/kubernetes.md".to_owned(),
     }

@@ -179,22 +179,22 @@ impl<L: Accept> Listener<L> {
         while self.pauses.until.is_none() {
             match self.listener.accept_one().await {
                 Ok(accepted) => {
-                    self.pauses.succeed();
+                    self.pauses.record_success();
                     return Some(accepted);
                 }
-                Err(error) => self.fail(&error),
+                Err(error) => self.record_failure(&error),
             }
         }
         None
     }
 
     /// Accept calls that were followed by a pause, since the start.
-    pub fn paused(&self) -> u64 {
+    pub fn pause_count(&self) -> u64 {
         self.pauses.number
     }
 
-    fn fail(&mut self, error: &io::Error) {
-        if self.pauses.fail(error, Instant::now()) {
+    fn record_failure(&mut self, error: &io::Error) {
+        if self.pauses.record_failure(error, Instant::now()) {
             tracing::warn!(
                 server = self.server,
                 %error,
@@ -224,12 +224,12 @@ struct Pauses {
 }
 
 impl Pauses {
-    fn succeed(&mut self) {
+    fn record_success(&mut self) {
         (self.last, self.skipped) = (Duration::ZERO, 0);
     }
 
     /// Pauses, unless the failure is that of a single connection. Returns whether to log it.
-    fn fail(&mut self, error: &io::Error, now: Instant) -> bool {
+    fn record_failure(&mut self, error: &io::Error, now: Instant) -> bool {
         if is_of_connection(error) && self.skipped < SKIPPED_MAX {
             self.skipped += 1;
             return false;
@@ -314,7 +314,7 @@ mod tests {
     }
 
     impl Script {
-        fn repeated(errors: &[(Errno, usize)]) -> Listener<Self> {
+        fn failing_listener(errors: &[(Errno, usize)]) -> Listener<Self> {
             let errors = errors.iter().flat_map(|(errno, n)| std::iter::repeat_n(*errno, *n));
             Listener::new("test", Self(RefCell::new(errors.collect())))
         }
@@ -337,11 +337,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_to_a_bound_while_no_descriptor_is_free() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
-            let mut listener = Script::repeated(&[(errno, 100)]);
+            let mut listener = Script::failing_listener(&[(errno, 100)]);
             let start = Instant::now();
             listener.accept().await;
             let took = start.elapsed();
-            assert_eq!(listener.paused(), 100);
+            assert_eq!(listener.pause_count(), 100);
             assert!(took > PAUSE_MAX * 94 && took < PAUSE_MAX * 100, "{errno}: {took:?}");
         }
     }
@@ -349,33 +349,33 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_broke_off_costs_the_next_no_time() {
         for errno in [Errno::CONNABORTED, Errno::PROTO, Errno::PERM, Errno::HOSTUNREACH] {
-            let mut listener = Script::repeated(&[(errno, 60)]);
+            let mut listener = Script::failing_listener(&[(errno, 60)]);
             let start = Instant::now();
             listener.accept().await;
-            assert_eq!((start.elapsed(), listener.paused()), (Duration::ZERO, 0));
+            assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 0));
         }
-        let mut listener = Script::repeated(&[(Errno::CONNABORTED, 1000)]);
+        let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 1000)]);
         listener.accept().await;
-        assert!(listener.paused() > 900, "an error that never ends is one of the listener");
+        assert!(listener.pause_count() > 900, "an error that never ends is one of the listener");
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_pause_is_reported_when_it_begins() {
-        let mut listener = Script::repeated(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
+        let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
         let start = Instant::now();
         assert!(matches!(listener.next().await, Next::Paused));
-        assert_eq!((start.elapsed(), listener.paused()), (Duration::ZERO, 1));
+        assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 1));
         assert!(matches!(listener.next().await, Next::Paused));
         assert!(matches!(listener.next().await, Next::Accepted((), Nowhere)));
-        assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.paused() == 2);
+        assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.pause_count() == 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_that_was_cancelled_goes_on() {
-        let mut listener = Script::repeated(&[(Errno::MFILE, 20)]);
+        let mut listener = Script::failing_listener(&[(Errno::MFILE, 20)]);
         let start = Instant::now();
         while tokio::time::timeout(Duration::from_millis(1), listener.accept()).await.is_err() {}
-        assert!(start.elapsed() > PAUSE_MAX * 14 && listener.paused() == 20);
+        assert!(start.elapsed() > PAUSE_MAX * 14 && listener.pause_count() == 20);
     }
 
     #[tokio::test]
@@ -420,8 +420,9 @@ mod tests {
     fn trouble_is_logged_once_in_a_while() {
         let (mut pauses, now) = (Pauses::default(), Instant::now());
         let error = io::Error::from(Errno::MFILE);
-        let logged =
-            (0..600).filter(|s| pauses.fail(&error, now + Duration::from_secs(*s))).count();
+        let logged = (0..600)
+            .filter(|s| pauses.record_failure(&error, now + Duration::from_secs(*s)))
+            .count();
         assert_eq!(logged, 20);
     }
 }

@@ -36,14 +36,14 @@ impl Admission {
     pub fn admit(self: &Arc<Self>, source: impl Into<Source>) -> HalfOpen {
         let mut inner = self.lock();
         let (id, evicted) = inner.table.admit(source.into());
-        inner.evict(evicted);
+        inner.evict_connection(evicted);
         drop(inner);
         HalfOpen { admission: Arc::clone(self), id }
     }
 
     /// Connections that were evicted since the start.
     #[must_use]
-    pub fn evicted(&self) -> u64 {
+    pub fn evicted_count(&self) -> u64 {
         self.lock().evicted
     }
 
@@ -60,14 +60,14 @@ impl Admission {
 }
 
 impl Inner {
-    fn evict(&mut self, evicted: Option<Id>) {
+    fn evict_connection(&mut self, evicted: Option<Id>) {
         if let Some(id) = evicted {
             self.evicted += 1;
-            self.wake(id);
+            self.wake_connection(id);
         }
     }
 
-    fn wake(&mut self, id: Id) {
+    fn wake_connection(&mut self, id: Id) {
         if let Some(waker) = self.wakers.remove(&id) {
             waker.wake();
         }
@@ -81,7 +81,7 @@ impl Inner {
     }
 
     fn is_evicted(&self, id: Id) -> bool {
-        self.table.state(id) == Some(State::Evicted)
+        self.table.state_of(id) == Some(State::Evicted)
     }
 }
 
@@ -98,14 +98,14 @@ impl HalfOpen {
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
-    pub async fn peer<F: Future>(&self, peer: F) -> Result<F::Output, Evicted> {
+    pub async fn await_peer<F: Future>(&self, peer: F) -> Result<F::Output, Evicted> {
         let mut peer = pin!(peer);
         let sent = poll_fn(|cx| match peer.as_mut().poll(cx) {
             Poll::Ready(sent) => Poll::Ready(Ok(sent)),
             Poll::Pending => self.poll_waiting(cx),
         });
         let sent = sent.await?;
-        self.serve(Phase::Over)?;
+        self.change_phase(Phase::Over)?;
         Ok(sent)
     }
 
@@ -117,14 +117,14 @@ impl HalfOpen {
     pub async fn in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
-            self.serve(Phase::GoesOn)?;
+            self.change_phase(Phase::GoesOn)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
             // Other work of this thread comes first, between one batch of turns and the next.
             yield_now().await;
             let polled = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
-            self.serve(Phase::GoesOn)?;
+            self.change_phase(Phase::GoesOn)?;
             if let Poll::Ready(done) = polled {
-                self.serve(Phase::Over)?;
+                self.change_phase(Phase::Over)?;
                 return Ok(done);
             }
             // Nothing may be awaited between the poll above and this: a wake-up would be lost.
@@ -142,8 +142,8 @@ impl HalfOpen {
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
-    pub async fn serving<F: Future>(&self, connection: F) -> Result<F::Output, Evicted> {
-        self.wait();
+    pub async fn serve_connection<F: Future>(&self, connection: F) -> Result<F::Output, Evicted> {
+        self.mark_waiting();
         let mut connection = pin!(connection);
         let served = poll_fn(|cx| match connection.as_mut().poll(cx) {
             Poll::Ready(served) => Poll::Ready(Ok(served)),
@@ -153,19 +153,19 @@ impl HalfOpen {
     }
 
     /// A request is there; the peer is awaited again when this is dropped.
-    pub fn answering(&self) -> Answering<'_> {
-        self.busy();
+    pub fn start_response(&self) -> Answering<'_> {
+        self.mark_busy();
         Answering(self)
     }
 
     /// Resolves when the connection has to make room for others.
-    pub async fn evicted(&self) {
+    pub async fn wait_for_eviction(&self) {
         poll_fn(|cx| self.poll_evicted(cx)).await;
     }
 
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut inner = self.admission.lock();
-        match inner.table.state(self.id) {
+        match inner.table.state_of(self.id) {
             Some(State::Evicted) => return Poll::Ready(()),
             Some(_) => inner.keep_waker(self.id, cx),
             None => {}
@@ -174,24 +174,24 @@ impl HalfOpen {
     }
 
     /// The peer is awaited from now on: the connection may be evicted.
-    pub fn wait(&self) {
+    pub fn mark_waiting(&self) {
         let mut inner = self.admission.lock();
-        let evicted = inner.table.wait(self.id);
-        inner.evict(evicted);
+        let evicted = inner.table.start_waiting(self.id);
+        inner.evict_connection(evicted);
     }
 
     /// The peer has sent its part: the connection is not evicted until the next
     /// [`HalfOpen::wait`].
-    pub fn busy(&self) {
-        self.serve(Phase::Over).ok();
+    pub fn mark_busy(&self) {
+        self.change_phase(Phase::Over).ok();
     }
 
     /// The connection is not half-open any more.
-    pub fn leave(&self) {
+    pub fn mark_complete(&self) {
         let mut inner = self.admission.lock();
         inner.wakers.remove(&self.id);
         if let Some(granted) = inner.table.remove(self.id) {
-            inner.wake(granted);
+            inner.wake_connection(granted);
         }
     }
 
@@ -201,9 +201,9 @@ impl HalfOpen {
     /// [`Evicted`] when the connection has to make room for others.
     pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
         let mut inner = self.admission.lock();
-        let evicted = inner.table.wait(self.id);
-        inner.evict(evicted);
-        match inner.table.state(self.id) {
+        let evicted = inner.table.start_waiting(self.id);
+        inner.evict_connection(evicted);
+        match inner.table.state_of(self.id) {
             Some(State::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => inner.keep_waker(self.id, cx),
             None => {}
@@ -215,14 +215,14 @@ impl HalfOpen {
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
-    pub fn received(&self) -> Result<(), Evicted> {
-        self.serve(Phase::GoesOn)
+    pub fn record_progress(&self) -> Result<(), Evicted> {
+        self.change_phase(Phase::GoesOn)
     }
 
     fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), Evicted>> {
         let mut inner = self.admission.lock();
-        inner.table.queue(self.id);
-        match inner.table.state(self.id) {
+        inner.table.join_queue(self.id);
+        match inner.table.state_of(self.id) {
             Some(State::Evicted) => Poll::Ready(Err(Evicted)),
             Some(State::Queued) => {
                 inner.keep_waker(self.id, cx);
@@ -232,13 +232,13 @@ impl HalfOpen {
         }
     }
 
-    fn serve(&self, phase: Phase) -> Result<(), Evicted> {
+    fn change_phase(&self, phase: Phase) -> Result<(), Evicted> {
         let mut inner = self.admission.lock();
         if inner.is_evicted(self.id) {
             return Err(Evicted);
         }
-        if let Some(granted) = inner.table.serve(self.id, phase) {
-            inner.wake(granted);
+        if let Some(granted) = inner.table.record_phase(self.id, phase) {
+            inner.wake_connection(granted);
         }
         Ok(())
     }
@@ -246,7 +246,7 @@ impl HalfOpen {
 
 impl Drop for HalfOpen {
     fn drop(&mut self) {
-        self.leave();
+        self.mark_complete();
     }
 }
 
@@ -263,7 +263,7 @@ impl Answering<'_> {
 
 impl Drop for Answering<'_> {
     fn drop(&mut self) {
-        self.0.wait();
+        self.0.mark_waiting();
     }
 }
 

@@ -25,12 +25,12 @@ pub async fn read_hello(
     tcp: TcpStream,
 ) -> Result<StartHandshake<TcpStream>, (io::Error, Option<TcpStream>)> {
     let mut acceptor = LazyConfigAcceptor::new(Acceptor::default(), tcp);
-    match half_open.peer(&mut acceptor).await {
+    match half_open.await_peer(&mut acceptor).await {
         Ok(Ok(hello)) => Ok(hello),
         Ok(Err(error)) => Err((error, acceptor.take_io())),
         Err(evicted) => {
             let tcp = acceptor.take_io();
-            tcp.as_ref().inspect(|tcp| reset(tcp));
+            tcp.as_ref().inspect(|tcp| reset_on_drop(tcp));
             Err((evicted.into(), tcp))
         }
     }
@@ -59,7 +59,7 @@ pub async fn shake_hands(
         Ok(done) => done,
         Err(evicted) => {
             let tcp = hello.as_ref().map(|hello| &hello.io);
-            tcp.or_else(|| accept.as_ref()?.get_ref()).inspect(|tcp| reset(tcp));
+            tcp.or_else(|| accept.as_ref()?.get_ref()).inspect(|tcp| reset_on_drop(tcp));
             Err(evicted.into())
         }
     }
@@ -67,7 +67,7 @@ pub async fn shake_hands(
 
 /// Has the connection reset when it is dropped: it leaves nothing behind in the kernel, and its peer
 /// does not take it for an orderly end.
-pub fn reset(tcp: &TcpStream) {
+pub fn reset_on_drop(tcp: &TcpStream) {
     // Failing means that the socket is gone already, which is intended.
     drop(SockRef::from(tcp).set_linger(Some(Duration::ZERO)));
 }

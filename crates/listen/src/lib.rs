@@ -18,7 +18,7 @@ mod table;
 pub use accept::{Accept, BACKLOG, Listener, Next, bind};
 pub use admission::{Admission, Answering, Evicted, HalfOpen};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
-pub use handshake::{read_hello, reset, shake_hands};
+pub use handshake::{read_hello, reset_on_drop, shake_hands};
 pub use socket_path::SocketPath;
 pub use source::Source;
 pub use stop::Stop;

@@ -19,7 +19,7 @@ impl SocketPath {
     ///
     /// # Errors
     /// When the directory cannot be opened.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn for_path(path: &Path) -> io::Result<Self> {
         if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
             return Ok(Self { path: path.to_owned(), _directory: None });
         }
@@ -53,8 +53,9 @@ mod tests {
             let directory = root.join("d".repeat(length)).join("e".repeat(length));
             std::fs::create_dir_all(&directory).unwrap();
             let path = directory.join("control.sock");
-            let _listener = UnixListener::bind(SocketPath::of(&path).unwrap().path()).unwrap();
-            UnixStream::connect(SocketPath::of(&path).unwrap().path()).await.unwrap();
+            let _listener =
+                UnixListener::bind(SocketPath::for_path(&path).unwrap().path()).unwrap();
+            UnixStream::connect(SocketPath::for_path(&path).unwrap().path()).await.unwrap();
             assert!(path.exists(), "{length}");
         }
         std::fs::remove_dir_all(root).unwrap();

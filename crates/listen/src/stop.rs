@@ -28,14 +28,14 @@ impl Stop {
     }
 
     /// Resolves at the stop.
-    pub async fn requested(&mut self) {
+    pub async fn wait_requested(&mut self) {
         // Without a sender the server has ended.
         drop(self.0.wait_for(|stopped| *stopped).await);
     }
 
     /// Resolves when the time for a last request is over.
     pub async fn last_call(&mut self) {
-        self.requested().await;
+        self.wait_requested().await;
         sleep(LAST_CALL).await;
     }
 
@@ -44,7 +44,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
-    pub async fn serving<C: Future>(
+    pub async fn serve_connection<C: Future>(
         mut self,
         half_open: &HalfOpen,
         mut connection: Pin<&mut C>,
@@ -52,7 +52,7 @@ impl Stop {
     ) -> Result<C::Output, Evicted> {
         tokio::select! {
             biased;
-            served = half_open.serving(connection.as_mut()) => return served,
+            served = half_open.serve_connection(connection.as_mut()) => return served,
             () = self.last_call() => {}
         }
         end(connection.as_mut());
@@ -60,13 +60,13 @@ impl Stop {
     }
 
     /// Runs `serving` to its end, but no longer than `max` after the stop; `None` when that was too short.
-    pub async fn bounded<T>(
+    pub async fn run_bounded<T>(
         mut self,
         max: Duration,
         serving: impl Future<Output = T>,
     ) -> Option<T> {
         let late = async {
-            self.requested().await;
+            self.wait_requested().await;
             sleep(max).await;
         };
         tokio::select! {
@@ -104,7 +104,7 @@ mod tests {
         sender.send_replace(true);
         assert!(stop.is_requested());
         let end = |_: Pin<&mut tokio::time::Sleep>| ended.set(Some(begin.elapsed()));
-        stop.serving(&half_open, pin!(response), end).await.unwrap();
+        stop.serve_connection(&half_open, pin!(response), end).await.unwrap();
         assert_eq!(ended.get(), Some(LAST_CALL));
         assert_eq!(begin.elapsed(), Duration::from_secs(60));
     }
@@ -114,11 +114,11 @@ mod tests {
         let (sender, stop) = watch::channel(false);
         let (stop, begin) = (Stop::new(stop), Instant::now());
         let max = Duration::from_secs(5);
-        assert_eq!(stop.clone().bounded(max, sleep(max * 9)).await, Some(()));
+        assert_eq!(stop.clone().run_bounded(max, sleep(max * 9)).await, Some(()));
         assert_eq!(begin.elapsed(), max * 9);
         drop(sender);
         assert!(stop.is_requested());
-        assert_eq!(stop.bounded(max, pending::<()>()).await, None);
+        assert_eq!(stop.run_bounded(max, pending::<()>()).await, None);
         assert_eq!(begin.elapsed(), max * 10);
     }
 }

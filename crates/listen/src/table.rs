@@ -111,25 +111,25 @@ impl Table {
             true => self.evict_of_most(),
             false => None,
         };
-        let id = self.number();
+        let id = self.next_number();
         self.entries.insert(id, Entry { source, state: State::Served, since: None });
         self.half_open += 1;
-        self.change(source, |share| share.number += 1);
+        self.update_share(source, |share| share.number += 1);
         (id, evicted)
     }
 
-    pub(crate) fn state(&self, id: Id) -> Option<State> {
+    pub(crate) fn state_of(&self, id: Id) -> Option<State> {
         self.entries.get(&id).map(|entry| entry.state)
     }
 
     /// Waits for its peer from now on, or still. Returns the one that makes room; that may be itself.
-    pub(crate) fn wait(&mut self, id: Id) -> Option<Id> {
-        let number = self.number();
+    pub(crate) fn start_waiting(&mut self, id: Id) -> Option<Id> {
+        let number = self.next_number();
         let entry = self.entries.get_mut(&id).filter(|entry| entry.state == State::Served)?;
         let (source, since) = (entry.source, *entry.since.get_or_insert(number));
         entry.state = State::Waiting;
         self.waiting += 1;
-        self.change(source, |share| _ = share.waiting.insert((since, id)));
+        self.update_share(source, |share| _ = share.waiting.insert((since, id)));
         let of_source = self.shares.get(&source).map_or(0, |share| share.waiting.len());
         let crowded = if of_source > self.bounds.waiting_of_source {
             source
@@ -142,11 +142,11 @@ impl Table {
     }
 
     /// Is served: the peer has sent something, or all that it had to.
-    pub(crate) fn serve(&mut self, id: Id, phase: Phase) -> Option<Id> {
-        if self.state(id) == Some(State::Evicted) {
+    pub(crate) fn record_phase(&mut self, id: Id, phase: Phase) -> Option<Id> {
+        if self.state_of(id) == Some(State::Evicted) {
             return None;
         }
-        let granted = self.withdraw(id);
+        let granted = self.remove_from_list(id);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = State::Served;
             if phase == Phase::Over {
@@ -157,8 +157,8 @@ impl Table {
     }
 
     /// Wants a turn; it may have it at once.
-    pub(crate) fn queue(&mut self, id: Id) {
-        if self.state(id) != Some(State::Served) {
+    pub(crate) fn join_queue(&mut self, id: Id) {
+        if self.state_of(id) != Some(State::Served) {
             return;
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
@@ -179,12 +179,12 @@ impl Table {
 
     /// Is no longer half-open. Returns the one that has its turn now.
     pub(crate) fn remove(&mut self, id: Id) -> Option<Id> {
-        let granted = self.withdraw(id);
+        let granted = self.remove_from_list(id);
         if let Some(entry) = self.entries.remove(&id)
             && entry.state != State::Evicted
         {
             self.half_open -= 1;
-            self.change(entry.source, |share| share.number -= 1);
+            self.update_share(entry.source, |share| share.number -= 1);
         }
         granted
     }
@@ -195,7 +195,7 @@ impl Table {
     }
 
     /// Takes it out of the list that it is in. Returns the one that gets its turn.
-    fn withdraw(&mut self, id: Id) -> Option<Id> {
+    fn remove_from_list(&mut self, id: Id) -> Option<Id> {
         let entry = self.entries.get(&id)?;
         let (source, since) = (entry.source, entry.since);
         match entry.state {
@@ -203,7 +203,7 @@ impl Table {
             State::Waiting => {
                 self.waiting -= 1;
                 let key = (since.unwrap_or_default(), id);
-                self.change(source, |share| _ = share.waiting.remove(&key));
+                self.update_share(source, |share| _ = share.waiting.remove(&key));
                 None
             }
             State::Queued => {
@@ -217,13 +217,13 @@ impl Table {
             }
             State::Running => {
                 self.turns -= 1;
-                self.grant()
+                self.grant_turn()
             }
         }
     }
 
     /// Gives a turn to the newest of the source that is next, or to its oldest.
-    fn grant(&mut self) -> Option<Id> {
+    fn grant_turn(&mut self) -> Option<Id> {
         let source = self.rotation.pop_front()?;
         let share = self.shares.get_mut(&source)?;
         share.oldest_is_next = !share.oldest_is_next;
@@ -254,17 +254,17 @@ impl Table {
 
     fn evict(&mut self, id: Id) -> Option<Id> {
         // Those that are evicted have no turn, so there is none to give to others.
-        self.withdraw(id);
+        self.remove_from_list(id);
         let entry = self.entries.get_mut(&id)?;
         entry.state = State::Evicted;
         let source = entry.source;
         self.half_open -= 1;
-        self.change(source, |share| share.number -= 1);
+        self.update_share(source, |share| share.number -= 1);
         Some(id)
     }
 
     /// Changes a share, and keeps the orders of shares up to date.
-    fn change(&mut self, source: Source, change: impl FnOnce(&mut Share)) {
+    fn update_share(&mut self, source: Source, change: impl FnOnce(&mut Share)) {
         let share = self.shares.entry(source).or_default();
         let oldest = |share: &Share| share.waiting.first().map(|(since, _)| Reverse(*since));
         if let Some(oldest) = oldest(share) {
@@ -281,7 +281,7 @@ impl Table {
         }
     }
 
-    fn number(&mut self) -> u64 {
+    fn next_number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }

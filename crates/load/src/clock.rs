@@ -29,7 +29,7 @@ impl Clock {
     }
 
     /// Converts a time since the start for the runtime's timers.
-    pub(crate) fn instant(self, since_start: Duration) -> Instant {
+    pub(crate) fn to_instant(self, since_start: Duration) -> Instant {
         self.start + since_start
     }
 }
@@ -57,9 +57,9 @@ impl Alarm {
     }
 
     /// Waits for the delay. A new wait replaces a cancelled one.
-    pub(crate) async fn after(&mut self, delay: Duration) {
+    pub(crate) async fn wait_for(&mut self, delay: Duration) {
         if let Some(timer) = &mut self.timer
-            && ring(timer, delay).await.is_ok()
+            && start_timer(timer, delay).await.is_ok()
         {
             return;
         }
@@ -68,7 +68,7 @@ impl Alarm {
     }
 }
 
-async fn ring(timer: &mut Receiver, delay: Duration) -> io::Result<()> {
+async fn start_timer(timer: &mut Receiver, delay: Duration) -> io::Result<()> {
     let once = Itimerspec {
         it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: Timespec {
@@ -94,7 +94,7 @@ mod tests {
             let mut alarm = Alarm::of_the_kernel().unwrap();
             for delay in [Duration::ZERO, Duration::from_micros(300), Duration::from_millis(2)] {
                 let clock = Clock::start();
-                alarm.after(delay).await;
+                alarm.wait_for(delay).await;
                 assert!(clock.now() >= delay);
             }
         });

@@ -46,7 +46,7 @@ impl Draw {
 mod tests {
     use super::*;
 
-    fn sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
+    fn draw_sequence(weights: &[u32], seed: u64, length: usize) -> Vec<usize> {
         let mut draw = Draw::new(weights.iter().copied(), seed);
         (0..length).map(|_| draw.next()).collect()
     }
@@ -55,7 +55,7 @@ mod tests {
     fn weights_are_shares() {
         let weights = [90, 0, 10, 100];
         for seed in 0..20 {
-            let drawn = sequence(&weights, seed, 20_000);
+            let drawn = draw_sequence(&weights, seed, 20_000);
             for (index, weight) in weights.iter().enumerate() {
                 let count = drawn.iter().filter(|i| **i == index).count();
                 let expected = *weight as usize * 100;
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_seed_decides_the_order() {
-        assert_eq!(sequence(&[1, 2, 3], 7, 1000), sequence(&[1, 2, 3], 7, 1000));
-        assert_ne!(sequence(&[1, 2, 3], 7, 1000), sequence(&[1, 2, 3], 8, 1000));
+        assert_eq!(draw_sequence(&[1, 2, 3], 7, 1000), draw_sequence(&[1, 2, 3], 7, 1000));
+        assert_ne!(draw_sequence(&[1, 2, 3], 7, 1000), draw_sequence(&[1, 2, 3], 8, 1000));
     }
 }

@@ -30,7 +30,10 @@ use crate::{http1, http2};
 ///
 /// # Errors
 /// [`DriveError`] if the plan is invalid or no timer is available.
-pub async fn drive(plan: Plan, progress: watch::Sender<Counters>) -> Result<Report, DriveError> {
+pub async fn drive_load(
+    plan: Plan,
+    progress: watch::Sender<Counters>,
+) -> Result<Report, DriveError> {
     plan.check()?;
     let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
     order.carry_out(Machine).await
@@ -69,24 +72,24 @@ impl Order {
         let mut workers = Workers::new(&self.plan, self.share)?;
         let thread = Rc::new(ThreadShared::new(&self.plan, self.share, world)?);
         let local = LocalSet::new();
-        local.run_until(self.work(&thread, &mut workers)).await;
+        local.run_until(self.run_workers(&thread, &mut workers)).await;
         drop(local);
         let thread = Rc::into_inner(thread).expect("all workers have ended");
-        Ok(thread.close(&self.progress))
+        Ok(thread.into_report(&self.progress))
     }
 
     /// Runs the workers until the last one has ended.
-    async fn work<W: World>(&self, thread: &Rc<ThreadShared<W>>, workers: &mut Workers) {
+    async fn run_workers<W: World>(&self, thread: &Rc<ThreadShared<W>>, workers: &mut Workers) {
         let mut running = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
-            thread.mark();
+            thread.record_mark();
         }
-        workers.hire(thread, |worker| drop(running.spawn_local(worker.run())));
+        workers.create_workers(thread, |worker| drop(running.spawn_local(worker.run())));
         let mut tick = interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
-            let (marks, end) = (thread.marks.borrow().len(), thread.schedule.borrow().end());
+            let (marks, end) = (thread.marks.borrow().len(), thread.schedule.borrow().last_due());
             let next_mark = if marks == 0 { warm_up.min(end) } else { end };
             tokio::select! {
                 ended = running.join_next() => match ended {
@@ -94,12 +97,12 @@ impl Order {
                     Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
                     Some(_) => {}
                 },
-                () = sleep_until(thread.around.clock.instant(next_mark)), if marks < 2 => thread.mark(),
+                () = sleep_until(thread.around.clock.to_instant(next_mark)), if marks < 2 => thread.record_mark(),
                 _ = tick.tick() => {
                     let now = thread.around.clock.now();
-                    self.progress.send_replace(thread.statistics.borrow().counters(now));
+                    self.progress.send_replace(thread.statistics.borrow().counters_at(now));
                     if self.stop.is_asked() {
-                        thread.schedule.borrow_mut().stop(now);
+                        thread.schedule.borrow_mut().end_at(now);
                     }
                 }
             }
@@ -128,11 +131,15 @@ impl Workers {
                 Requests::Http2(http2::Requests::new(plan)?)
             }
         };
-        let connections = share.part(plan.pace.connections() as u64);
-        Ok(Self { connections, streams: plan.protocol.streams(), requests })
+        let connections = share.part_of(plan.pace.connection_count() as u64);
+        Ok(Self { connections, streams: plan.protocol.streams_per_connection(), requests })
     }
 
-    fn hire<W: World>(&self, thread: &Rc<ThreadShared<W>>, mut begin: impl FnMut(Worker<W>)) {
+    fn create_workers<W: World>(
+        &self,
+        thread: &Rc<ThreadShared<W>>,
+        mut begin: impl FnMut(Worker<W>),
+    ) {
         let around = &thread.around;
         for _ in 0..self.connections {
             match &self.requests {
@@ -141,7 +148,7 @@ impl Workers {
                     begin(Worker { thread: Rc::clone(thread), carrier });
                 }
                 Requests::Http2(requests) => {
-                    let shared = Rc::new(http2::Shared::new(around.places()));
+                    let shared = Rc::new(http2::Shared::new(around.address_count()));
                     for _ in 0..self.streams {
                         let streams = http2::Streams::new(requests, &shared, around);
                         let carrier = Carrier::Http2(streams);
@@ -178,7 +185,7 @@ struct Turned {
 
 impl<W: World> ThreadShared<W> {
     fn new(plan: &Plan, share: Share, world: W) -> Result<Self, DriveError> {
-        let alarm = world.alarm().map_err(DriveError::Timer)?;
+        let alarm = world.create_alarm().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
         let weights = plan.targets.iter().map(|target| target.weight);
         let seed = plan.seed.wrapping_add(share.index as u64);
@@ -195,56 +202,56 @@ impl<W: World> ThreadShared<W> {
 
     /// Returns the next request when it is due; `None` when the run is over. The current time is `now`.
     async fn next(&self, now: Duration) -> Option<Turned> {
-        match self.turn(now) {
+        match self.next_due(now) {
             Ok(turned) => turned,
             // No request is due: rejoin the queue.
-            Err(_) => self.wait().await,
+            Err(_) => self.wait_for_due().await,
         }
     }
 
-    async fn wait(&self) -> Option<Turned> {
+    async fn wait_for_due(&self) -> Option<Turned> {
         let mut alarm = self.alarm.lock().await;
         loop {
             let now = self.around.clock.now();
-            match self.turn(now) {
+            match self.next_due(now) {
                 Ok(turned) => return turned,
-                Err(until) => alarm.after(until.saturating_sub(now)).await,
+                Err(until) => alarm.wait_for(until.saturating_sub(now)).await,
             }
         }
     }
 
     /// Returns the request that is due, `None` if the run is over, or the time of the next check.
-    fn turn(&self, now: Duration) -> Result<Option<Turned>, Duration> {
+    fn next_due(&self, now: Duration) -> Result<Option<Turned>, Duration> {
         let mut schedule = self.schedule.borrow_mut();
-        match schedule.turn(now) {
+        match schedule.next_turn(now) {
             Turn::Over => Ok(None),
             Turn::Wait(until) => Err(until),
             Turn::Due(due) => {
-                let measured = schedule.measures(due);
+                let measured = schedule.is_measured(due);
                 Ok(Some(Turned { target: self.draw.borrow_mut().next(), due, now, measured }))
             }
         }
     }
 
     /// Records the start or the end of the measurement.
-    fn mark(&self) {
+    fn record_mark(&self) {
         let now = self.around.clock.now();
-        let mark = Mark::now(now, &self.statistics.borrow(), &self.around.meter);
+        let mark = Mark::read_counters(now, &self.statistics.borrow(), &self.around.meter);
         self.marks.borrow_mut().push(mark);
     }
 
     /// Records due but unsent requests, and completes the report.
-    fn close(self, progress: &watch::Sender<Counters>) -> Report {
-        self.mark();
+    fn into_report(self, progress: &watch::Sender<Counters>) -> Report {
+        self.record_mark();
         let mut schedule = self.schedule.into_inner();
         let mut draw = self.draw.into_inner();
         let mut statistics = self.statistics.into_inner();
         while let Some(due) = schedule.left_over() {
             statistics.record_unsent(draw.next(), due);
         }
-        progress.send_replace(statistics.counters(self.around.clock.now()));
+        progress.send_replace(statistics.counters_at(self.around.clock.now()));
         let window = match self.marks.into_inner().as_slice() {
-            [first, last, ..] => Window::between(first, last),
+            [first, last, ..] => Window::from_marks(first, last),
             // Stopped during the warm-up.
             _ => Window::default(),
         };
@@ -270,13 +277,13 @@ impl<W: World> Worker<W> {
         let around = &thread.around;
         let mut now = around.clock.now();
         while let Some(turned) = thread.next(now).await {
-            let result = self.send(turned).await;
+            let result = self.send_request(turned).await;
             now = around.clock.now();
             let Turned { target, due, measured, .. } = turned;
             let outcome = Outcome { target, due, done: now, result, measured };
-            thread.statistics.borrow_mut().record(&outcome);
+            thread.statistics.borrow_mut().record_outcome(&outcome);
             if around.reuse == Reuse::Fresh {
-                self.part().await;
+                self.wait_for_close().await;
                 now = around.clock.now();
             }
             let failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
@@ -287,17 +294,17 @@ impl<W: World> Worker<W> {
         }
     }
 
-    async fn send(&mut self, turned: Turned) -> Result<Answer, ErrorKind> {
+    async fn send_request(&mut self, turned: Turned) -> Result<Answer, ErrorKind> {
         let around = &self.thread.around;
         match &mut self.carrier {
-            Carrier::Http1(lines) => lines.send(around, turned.target, turned.now).await,
-            Carrier::Http2(streams) => streams.send(around, turned.target).await,
+            Carrier::Http1(lines) => lines.send_request(around, turned.target, turned.now).await,
+            Carrier::Http2(streams) => streams.send_request(around, turned.target).await,
         }
     }
 
-    async fn part(&mut self) {
+    async fn wait_for_close(&mut self) {
         match &mut self.carrier {
-            Carrier::Http1(lines) => lines.part(&self.thread.around).await,
+            Carrier::Http1(lines) => lines.wait_for_close(&self.thread.around).await,
             Carrier::Http2(_) => {}
         }
     }

@@ -55,16 +55,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
     {
         Self {
             requests: requests.clone(),
-            kept: (0..around.places()).map(|_| None).collect(),
+            kept: (0..around.address_count()).map(|_| None).collect(),
             parting: None,
             receiving: Receiving::default(),
-            deadline: Deadline::new(around.clock.instant(around.timeout)),
+            deadline: Deadline::new(around.clock.to_instant(around.timeout)),
         }
     }
 
     /// Sends a request on the kept connection, or on a new one, and reads its response. The current time is
     /// `now`.
-    pub(crate) async fn send<W>(
+    pub(crate) async fn send_request<W>(
         &mut self,
         around: &Surroundings<W>,
         target: usize,
@@ -73,12 +73,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
     where
         W: World<Stream = S>,
     {
-        let place = around.place(target);
-        let (mut stream, now) = match self.kept[place].take().and_then(quiet) {
+        let place = around.address_index(target);
+        let (mut stream, now) = match self.kept[place].take().and_then(take_if_idle) {
             Some(stream) => (stream, now),
             None => (around.connect(place).await?, around.clock.now()),
         };
-        self.deadline.set(around.clock.instant(now + around.timeout));
+        self.deadline.set(around.clock.to_instant(now + around.timeout));
         let deadline = &mut self.deadline;
         let request = &self.requests.0[target];
         let mut exchange = Exchange::new(&mut stream, request, &mut self.receiving);
@@ -97,7 +97,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
 
     /// Waits until the server has closed a connection that is not reused. If the client always closed first,
     /// this machine would soon run out of ports.
-    pub(crate) async fn part<W>(&mut self, around: &Surroundings<W>)
+    pub(crate) async fn wait_for_close<W>(&mut self, around: &Surroundings<W>)
     where
         W: World<Stream = S>,
     {
@@ -121,7 +121,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
 
 /// Returns a kept connection if it is still open and idle. Costs no system call unless there was an event on
 /// it.
-fn quiet<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
+fn take_if_idle<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
     let mut context = Context::from_waker(Waker::noop());
     let read = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));
     read.is_pending().then_some(stream)

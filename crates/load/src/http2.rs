@@ -56,13 +56,13 @@ impl Shared {
     }
 
     /// Returns a connection that accepts requests.
-    async fn lease<W: World>(
+    async fn checkout_connection<W: World>(
         &self,
         around: &Surroundings<W>,
         place: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
         if around.reuse == Reuse::Fresh {
-            return self.open(around, place).await;
+            return self.open_connection(around, place).await;
         }
         let mut kept = self.senders[place].lock().await;
         if let Some(sender) = &mut *kept
@@ -70,18 +70,18 @@ impl Shared {
         {
             return Ok(sender.clone());
         }
-        let sender = self.open(around, place).await?;
+        let sender = self.open_connection(around, place).await?;
         *kept = Some(sender.clone());
         Ok(sender)
     }
 
-    async fn open<W: World>(
+    async fn open_connection<W: World>(
         &self,
         around: &Surroundings<W>,
         place: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
         let stream = Metered::new(around.connect(place).await?, Rc::clone(&around.meter));
-        let (sender, driver) = handshake(stream).await?;
+        let (sender, driver) = start_http2(stream).await?;
         let mut drivers = self.drivers.borrow_mut();
         while drivers.try_join_next().is_some() {}
         drivers.spawn_local(driver);
@@ -103,22 +103,25 @@ impl Streams {
         shared: &Rc<Shared>,
         around: &Surroundings<W>,
     ) -> Self {
-        let deadline = Deadline::new(around.clock.instant(around.timeout));
+        let deadline = Deadline::new(around.clock.to_instant(around.timeout));
         Self { requests: requests.clone(), shared: Rc::clone(shared), deadline }
     }
 
     /// Sends a request on the shared connection, or on a new one, and reads its response.
-    pub(crate) async fn send<W: World>(
+    pub(crate) async fn send_request<W: World>(
         &mut self,
         around: &Surroundings<W>,
         target: usize,
     ) -> Result<Answer, ErrorKind> {
         let request = &self.requests.0[target];
-        let lease = timeout(around.timeout, self.shared.lease(around, around.place(target)));
+        let lease = timeout(
+            around.timeout,
+            self.shared.checkout_connection(around, around.address_index(target)),
+        );
         let sender = lease.await.map_err(|_| ErrorKind::ConnectTimeout)??;
-        self.deadline.set(around.clock.instant(around.clock.now() + around.timeout));
+        self.deadline.set(around.clock.to_instant(around.clock.now() + around.timeout));
         let deadline = &mut self.deadline;
-        let mut answer = pin!(request.call(sender));
+        let mut answer = pin!(request.send_request(sender));
         poll_fn(|context| match answer.as_mut().poll(context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
             done => done,
@@ -134,7 +137,7 @@ async fn is_open(sender: &mut SendRequest<Bytes>) -> bool {
 }
 
 /// Starts HTTP/2 on a new connection.
-async fn handshake<S: AsyncRead + AsyncWrite + Unpin + 'static>(
+async fn start_http2<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     stream: S,
 ) -> Result<(SendRequest<Bytes>, impl Future<Output = ()> + 'static), ErrorKind> {
     let mut builder = Builder::new();
@@ -146,7 +149,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin + 'static>(
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let opened = builder.handshake::<S, Bytes>(stream).await;
-    let (sender, connection) = opened.map_err(|error| call::kind(&error))?;
+    let (sender, connection) = opened.map_err(|error| call::error_kind(&error))?;
     // Every request in progress receives the connection's error.
     Ok((sender, async move { drop(connection.await) }))
 }

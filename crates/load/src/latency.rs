@@ -77,12 +77,12 @@ impl Latency {
     /// Returns the number of requests with at least this latency, to the resolution of the histogram.
     #[must_use]
     pub fn count_from(&self, least: Duration) -> u64 {
-        self.nanoseconds.count_between(nanoseconds(least), u64::MAX)
+        self.nanoseconds.count_between(to_nanoseconds(least), u64::MAX)
     }
 
     /// Records a latency; values above an hour count as an hour.
     pub(crate) fn record(&mut self, latency: Duration) {
-        self.nanoseconds.saturating_record(nanoseconds(latency));
+        self.nanoseconds.saturating_record(to_nanoseconds(latency));
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
@@ -90,7 +90,7 @@ impl Latency {
     }
 }
 
-fn nanoseconds(duration: Duration) -> u64 {
+fn to_nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -24,7 +24,7 @@ mod timeline;
 mod window;
 mod world;
 
-pub use drive::{DriveError, drive};
+pub use drive::{DriveError, drive_load};
 pub use error_kind::ErrorKind;
 pub use latency::Latency;
 pub use plan::{Form, InvalidPlan, Pace, Plan, Protocol, Reuse, Target};

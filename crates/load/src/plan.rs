@@ -118,7 +118,7 @@ pub enum Protocol {
 impl Protocol {
     /// Returns the maximum number of requests in progress per connection.
     #[must_use]
-    pub const fn streams(self) -> usize {
+    pub const fn streams_per_connection(self) -> usize {
         match self {
             Self::Http1 => 1,
             Self::Http2 { streams } | Self::Grpc { streams } => streams,
@@ -158,7 +158,7 @@ pub enum Pace {
 impl Pace {
     /// Returns the number of connections.
     #[must_use]
-    pub const fn connections(self) -> usize {
+    pub const fn connection_count(self) -> usize {
         match self {
             Self::Closed { connections } | Self::Open { connections, .. } => connections,
         }
@@ -168,11 +168,11 @@ impl Pace {
 impl Plan {
     /// Validates everything but the requests.
     pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
-        let connections = self.pace.connections();
+        let connections = self.pace.connection_count();
         if connections == 0 || connections > CONNECTIONS_MAX {
             return Err(InvalidPlan::Connections);
         }
-        let streams = self.protocol.streams();
+        let streams = self.protocol.streams_per_connection();
         if streams == 0 || connections.saturating_mul(streams) > SLOTS_MAX {
             return Err(InvalidPlan::Streams);
         }

@@ -33,13 +33,13 @@ pub struct Report {
 impl Report {
     /// Returns the report of a target.
     #[must_use]
-    pub fn target(&self, name: &str) -> Option<&TargetReport> {
+    pub fn target_report(&self, name: &str) -> Option<&TargetReport> {
         self.targets.iter().find(|target| target.name == name)
     }
 
     /// Returns the sum of all targets.
     #[must_use]
-    pub fn total(&self) -> TargetReport {
+    pub fn sum_targets(&self) -> TargetReport {
         let mut total = TargetReport::new("total");
         for target in &self.targets {
             total.merge(target);
@@ -134,62 +134,62 @@ impl TargetReport {
 
     /// Returns the number of due requests: responses and errors.
     #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.responses() + self.failures()
+    pub fn request_count(&self) -> u64 {
+        self.response_count() + self.failure_count()
     }
 
     /// Returns the number of responses of any status.
     #[must_use]
-    pub fn responses(&self) -> u64 {
+    pub fn response_count(&self) -> u64 {
         self.statuses.iter().sum()
     }
 
     /// Returns the number of responses with a status from 200 to 299; for gRPC, with status OK as well.
     #[must_use]
-    pub fn successes(&self) -> u64 {
+    pub fn success_count(&self) -> u64 {
         self.successes
     }
 
     /// Returns the number of requests without a response.
     #[must_use]
-    pub fn failures(&self) -> u64 {
+    pub fn failure_count(&self) -> u64 {
         self.errors.iter().sum()
     }
 
     /// Returns the success rate, 0 to 1; `None` without requests.
     #[must_use]
     pub fn success_rate(&self) -> Option<f64> {
-        let requests = self.requests();
-        (requests > 0).then(|| self.successes() as f64 / requests as f64)
+        let requests = self.request_count();
+        (requests > 0).then(|| self.success_count() as f64 / requests as f64)
     }
 
     /// Returns the number of responses with one status.
     #[must_use]
-    pub fn status(&self, status: u16) -> u64 {
+    pub fn status_count(&self, status: u16) -> u64 {
         self.statuses.get(usize::from(status)).copied().unwrap_or(0)
     }
 
     /// Returns the statuses that occurred, with their counts.
-    pub fn statuses(&self) -> impl Iterator<Item = (u16, u64)> {
+    pub fn status_counts(&self) -> impl Iterator<Item = (u16, u64)> {
         (0_u16..).zip(self.statuses.iter().copied()).filter(|(_, count)| *count > 0)
     }
 
     /// Returns the number of errors of one kind.
     #[must_use]
-    pub fn error(&self, kind: ErrorKind) -> u64 {
+    pub fn error_count(&self, kind: ErrorKind) -> u64 {
         self.errors.get(kind as usize).copied().unwrap_or(0)
     }
 
     /// Returns the kinds of errors that occurred, with their counts.
-    pub fn errors(&self) -> impl Iterator<Item = (ErrorKind, u64)> {
+    pub fn error_counts(&self) -> impl Iterator<Item = (ErrorKind, u64)> {
         ErrorKind::ALL.into_iter().zip(self.errors).filter(|(_, count)| *count > 0)
     }
 
     /// Returns all unsuccessful requests by kind: failures such as `reset`, statuses such as `status-503`, and
     /// gRPC statuses such as `grpc-unavailable`. The sum equals all requests minus the successes.
     pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
-        let failures = self.errors().map(|(kind, count)| (kind.label().to_owned(), count));
-        let refusals = self.statuses().filter(|(status, _)| !(200..300).contains(status));
+        let failures = self.error_counts().map(|(kind, count)| (kind.label().to_owned(), count));
+        let refusals = self.status_counts().filter(|(status, _)| !(200..300).contains(status));
         let refusals = refusals.map(|(status, count)| (format!("status-{status}"), count));
         let grpc = (0..).zip(self.grpc_statuses).filter(|(code, count)| *code > 0 && *count > 0);
         let grpc = grpc.map(|(code, count)| (grpc_label(code).to_owned(), count));
@@ -217,13 +217,13 @@ impl TargetReport {
     fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
         self.successes += other.successes;
-        add(&mut self.statuses, &other.statuses);
-        add(&mut self.grpc_statuses, &other.grpc_statuses);
-        add(&mut self.errors, &other.errors);
+        add_elementwise(&mut self.statuses, &other.statuses);
+        add_elementwise(&mut self.grpc_statuses, &other.grpc_statuses);
+        add_elementwise(&mut self.errors, &other.errors);
     }
 }
 
-fn add(ours: &mut [u64], theirs: &[u64]) {
+fn add_elementwise(ours: &mut [u64], theirs: &[u64]) {
     for (ours, theirs) in ours.iter_mut().zip(theirs) {
         *ours += theirs;
     }
@@ -236,11 +236,11 @@ const STATUSES: usize = 1000;
 mod tests {
     use super::*;
 
-    const fn plain(status: u16) -> Answer {
+    const fn plain_answer(status: u16) -> Answer {
         Answer { status, grpc: None }
     }
 
-    fn empty(targets: Vec<TargetReport>) -> Report {
+    fn empty_report(targets: Vec<TargetReport>) -> Report {
         Report {
             targets,
             elapsed: Duration::ZERO,
@@ -253,31 +253,34 @@ mod tests {
         }
     }
 
-    fn report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> Report {
+    fn sample_report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> Report {
         let mut target = TargetReport::new(name);
         for latency in latencies_ms {
-            target.record_answer(plain(200), Duration::from_millis(*latency));
+            target.record_answer(plain_answer(200), Duration::from_millis(*latency));
         }
-        target.record_answer(plain(403), Duration::from_micros(1));
+        target.record_answer(plain_answer(403), Duration::from_micros(1));
         target.record_error(failed);
-        let answered = target.responses();
+        let answered = target.response_count();
         Report {
             elapsed: Duration::from_secs(2),
             answered,
             failed: 1,
             cpu: Duration::from_micros(14),
             bytes_received: 10,
-            ..empty(vec![target])
+            ..empty_report(vec![target])
         }
     }
 
     #[test]
     fn nothing_is_averaged_away() {
-        let report = report("a", &[1, 2, 3, 4, 100], ErrorKind::Reset);
-        let target = report.target("a").unwrap();
-        assert_eq!((target.requests(), target.responses(), target.successes()), (7, 6, 5));
-        assert_eq!(target.statuses().collect::<Vec<_>>(), [(200, 5), (403, 1)]);
-        assert_eq!(target.errors().collect::<Vec<_>>(), [(ErrorKind::Reset, 1)]);
+        let report = sample_report("a", &[1, 2, 3, 4, 100], ErrorKind::Reset);
+        let target = report.target_report("a").unwrap();
+        assert_eq!(
+            (target.request_count(), target.response_count(), target.success_count()),
+            (7, 6, 5)
+        );
+        assert_eq!(target.status_counts().collect::<Vec<_>>(), [(200, 5), (403, 1)]);
+        assert_eq!(target.error_counts().collect::<Vec<_>>(), [(ErrorKind::Reset, 1)]);
         assert_eq!(target.success_rate(), Some(5.0 / 7.0));
         // The fast rejection is not among the latencies.
         assert_eq!(target.latency.count(), 5);
@@ -296,7 +299,7 @@ mod tests {
 
     #[test]
     fn errors_by_kind_add_up_to_all_that_did_not_succeed() {
-        let mut target = report("a", &[1], ErrorKind::Reset).targets.remove(0);
+        let mut target = sample_report("a", &[1], ErrorKind::Reset).targets.remove(0);
         for (code, count) in [(0, 2), (14, 3), (200, 1)] {
             for _ in 0..count {
                 let answer = Answer { status: 200, grpc: Some(code) };
@@ -308,8 +311,8 @@ mod tests {
             [("reset", 1), ("status-403", 1), ("grpc-unknown", 1), ("grpc-unavailable", 3)];
         assert_eq!(kinds, expected.map(|(kind, count)| (kind.to_owned(), count)));
         let errors: u64 = kinds.iter().map(|(_, count)| count).sum();
-        assert_eq!(errors, target.requests() - target.successes());
-        assert_eq!(target.latency.count(), target.successes());
+        assert_eq!(errors, target.request_count() - target.success_count());
+        assert_eq!(target.latency.count(), target.success_count());
     }
 
     #[test]
@@ -317,24 +320,24 @@ mod tests {
         let target = TargetReport::new("a");
         assert_eq!(target.success_rate(), None);
         assert_eq!((target.latency.p50(), target.latency.max()), (None, None));
-        let empty = empty(vec![target]);
+        let empty = empty_report(vec![target]);
         assert_eq!((empty.responses_per_second(), empty.cpu_per_request()), (0.0, None));
     }
 
     #[test]
     fn merged_reports_count_everything_once() {
-        let mut merged = report("a", &[1, 2], ErrorKind::Reset);
-        merged.merge(&report("a", &[3], ErrorKind::Timeout));
-        merged.merge(&report("b", &[4], ErrorKind::Reset));
+        let mut merged = sample_report("a", &[1, 2], ErrorKind::Reset);
+        merged.merge(&sample_report("a", &[3], ErrorKind::Timeout));
+        merged.merge(&sample_report("b", &[4], ErrorKind::Reset));
         assert_eq!(merged.targets.len(), 2);
-        let a = merged.target("a").unwrap();
-        assert_eq!((a.requests(), a.successes(), a.status(403)), (7, 3, 2));
-        assert_eq!((a.error(ErrorKind::Reset), a.error(ErrorKind::Timeout)), (1, 1));
-        let total = merged.total();
-        assert_eq!((total.requests(), total.latency.count()), (10, 4));
-        assert_eq!(total.error(ErrorKind::Reset), 2);
+        let a = merged.target_report("a").unwrap();
+        assert_eq!((a.request_count(), a.success_count(), a.status_count(403)), (7, 3, 2));
+        assert_eq!((a.error_count(ErrorKind::Reset), a.error_count(ErrorKind::Timeout)), (1, 1));
+        let total = merged.sum_targets();
+        assert_eq!((total.request_count(), total.latency.count()), (10, 4));
+        assert_eq!(total.error_count(ErrorKind::Reset), 2);
         assert_eq!((merged.bytes_received, merged.elapsed), (30, Duration::from_secs(2)));
-        merged.add_later(&report("b", &[4], ErrorKind::Reset));
+        merged.add_later(&sample_report("b", &[4], ErrorKind::Reset));
         assert_eq!((merged.bytes_received, merged.elapsed), (40, Duration::from_secs(4)));
     }
 }

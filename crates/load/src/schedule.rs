@@ -43,31 +43,31 @@ impl Schedule {
                 Rhythm::Open { rate, next: share.index as u64, stride: share.of as u64 }
             }
         };
-        let left = plan.requests.map_or(u64::MAX, |requests| share.part(requests));
+        let left = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
         Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, rhythm }
     }
 
     /// Returns the due time of the last request.
-    pub(crate) fn end(&self) -> Duration {
+    pub(crate) fn last_due(&self) -> Duration {
         self.end
     }
 
     /// Returns the next action of a worker that is free at `now`, and assigns a due request to it.
-    pub(crate) fn turn(&mut self, now: Duration) -> Turn {
+    pub(crate) fn next_turn(&mut self, now: Duration) -> Turn {
         if self.left == 0 {
             return Turn::Over;
         }
         match self.rhythm {
             Rhythm::Closed if now >= self.end => Turn::Over,
-            Rhythm::Closed => self.take(now),
+            Rhythm::Closed => self.take_turn(now),
             Rhythm::Open { rate, next, .. } => {
-                let due = due(rate, next);
+                let due = due_time(rate, next);
                 if due >= self.end || now >= self.end + LATE_MAX {
                     Turn::Over
                 } else if due > now {
                     Turn::Wait(due)
                 } else {
-                    self.take(due)
+                    self.take_turn(due)
                 }
             }
         }
@@ -79,29 +79,29 @@ impl Schedule {
         let Rhythm::Open { rate, next, .. } = self.rhythm else {
             return None;
         };
-        let due = due(rate, next);
+        let due = due_time(rate, next);
         if due >= self.end || self.left == 0 {
             return None;
         }
-        self.take(due);
+        self.take_turn(due);
         Some(due)
     }
 
     /// Ends the schedule at `now`.
-    pub(crate) fn stop(&mut self, now: Duration) {
+    pub(crate) fn end_at(&mut self, now: Duration) {
         self.end = self.end.min(now);
     }
 
     /// True if a request with this due time is measured.
-    pub(crate) fn measures(&self, due: Duration) -> bool {
+    pub(crate) fn is_measured(&self, due: Duration) -> bool {
         due >= self.warm_up
     }
 
-    fn take(&mut self, due: Duration) -> Turn {
+    fn take_turn(&mut self, due: Duration) -> Turn {
         if let Rhythm::Open { next, stride, .. } = &mut self.rhythm {
             *next += *stride;
         }
-        if self.measures(due) {
+        if self.is_measured(due) {
             self.left -= 1;
         }
         Turn::Due(due)
@@ -109,7 +109,7 @@ impl Schedule {
 }
 
 /// Computed from the start each time, so that rounding errors do not accumulate.
-fn due(rate: u32, index: u64) -> Duration {
+fn due_time(rate: u32, index: u64) -> Duration {
     let rate = u64::from(rate);
     let part = (index % rate) * NANOSECONDS_PER_SECOND / rate;
     Duration::from_secs(index / rate) + Duration::from_nanos(part)
@@ -129,13 +129,13 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    fn schedule(pace: Pace, warm_up: Duration, duration: Duration) -> Schedule {
+    fn new_schedule(pace: Pace, warm_up: Duration, duration: Duration) -> Schedule {
         let plan = Plan { pace, duration, warm_up, ..Plan::new(Vec::new()) };
         Schedule::new(&plan, Share::WHOLE)
     }
 
-    fn open(rate: u32, warm_up: Duration, duration: Duration) -> Schedule {
-        schedule(Pace::Open { rate, connections: 1 }, warm_up, duration)
+    fn open_schedule(rate: u32, warm_up: Duration, duration: Duration) -> Schedule {
+        new_schedule(Pace::Open { rate, connections: 1 }, warm_up, duration)
     }
 
     #[test]
@@ -143,11 +143,11 @@ mod tests {
         for rate in [1, 3, 7, 1000, 999_983, 1_000_000] {
             for second in [0, 1, 86_399] {
                 let index = u64::from(rate) * second;
-                assert_eq!(due(rate, index), Duration::from_secs(second));
+                assert_eq!(due_time(rate, index), Duration::from_secs(second));
             }
-            let gap = due(rate, 1);
+            let gap = due_time(rate, 1);
             for index in 0..1000 {
-                let drift = due(rate, index + 1) - due(rate, index);
+                let drift = due_time(rate, index + 1) - due_time(rate, index);
                 assert!(drift.abs_diff(gap) <= Duration::from_nanos(1));
             }
         }
@@ -155,24 +155,24 @@ mod tests {
 
     #[test]
     fn nothing_is_sent_early_or_after_the_end() {
-        let mut schedule = open(100, ms(0), ms(25));
-        assert_eq!(schedule.turn(ms(0)), Turn::Due(ms(0)));
-        assert_eq!(schedule.turn(ms(0)), Turn::Wait(ms(10)));
-        assert_eq!(schedule.turn(ms(9)), Turn::Wait(ms(10)));
-        assert_eq!(schedule.turn(ms(10)), Turn::Due(ms(10)));
-        assert_eq!(schedule.turn(ms(31)), Turn::Due(ms(20)), "late, but due before the end");
-        assert_eq!(schedule.turn(ms(31)), Turn::Over);
+        let mut schedule = open_schedule(100, ms(0), ms(25));
+        assert_eq!(schedule.next_turn(ms(0)), Turn::Due(ms(0)));
+        assert_eq!(schedule.next_turn(ms(0)), Turn::Wait(ms(10)));
+        assert_eq!(schedule.next_turn(ms(9)), Turn::Wait(ms(10)));
+        assert_eq!(schedule.next_turn(ms(10)), Turn::Due(ms(10)));
+        assert_eq!(schedule.next_turn(ms(31)), Turn::Due(ms(20)), "late, but due before the end");
+        assert_eq!(schedule.next_turn(ms(31)), Turn::Over);
         assert_eq!(schedule.left_over(), None);
 
         let mut closed = schedule_closed();
-        assert_eq!(closed.turn(ms(3)), Turn::Due(ms(3)));
-        assert_eq!(closed.turn(ms(3)), Turn::Due(ms(3)));
-        assert_eq!(closed.turn(ms(20)), Turn::Over);
+        assert_eq!(closed.next_turn(ms(3)), Turn::Due(ms(3)));
+        assert_eq!(closed.next_turn(ms(3)), Turn::Due(ms(3)));
+        assert_eq!(closed.next_turn(ms(20)), Turn::Over);
         assert_eq!(closed.left_over(), None);
     }
 
     fn schedule_closed() -> Schedule {
-        schedule(Pace::Closed { connections: 1 }, ms(10), ms(10))
+        new_schedule(Pace::Closed { connections: 1 }, ms(10), ms(10))
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
             })
             .collect();
         all.sort_unstable();
-        assert_eq!(all, (0..200).map(|index| due(300, index)).collect::<Vec<_>>());
+        assert_eq!(all, (0..200).map(|index| due_time(300, index)).collect::<Vec<_>>());
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
                 ..Plan::new(Vec::new())
             };
             let mut schedule = Schedule::new(&plan, Share::WHOLE);
-            let turns: Vec<Turn> = (0..20).map(|now| schedule.turn(ms(now))).collect();
+            let turns: Vec<Turn> = (0..20).map(|now| schedule.next_turn(ms(now))).collect();
             let sent = turns.iter().filter(|turn| matches!(turn, Turn::Due(_))).count();
             assert_eq!(sent, 5 + 3, "{turns:?}");
             assert_eq!(turns[8], Turn::Over);
@@ -214,36 +214,36 @@ mod tests {
 
     #[test]
     fn nothing_is_due_once_the_run_was_stopped() {
-        let mut schedule = open(1000, ms(0), ms(100));
-        schedule.stop(ms(3));
+        let mut schedule = open_schedule(1000, ms(0), ms(100));
+        schedule.end_at(ms(3));
         let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
         assert_eq!(left, (0..3).map(ms).collect::<Vec<_>>());
-        assert_eq!(schedule.turn(ms(2)), Turn::Over);
-        schedule.stop(ms(50));
-        assert_eq!(schedule.end(), ms(3));
+        assert_eq!(schedule.next_turn(ms(2)), Turn::Over);
+        schedule.end_at(ms(50));
+        assert_eq!(schedule.last_due(), ms(3));
     }
 
     #[test]
     fn the_warm_up_does_not_count() {
         let closed = schedule_closed();
-        assert!(!closed.measures(ms(9)) && closed.measures(ms(10)));
+        assert!(!closed.is_measured(ms(9)) && closed.is_measured(ms(10)));
     }
 
     #[test]
     fn what_nobody_was_free_to_send_is_left_over_one_by_one() {
-        let mut schedule = open(1000, ms(0), ms(100));
-        assert_eq!(schedule.turn(ms(0)), Turn::Due(ms(0)));
+        let mut schedule = open_schedule(1000, ms(0), ms(100));
+        assert_eq!(schedule.next_turn(ms(0)), Turn::Due(ms(0)));
         // The only connection was busy until long after the end.
-        assert_eq!(schedule.turn(ms(250)), Turn::Over);
+        assert_eq!(schedule.next_turn(ms(250)), Turn::Over);
         let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
         assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
     }
 
     /// One connection to a server with 1 ms latency and a single stall of one second.
-    fn latencies(mut schedule: Schedule) -> Vec<Duration> {
+    fn stalled_latencies(mut schedule: Schedule) -> Vec<Duration> {
         let (mut now, mut latencies) = (ms(0), Vec::new());
         loop {
-            match schedule.turn(now) {
+            match schedule.next_turn(now) {
                 Turn::Over => return latencies,
                 Turn::Wait(until) => now = until,
                 Turn::Due(due) => {
@@ -259,13 +259,14 @@ mod tests {
         let slow = |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
         // At 100 per second, a stall of a second delays the fifty requests due in its first half by at least
         // half a second, and then the connection must catch up.
-        let open = latencies(open(100, ms(0), ms(3000)));
+        let open = stalled_latencies(open_schedule(100, ms(0), ms(3000)));
         assert_eq!(open.len(), 300);
         assert_eq!(open[50], ms(1000));
         assert_eq!(open[51], ms(991));
         assert!((50..60).contains(&slow(&open)), "{}", slow(&open));
         // The closed loop sends no requests meanwhile: coordinated omission.
-        let closed = latencies(schedule(Pace::Closed { connections: 1 }, ms(0), ms(3000)));
+        let closed =
+            stalled_latencies(new_schedule(Pace::Closed { connections: 1 }, ms(0), ms(3000)));
         assert_eq!(slow(&closed), 1);
     }
 }

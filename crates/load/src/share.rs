@@ -14,7 +14,7 @@ impl Share {
     pub(crate) const WHOLE: Self = Self { index: 0, of: 1 };
 
     /// Returns the thread's part of `total`; the first threads get the remainder.
-    pub(crate) fn part(self, total: u64) -> u64 {
+    pub(crate) fn part_of(self, total: u64) -> u64 {
         let (index, of) = (self.index as u64, self.of as u64);
         total / of + u64::from(index < total % of)
     }
@@ -29,7 +29,7 @@ mod tests {
         for of in 1..=7 {
             for total in [0, 1, 6, 7, 50, 1000] {
                 let parts: Vec<u64> =
-                    (0..of).map(|index| Share { index, of }.part(total)).collect();
+                    (0..of).map(|index| Share { index, of }.part_of(total)).collect();
                 assert_eq!(parts.iter().sum::<u64>(), total);
                 assert!(parts.iter().all(|part| part.abs_diff(total / of as u64) <= 1));
             }

@@ -74,15 +74,15 @@ impl RunStatistics {
     }
 
     /// Records a request that was sent, or could not be sent.
-    pub(crate) fn record(&mut self, outcome: &Outcome) {
+    pub(crate) fn record_outcome(&mut self, outcome: &Outcome) {
         match outcome.result {
             Ok(_) => self.answered += 1,
             Err(_) => self.failed += 1,
         }
         if let Some(at) = outcome.done.checked_sub(self.warm_up) {
-            self.timeline.record(at, success(outcome));
+            self.timeline.record(at, success_latency(outcome));
         }
-        self.enter(outcome);
+        self.enter_timeline(outcome);
     }
 
     /// Records a request that was due and never sent.
@@ -92,11 +92,11 @@ impl RunStatistics {
         };
         self.timeline.record(at, None);
         let result = Err(ErrorKind::Unsent);
-        self.enter(&Outcome { target, due, done: due, result, measured: true });
+        self.enter_timeline(&Outcome { target, due, done: due, result, measured: true });
     }
 
     /// Returns the progress, `elapsed` after the start.
-    pub(crate) fn counters(&self, elapsed: Duration) -> Counters {
+    pub(crate) fn counters_at(&self, elapsed: Duration) -> Counters {
         Counters { elapsed, ..self.counters }
     }
 
@@ -114,24 +114,24 @@ impl RunStatistics {
         }
     }
 
-    fn enter(&mut self, outcome: &Outcome) {
+    fn enter_timeline(&mut self, outcome: &Outcome) {
         if outcome.measured && !self.counters.measuring {
             self.counters = Counters { measuring: true, ..Counters::default() };
         }
         if outcome.measured == self.counters.measuring {
-            self.count(outcome);
+            self.count_result(outcome);
         }
         if !outcome.measured {
             return;
         }
         let target = &mut self.targets[outcome.target];
         match outcome.result {
-            Ok(answer) => target.record_answer(answer, latency(outcome)),
+            Ok(answer) => target.record_answer(answer, outcome_latency(outcome)),
             Err(kind) => target.record_error(kind),
         }
     }
 
-    fn count(&mut self, outcome: &Outcome) {
+    fn count_result(&mut self, outcome: &Outcome) {
         self.counters.requests += 1;
         match outcome.result {
             Ok(answer) => self.counters.successes += u64::from(answer.is_success()),
@@ -140,12 +140,12 @@ impl RunStatistics {
     }
 }
 
-fn latency(outcome: &Outcome) -> Duration {
+fn outcome_latency(outcome: &Outcome) -> Duration {
     outcome.done.saturating_sub(outcome.due)
 }
 
 /// Returns the latency of a successful request.
-fn success(outcome: &Outcome) -> Option<Duration> {
+fn success_latency(outcome: &Outcome) -> Option<Duration> {
     let success = outcome.result.is_ok_and(Answer::is_success);
-    success.then(|| latency(outcome))
+    success.then(|| outcome_latency(outcome))
 }

@@ -21,15 +21,16 @@ mod stall;
 fn kept_connections_carry_all_requests_of_a_closed_run() {
     run(async {
         let server = Server::start(|_| OK).await;
-        let plan = Plan { pace: Pace::Closed { connections: 3 }, ..plan(&[target(&server)]) };
-        let report = report(plan).await;
-        let target = report.target("t").unwrap();
-        assert!(target.requests() > 3);
-        assert_eq!(target.successes(), target.requests(), "{target:?}");
-        assert_eq!(server.seen.borrow().len() as u64, target.requests());
+        let plan =
+            Plan { pace: Pace::Closed { connections: 3 }, ..plan_for(&[target_of(&server)]) };
+        let report = drive_plan(plan).await;
+        let target = report.target_report("t").unwrap();
+        assert!(target.request_count() > 3);
+        assert_eq!(target.success_count(), target.request_count(), "{target:?}");
+        assert_eq!(server.seen.borrow().len() as u64, target.request_count());
         assert_eq!(server.connections.get(), 3);
         // Requests in progress at the end are counted, but not in the measured time.
-        assert!(target.requests() - report.answered <= 3, "{report:?}");
+        assert!(target.request_count() - report.answered <= 3, "{report:?}");
         assert!(report.bytes_received.abs_diff(report.answered * OK.bytes().len() as u64) < 200);
         let sent = report.answered * server.seen.borrow()[0].len() as u64;
         assert!(report.bytes_sent.abs_diff(sent) < 200);
@@ -56,13 +57,17 @@ fn every_form_of_response_is_read_to_its_end() {
             for piece in [usize::MAX, 1] {
                 run(async {
                     let closes = text.contains("close");
-                    let answer = Answer { piece, closes, ..Answer::of(text.clone()) };
+                    let answer = Answer { piece, closes, ..Answer::from_text(text.clone()) };
                     let server = Server::start(move |_| answer.clone()).await;
-                    let target = Target { method: method.to_owned(), ..target(&server) };
-                    let report = report(plan(&[target])).await;
-                    let target = report.target("t").unwrap();
-                    assert!(target.successes() > 0, "{method} {text:?}");
-                    assert_eq!(target.requests(), target.successes(), "{text:?} {target:?}");
+                    let target = Target { method: method.to_owned(), ..target_of(&server) };
+                    let report = drive_plan(plan_for(&[target])).await;
+                    let target = report.target_report("t").unwrap();
+                    assert!(target.success_count() > 0, "{method} {text:?}");
+                    assert_eq!(
+                        target.request_count(),
+                        target.success_count(),
+                        "{text:?} {target:?}"
+                    );
                 });
             }
         }
@@ -73,20 +78,20 @@ fn every_form_of_response_is_read_to_its_end() {
 fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
     run(async {
         let answers = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
-        let server = Server::start(move |index| Answer::of(answers[index % 2])).await;
-        let report = report(plan(&[target(&server)])).await;
-        let target = report.target("t").unwrap();
-        assert!(target.status(200).abs_diff(target.status(403)) <= 1);
-        assert_eq!(target.successes(), target.status(200));
-        assert_eq!(target.requests(), target.status(200) + target.status(403));
-        assert_eq!(target.latency.count(), target.successes());
+        let server = Server::start(move |index| Answer::from_text(answers[index % 2])).await;
+        let report = drive_plan(plan_for(&[target_of(&server)])).await;
+        let target = report.target_report("t").unwrap();
+        assert!(target.status_count(200).abs_diff(target.status_count(403)) <= 1);
+        assert_eq!(target.success_count(), target.status_count(200));
+        assert_eq!(target.request_count(), target.status_count(200) + target.status_count(403));
+        assert_eq!(target.latency.count(), target.success_count());
     });
 }
 
 #[test]
 fn every_kind_of_error_is_counted_as_what_it_is() {
-    let text = Answer::of;
-    let broken = |text: &'static str| Answer { closes: true, ..Answer::of(text) };
+    let text = Answer::from_text;
+    let broken = |text: &'static str| Answer { closes: true, ..Answer::from_text(text) };
     for (answer, kind) in [
         (Answer { resets: true, ..text("") }, ErrorKind::Reset),
         (broken(""), ErrorKind::Closed),
@@ -102,11 +107,11 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
             let server = Server::start(move |_| answer.clone()).await;
             // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
-            let plan = Plan { timeout, ..plan(&[target(&server)]) };
-            let report = report(plan).await;
-            let target = report.target("t").unwrap();
-            assert!(target.error(kind) > 0, "{kind:?} {target:?}");
-            assert_eq!(target.error(kind), target.requests(), "{kind:?} {target:?}");
+            let plan = Plan { timeout, ..plan_for(&[target_of(&server)]) };
+            let report = drive_plan(plan).await;
+            let target = report.target_report("t").unwrap();
+            assert!(target.error_count(kind) > 0, "{kind:?} {target:?}");
+            assert_eq!(target.error_count(kind), target.request_count(), "{kind:?} {target:?}");
             assert_eq!(target.latency.count(), 0);
         });
     }
@@ -119,10 +124,10 @@ fn a_port_that_nobody_listens_on_is_a_connect_error_and_no_busy_loop() {
         let vacant = TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = vacant.local_addr().unwrap();
-        let report = report(plan(&[Target::get("t", address, "x", "/")])).await;
-        let target = report.target("t").unwrap();
-        assert_eq!(target.error(ErrorKind::Connect), target.requests());
-        assert!((1..=11).contains(&target.requests()), "{}", target.requests());
+        let report = drive_plan(plan_for(&[Target::get("t", address, "x", "/")])).await;
+        let target = report.target_report("t").unwrap();
+        assert_eq!(target.error_count(ErrorKind::Connect), target.request_count());
+        assert!((1..=11).contains(&target.request_count()), "{}", target.request_count());
     });
 }
 
@@ -131,18 +136,21 @@ fn an_answer_before_the_end_of_the_request_is_an_answer() {
     run(async {
         let answer = Answer {
             closes: true,
-            ..Answer::of(
+            ..Answer::from_text(
                 "HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
             )
         };
         let server = Server::start(move |_| answer.clone()).await;
         let body = vec![b'x'; 8 << 20];
-        let target = Target { method: "POST".to_owned(), body, ..target(&server) };
-        let report = report(plan(&[target])).await;
-        let target = report.target("t").unwrap();
+        let target = Target { method: "POST".to_owned(), body, ..target_of(&server) };
+        let report = drive_plan(plan_for(&[target])).await;
+        let target = report.target_report("t").unwrap();
         // Unread parts of the request may reset the connection before the response is read.
-        assert_eq!(target.status(413) + target.error(ErrorKind::Reset), target.requests());
-        assert!(target.status(413) > 0, "{target:?}");
+        assert_eq!(
+            target.status_count(413) + target.error_count(ErrorKind::Reset),
+            target.request_count()
+        );
+        assert!(target.status_count(413) > 0, "{target:?}");
     });
 }
 
@@ -151,24 +159,28 @@ fn an_open_run_sends_exactly_what_is_due() {
     run(async {
         let server = Server::start(|_| OK).await;
         let pace = Pace::Open { rate: 500, connections: 4 };
-        let plan = Plan { pace, duration: ms(200), ..plan(&[target(&server)]) };
-        let report = report(plan).await;
-        let target = report.target("t").unwrap();
-        assert_eq!(target.requests(), 100);
-        assert_eq!(target.successes() + target.error(ErrorKind::Unsent), 100, "{target:?}");
+        let plan = Plan { pace, duration: ms(200), ..plan_for(&[target_of(&server)]) };
+        let report = drive_plan(plan).await;
+        let target = report.target_report("t").unwrap();
+        assert_eq!(target.request_count(), 100);
+        assert_eq!(
+            target.success_count() + target.error_count(ErrorKind::Unsent),
+            100,
+            "{target:?}"
+        );
     });
 }
 
 #[test]
 fn requests_that_found_no_free_connection_are_not_forgotten() {
     run(async {
-        let server = Server::start(|_| Answer::of("")).await;
+        let server = Server::start(|_| Answer::from_text("")).await;
         let pace = Pace::Open { rate: 1000, connections: 2 };
-        let plan = Plan { pace, timeout: ms(250), ..plan(&[target(&server)]) };
-        let report = report(plan).await;
-        let target = report.target("t").unwrap();
-        assert_eq!(target.requests(), 100);
-        assert!(target.error(ErrorKind::Unsent) >= 98, "{target:?}");
+        let plan = Plan { pace, timeout: ms(250), ..plan_for(&[target_of(&server)]) };
+        let report = drive_plan(plan).await;
+        let target = report.target_report("t").unwrap();
+        assert_eq!(target.request_count(), 100);
+        assert!(target.error_count(ErrorKind::Unsent) >= 98, "{target:?}");
     });
 }
 
@@ -179,10 +191,10 @@ fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
         let seen = Rc::clone(&slow);
         run(async move {
             let server = Server::start(|index| Answer { stalls: index == 20, ..OK }).await;
-            let plan = Plan { pace, duration: ms(600), ..plan(&[target(&server)]) };
-            let report = report(plan).await;
-            let target = report.target("t").unwrap();
-            seen.set(target.latency.count_from(STALL / 2) + target.error(ErrorKind::Unsent));
+            let plan = Plan { pace, duration: ms(600), ..plan_for(&[target_of(&server)]) };
+            let report = drive_plan(plan).await;
+            let target = report.target_report("t").unwrap();
+            seen.set(target.latency.count_from(STALL / 2) + target.error_count(ErrorKind::Unsent));
         });
         slow.get()
     };
@@ -203,18 +215,18 @@ fn targets_share_a_run_by_weight_and_seed() {
             for server in [&first, &second] {
                 server.seen.borrow_mut().clear();
             }
-            let light = Target { name: "light".to_owned(), weight: 1, ..target(&first) };
+            let light = Target { name: "light".to_owned(), weight: 1, ..target_of(&first) };
             let heavy = Target {
                 name: "heavy".to_owned(),
                 path: "/heavy".to_owned(),
                 weight: 3,
-                ..target(&second)
+                ..target_of(&second)
             };
             let pace = Pace::Open { rate: 2000, connections: 8 };
-            let plan = Plan { pace, seed, duration: ms(400), ..plan(&[light, heavy]) };
-            let report = report(plan).await;
-            assert_eq!(report.total().requests(), 800);
-            ["light", "heavy"].map(|name| report.target(name).unwrap().requests())
+            let plan = Plan { pace, seed, duration: ms(400), ..plan_for(&[light, heavy]) };
+            let report = drive_plan(plan).await;
+            assert_eq!(report.sum_targets().request_count(), 800);
+            ["light", "heavy"].map(|name| report.target_report(name).unwrap().request_count())
         };
         let [light, heavy] = order(1).await;
         assert!(light.abs_diff(200) < 50 && heavy.abs_diff(600) < 50, "{light} {heavy}");
@@ -232,10 +244,10 @@ fn a_proxy_is_asked_in_absolute_form() {
             form: Form::Absolute,
             host: "ratings.bookinfo:9080".to_owned(),
             path: "/ratings/1".to_owned(),
-            ..target(&proxy)
+            ..target_of(&proxy)
         };
-        let report = report(plan(&[target])).await;
-        assert!(report.total().successes() > 0);
+        let report = drive_plan(plan_for(&[target])).await;
+        assert!(report.sum_targets().success_count() > 0);
         let expected = "GET http://ratings.bookinfo:9080/ratings/1 HTTP/1.1\r\n\
                         host: ratings.bookinfo:9080\r\n\r\n";
         assert!(proxy.seen.borrow().iter().all(|request| request == expected));
@@ -246,10 +258,10 @@ fn a_proxy_is_asked_in_absolute_form() {
 fn the_warm_up_is_sent_but_not_reported() {
     run(async {
         let server = Server::start(|_| OK).await;
-        let plan = Plan { warm_up: ms(300), duration: ms(3000), ..plan(&[target(&server)]) };
+        let plan = Plan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[target_of(&server)]) };
         let (progress, counters) = watch::channel(Counters::default());
-        let report = drive(plan, progress).await.unwrap();
-        let requests = report.total().requests();
+        let report = drive_load(plan, progress).await.unwrap();
+        let requests = report.sum_targets().request_count();
         assert!(requests > 0 && requests < server.seen.borrow().len() as u64);
         // The runtime records the start and the end to the millisecond.
         assert!(report.elapsed >= ms(290), "{:?}", report.elapsed);
@@ -265,10 +277,10 @@ fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
         // Announces keep-alive and then closes: the connection is closed before the next request is due.
         let answer = Answer { closes: true, ..OK };
         let server = Server::start(move |_| answer.clone()).await;
-        let report = report(plan(&[target(&server)])).await;
-        let target = report.target("t").unwrap();
-        assert_eq!(target.successes(), target.requests(), "{target:?}");
-        assert_eq!(server.connections.get() as u64, target.requests());
+        let report = drive_plan(plan_for(&[target_of(&server)])).await;
+        let target = report.target_report("t").unwrap();
+        assert_eq!(target.success_count(), target.request_count(), "{target:?}");
+        assert_eq!(server.connections.get() as u64, target.request_count());
     });
 }
 
@@ -277,15 +289,20 @@ fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
     run(async {
         let answer = Answer {
             closes: true,
-            ..Answer::of("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+            ..Answer::from_text(
+                "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+            )
         };
         let server = Server::start(move |_| answer.clone()).await;
         let pace = Pace::Closed { connections: 2 };
-        let plan = Plan { pace, reuse: Reuse::Fresh, ..plan(&[target(&server)]) };
-        let report = report(plan).await;
-        let target = report.target("t").unwrap();
-        assert!(target.requests() > 2 && target.successes() == target.requests(), "{target:?}");
-        assert_eq!(server.connections.get() as u64, target.requests());
+        let plan = Plan { pace, reuse: Reuse::Fresh, ..plan_for(&[target_of(&server)]) };
+        let report = drive_plan(plan).await;
+        let target = report.target_report("t").unwrap();
+        assert!(
+            target.request_count() > 2 && target.success_count() == target.request_count(),
+            "{target:?}"
+        );
+        assert_eq!(server.connections.get() as u64, target.request_count());
         assert!(server.seen.borrow().iter().all(|head| head.contains("connection: close\r\n")));
     });
 }
@@ -297,9 +314,10 @@ fn as_many_requests_as_asked_for_are_sent_and_no_more() {
         for pace in [Pace::Closed { connections: 3 }, Pace::Open { rate: 2000, connections: 3 }] {
             server.seen.borrow_mut().clear();
             let duration = Duration::from_secs(20);
-            let plan = Plan { pace, duration, requests: Some(40), ..plan(&[target(&server)]) };
-            let report = report(plan).await;
-            assert_eq!(report.total().successes(), 40);
+            let plan =
+                Plan { pace, duration, requests: Some(40), ..plan_for(&[target_of(&server)]) };
+            let report = drive_plan(plan).await;
+            assert_eq!(report.sum_targets().success_count(), 40);
             assert_eq!(report.answered, 40);
             assert_eq!(server.seen.borrow().len(), 40);
             assert!(report.elapsed < Duration::from_secs(10), "{:?}", report.elapsed);
@@ -312,12 +330,12 @@ fn threads_share_connections_and_rate_and_add_up() {
     run(async {
         let server = Server::start(|_| OK).await;
         let pace = Pace::Open { rate: 1000, connections: 5 };
-        let plan = Plan { pace, duration: ms(300), ..plan(&[target(&server)]) };
+        let plan = Plan { pace, duration: ms(300), ..plan_for(&[target_of(&server)]) };
         let (progress, counters) = watch::channel(Counters::default());
         let report = drive_on_threads(2, plan, Stop::default(), progress).await.unwrap();
-        let total = report.total();
-        assert_eq!(total.requests(), 300);
-        assert_eq!(total.successes() + total.error(ErrorKind::Unsent), 300, "{total:?}");
+        let total = report.sum_targets();
+        assert_eq!(total.request_count(), 300);
+        assert_eq!(total.success_count() + total.error_count(ErrorKind::Unsent), 300, "{total:?}");
         assert!(server.connections.get() <= 5, "{}", server.connections.get());
         let timeline: u64 = report.timeline.moments().map(|moment| moment.requests).sum();
         assert_eq!(timeline, 300);
@@ -330,7 +348,8 @@ fn a_run_that_is_stopped_reports_what_it_has_measured() {
     run(async {
         let server = Server::start(|_| OK).await;
         let pace = Pace::Open { rate: 500, connections: 2 };
-        let plan = Plan { pace, duration: Duration::from_secs(600), ..plan(&[target(&server)]) };
+        let plan =
+            Plan { pace, duration: Duration::from_secs(600), ..plan_for(&[target_of(&server)]) };
         let (progress, mut counters) = watch::channel(Counters::default());
         let stop = Stop::default();
         let asked = stop.clone();
@@ -339,7 +358,7 @@ fn a_run_that_is_stopped_reports_what_it_has_measured() {
             asked.stop();
         });
         let report = report.unwrap();
-        assert!(report.total().successes() > 10);
+        assert!(report.sum_targets().success_count() > 10);
         assert!(report.elapsed < Duration::from_secs(25), "{:?}", report.elapsed);
     });
 }
@@ -352,10 +371,10 @@ fn plans_that_cannot_be_driven_are_refused() {
         let seen = Rc::clone(&refusal);
         run(async move {
             let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
-            let mut plan = plan(&[Target::get("t", address, "x", "/")]);
+            let mut plan = plan_for(&[Target::get("t", address, "x", "/")]);
             spoil(&mut plan);
             let (progress, _) = watch::channel(Counters::default());
-            match drive(plan, progress).await {
+            match drive_load(plan, progress).await {
                 Err(DriveError::Plan(error)) => *seen.borrow_mut() = Some(error),
                 other => panic!("{other:?}"),
             }
@@ -391,16 +410,16 @@ fn plans_that_cannot_be_driven_are_refused() {
     assert!(matches!(refused, InvalidPlan::Request { .. }), "{refused:?}");
 }
 
-async fn report(plan: Plan) -> Report {
+async fn drive_plan(plan: Plan) -> Report {
     let (progress, _) = watch::channel(Counters::default());
-    drive(plan, progress).await.unwrap()
+    drive_load(plan, progress).await.unwrap()
 }
 
-fn plan(targets: &[Target]) -> Plan {
+fn plan_for(targets: &[Target]) -> Plan {
     Plan { duration: ms(100), ..Plan::new(targets.to_vec()) }
 }
 
-fn target(server: &Server) -> Target {
+fn target_of(server: &Server) -> Target {
     Target::get("t", server.address, "test", "/")
 }
 

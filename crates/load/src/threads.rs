@@ -32,7 +32,7 @@ pub async fn drive_on_threads(
         return Err(InvalidPlan::Threads.into());
     }
     let requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let of = threads.min(plan.pace.connections()).min(requests);
+    let of = threads.min(plan.pace.connection_count()).min(requests);
     // The threads end with this call in any case; the caller's stop handle outlives it.
     let ended = Ended(Stop::default());
     let mut running = Vec::with_capacity(of);
@@ -43,11 +43,11 @@ pub async fn drive_on_threads(
     let watched: Vec<watch::Receiver<Counters>> =
         running.iter().map(|thread| thread.counters.clone()).collect();
     tokio::select! {
-        report = collect(running) => {
-            progress.send_replace(sum(&watched));
+        report = merge_reports(running) => {
+            progress.send_replace(sum_counters(&watched));
             report
         }
-        never = attend(&watched, &progress, [&stop, &ended.0]) => match never {},
+        never = forward_progress(&watched, &progress, [&stop, &ended.0]) => match never {},
     }
 }
 
@@ -77,7 +77,7 @@ fn run(order: Order) -> Result<Report, DriveError> {
 }
 
 /// Merges the reports of the threads.
-async fn collect(running: Vec<Running>) -> Result<Report, DriveError> {
+async fn merge_reports(running: Vec<Running>) -> Result<Report, DriveError> {
     let mut total: Option<Report> = None;
     for thread in running {
         let report = thread.report.await.map_err(|_| DriveError::Failed)??;
@@ -90,7 +90,7 @@ async fn collect(running: Vec<Running>) -> Result<Report, DriveError> {
 }
 
 /// Sums the progress of the threads periodically, and forwards a stop.
-async fn attend(
+async fn forward_progress(
     watched: &[watch::Receiver<Counters>],
     progress: &watch::Sender<Counters>,
     [asked, pass_on]: [&Stop; 2],
@@ -99,14 +99,14 @@ async fn attend(
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         tick.tick().await;
-        progress.send_replace(sum(watched));
+        progress.send_replace(sum_counters(watched));
         if asked.is_asked() {
             pass_on.stop();
         }
     }
 }
 
-fn sum(watched: &[watch::Receiver<Counters>]) -> Counters {
+fn sum_counters(watched: &[watch::Receiver<Counters>]) -> Counters {
     watched.iter().map(|counters| *counters.borrow()).fold(Counters::default(), Counters::plus)
 }
 

@@ -67,7 +67,7 @@ impl Timeline {
 
     /// Records a request that ended `at` this time after the warm-up; `latency` if it succeeded.
     pub(crate) fn record(&mut self, at: Duration, latency: Option<Duration>) {
-        let point = self.point(at);
+        let point = self.point_at(at);
         point.requests += 1;
         match latency {
             Some(latency) => {
@@ -82,10 +82,10 @@ impl Timeline {
     pub(crate) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         while self.interval < other.interval {
-            self.coarsen();
+            self.merge_neighbors();
         }
         while other.interval < self.interval {
-            other.coarsen();
+            other.merge_neighbors();
         }
         let shared = self.points.len().min(other.points.len());
         let rest = other.points.split_off(shared);
@@ -97,10 +97,10 @@ impl Timeline {
         }
     }
 
-    fn point(&mut self, at: Duration) -> &mut Point {
+    fn point_at(&mut self, at: Duration) -> &mut Point {
         let mut index = self.index(at);
         while index >= POINTS_MAX {
-            self.coarsen();
+            self.merge_neighbors();
             index = self.index(at);
         }
         if index >= self.points.len() {
@@ -114,7 +114,7 @@ impl Timeline {
     }
 
     /// Merges neighbors. A run of a day does so ten times.
-    fn coarsen(&mut self) {
+    fn merge_neighbors(&mut self) {
         self.interval *= 2;
         let mut halves = std::mem::take(&mut self.points).into_iter();
         while let Some(mut first) = halves.next() {

@@ -20,7 +20,7 @@ pub(crate) struct Mark {
 
 impl Mark {
     /// Reads the counters of the calling thread.
-    pub(crate) fn now(at: Duration, statistics: &RunStatistics, meter: &Meter) -> Self {
+    pub(crate) fn read_counters(at: Duration, statistics: &RunStatistics, meter: &Meter) -> Self {
         Self {
             at,
             cpu: thread_cpu(),
@@ -44,7 +44,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) fn between(first: &Mark, last: &Mark) -> Self {
+    pub(crate) fn from_marks(first: &Mark, last: &Mark) -> Self {
         Self {
             elapsed: last.at.saturating_sub(first.at),
             cpu: last.cpu.saturating_sub(first.cpu),

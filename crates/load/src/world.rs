@@ -24,7 +24,7 @@ pub(crate) trait World: 'static {
     fn connect(&self, address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>>;
 
     /// Creates an unarmed alarm.
-    fn alarm(&self) -> io::Result<Alarm>;
+    fn create_alarm(&self) -> io::Result<Alarm>;
 }
 
 /// TCP, and kernel timers.
@@ -40,7 +40,7 @@ impl World for Machine {
         Ok(stream)
     }
 
-    fn alarm(&self) -> io::Result<Alarm> {
+    fn create_alarm(&self) -> io::Result<Alarm> {
         Alarm::of_the_kernel()
     }
 }
@@ -79,12 +79,12 @@ impl<W: World> Surroundings<W> {
     }
 
     /// Returns the number of addresses.
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn address_count(&self) -> usize {
         self.addresses.len()
     }
 
     /// Returns the address index of a target.
-    pub(crate) fn place(&self, target: usize) -> usize {
+    pub(crate) fn address_index(&self, target: usize) -> usize {
         self.places[target]
     }
 

@@ -31,7 +31,7 @@ impl AccessPolicy {
     #[must_use]
     pub fn allows_something_to(&self, account: &ServiceAccount) -> bool {
         let mut allowing = self.rules.iter().filter(|rule| rule.action == PolicyAction::Allow);
-        allowing.any(|rule| rule.names(Some(account)))
+        allowing.any(|rule| rule.matches_caller(Some(account)))
     }
 }
 
@@ -73,11 +73,11 @@ impl PolicyRule {
 
     /// True if the rule matches this caller; `None` is an unauthenticated caller.
     #[must_use]
-    pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
+    pub fn matches_caller(&self, caller: Option<&ServiceAccount>) -> bool {
         match caller {
             None => self.peers.is_empty() && self.action == PolicyAction::Deny,
             Some(account) => {
-                self.peers.is_empty() || self.peers.iter().any(|peer| peer.fits(account))
+                self.peers.is_empty() || self.peers.iter().any(|peer| peer.matches_account(account))
             }
         }
     }
@@ -115,8 +115,9 @@ pub struct PeerMatch {
 impl PeerMatch {
     /// True if the account matches.
     #[must_use]
-    pub fn fits(&self, account: &ServiceAccount) -> bool {
-        self.namespace.fits(account.namespace.as_str()) && self.account.fits(account.name.as_str())
+    pub fn matches_account(&self, account: &ServiceAccount) -> bool {
+        self.namespace.matches_name(account.namespace.as_str())
+            && self.account.matches_name(account.name.as_str())
     }
 }
 
@@ -148,7 +149,7 @@ impl NamePattern {
 
     /// True if the name matches.
     #[must_use]
-    pub fn fits(&self, name: &str) -> bool {
+    pub fn matches_name(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or_default();
         let Some(mut rest) = name.strip_prefix(first) else {
@@ -219,8 +220,8 @@ mod tests {
             ("**", &["", "x"], &[]),
         ] {
             let it = NamePattern::new(pattern).unwrap();
-            assert!(fit.iter().all(|name| it.fits(name)), "{pattern}");
-            assert!(!unfit.iter().any(|name| it.fits(name)), "{pattern}");
+            assert!(fit.iter().all(|name| it.matches_name(name)), "{pattern}");
+            assert!(!unfit.iter().any(|name| it.matches_name(name)), "{pattern}");
         }
         for bad in ["", "Web", "a/b", "a b", "a?"] {
             assert!(NamePattern::new(bad).is_err(), "{bad}");
@@ -247,8 +248,8 @@ mod tests {
             (PolicyAction::Deny, named, false),
         ] {
             let rule = rule(action, peers);
-            assert!(rule.names(Some(&member)));
-            assert_eq!(rule.names(None), external_clients, "{rule:?}");
+            assert!(rule.matches_caller(Some(&member)));
+            assert_eq!(rule.matches_caller(None), external_clients, "{rule:?}");
         }
     }
 }

@@ -163,7 +163,7 @@ impl Scheme {
 
     /// The default port of the scheme (RFC 9110 §4.2).
     #[must_use]
-    pub const fn port(self) -> u16 {
+    pub const fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
             Self::Https => 443,

@@ -19,11 +19,11 @@ impl AddressClass {
     /// The class of an address. An IPv6 address that embeds an IPv4 address (mapped, NAT64, 6to4, Teredo,
     /// ISATAP) has the more harmful class of the two.
     #[must_use]
-    pub fn of(address: IpAddr) -> Self {
+    pub fn from_address(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(address) => of_v4(address),
             IpAddr::V6(address) => {
-                let embedded = embedded(address).map_or(Self::Public, of_v4);
+                let embedded = embedded_ipv4(address).map_or(Self::Public, of_v4);
                 of_v6(address).max(embedded)
             }
         }
@@ -32,7 +32,7 @@ impl AddressClass {
     /// True for addresses of the machine itself and for special ones.
     #[must_use]
     pub fn is_own_or_special(address: IpAddr) -> bool {
-        Self::of(address) >= Self::Loopback
+        Self::from_address(address) >= Self::Loopback
     }
 }
 
@@ -83,7 +83,7 @@ fn of_v6(address: Ipv6Addr) -> AddressClass {
 }
 
 /// The IPv4 address embedded in an IPv6 address.
-fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let last = u32::from(high) << 16 | u32::from(low);
     let bits = match (a, b, c, d, e, f) {
@@ -151,7 +151,11 @@ mod tests {
             ),
         ] {
             for address in addresses.split_whitespace() {
-                assert_eq!(AddressClass::of(address.parse().unwrap()), class, "{address}");
+                assert_eq!(
+                    AddressClass::from_address(address.parse().unwrap()),
+                    class,
+                    "{address}"
+                );
             }
         }
     }

@@ -76,7 +76,7 @@ impl LoadBalancing {
 impl BalanceAlgorithm {
     /// The hash key of a hash-based algorithm.
     #[must_use]
-    pub fn key(&self) -> Option<&HashKey> {
+    pub fn hash_key(&self) -> Option<&HashKey> {
         match self {
             Self::RingHash(key) | Self::Maglev(key) => Some(key),
             Self::PeakEwma { .. } | Self::LeastRequest { .. } | Self::RoundRobin | Self::Random => {

@@ -113,7 +113,7 @@ impl Object {
 
     /// The identity of the object across changes.
     #[must_use]
-    pub fn key(&self) -> ObjectKey {
+    pub fn object_key(&self) -> ObjectKey {
         match self {
             Self::Workload(o) => ObjectKey::Workload(o.name.clone()),
             Self::Service(o) => ObjectKey::Service(o.name.clone()),

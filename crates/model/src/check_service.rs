@@ -8,7 +8,7 @@ use crate::jwt::JwtValidation;
 use crate::name::ServiceName;
 use crate::route::RequestMatch;
 use crate::server::Server;
-use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached};
+use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached_policies};
 
 /// A check service, and the treatment of requests that it does not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -181,14 +181,14 @@ pub enum Guard {
 impl PortGuard {
     /// Selects the policies for requests at a port: for each kind of check the most specific policy, then the
     /// oldest, then the first by name.
-    pub fn of<'a>(
+    pub fn for_port<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
         port: u16,
     ) -> Vec<Self> {
         let mut guards: Vec<Self> = Vec::new();
-        for policy in attached(policies, service, port) {
-            let Some(guard) = policy.rule.guard() else { continue };
+        for policy in attached_policies(policies, service, port) {
+            let Some(guard) = policy.rule.server_check() else { continue };
             let is_same = |it: &Self| std::mem::discriminant(&it.guard) == guard.discriminant();
             if !guards.iter().any(is_same) {
                 guards.push(Self { policy: policy.name.clone(), guard: guard.clone() });
@@ -207,7 +207,7 @@ impl Guard {
 impl ServiceRule {
     /// The check that sidecars of servers run.
     #[must_use]
-    pub fn guard(&self) -> Option<&Guard> {
+    pub fn server_check(&self) -> Option<&Guard> {
         match self {
             Self::Guard(guard) => Some(guard),
             _ => None,
@@ -217,6 +217,6 @@ impl ServiceRule {
     /// True if the sidecars of the service's own workloads enforce the policy.
     #[must_use]
     pub fn is_inbound(&self) -> bool {
-        self.limits().is_some() || self.guard().is_some()
+        self.rate_limits().is_some() || self.server_check().is_some()
     }
 }

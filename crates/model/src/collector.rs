@@ -40,7 +40,7 @@ pub enum Signal {
 impl CollectorProtocol {
     /// The default path, if the endpoint has none.
     #[must_use]
-    pub const fn path(self, signal: Signal) -> &'static str {
+    pub const fn default_path(self, signal: Signal) -> &'static str {
         match (self, signal) {
             (Self::OtlpHttp, Signal::Traces) => "/v1/traces",
             (Self::OtlpHttp, Signal::Metrics) => "/v1/metrics",
@@ -72,8 +72,8 @@ impl Collector {
         let (server, path) = Server::parse_with_path(url)?;
         let visible = |byte: u8| byte.is_ascii_graphic() && !b"?#\"<>\\^`{|}".contains(&byte);
         let path = match (path, protocol) {
-            ("" | "/", _) => protocol.path(signal),
-            (path, _) if path == protocol.path(signal) => path,
+            ("" | "/", _) => protocol.default_path(signal),
+            (path, _) if path == protocol.default_path(signal) => path,
             (_, CollectorProtocol::OtlpGrpc) => return Err(InvalidEndpoint::Path),
             (path, _) if path.len() <= PATH_BYTES_MAX && path.bytes().all(visible) => path,
             _ => return Err(InvalidEndpoint::Path),

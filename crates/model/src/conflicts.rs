@@ -10,7 +10,7 @@ use crate::traffic_split::TrafficSplit;
 impl RouteParent {
     /// True if this parent includes a service port.
     #[must_use]
-    pub fn has(&self, service: &ServiceName, port: u16) -> bool {
+    pub fn includes_port(&self, service: &ServiceName, port: u16) -> bool {
         self.service == *service && self.port.is_none_or(|only| only == port)
     }
 }
@@ -35,7 +35,10 @@ impl GatewayTcpRoute {
 impl TlsRoute {
     /// The first of the routes on a port that leave this one no traffic, alone or together: each of its host
     /// names is taken by a route with precedence.
-    pub fn conflict<'a>(&self, others: impl Iterator<Item = &'a Self> + Clone) -> Option<&'a Self> {
+    pub fn find_conflict<'a>(
+        &self,
+        others: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Option<&'a Self> {
         let own = (self.created, &self.rule.route);
         let before = others.filter(|it| is_before((it.created, &it.rule.route), own));
         let mut taken = self.rule.hostnames.iter().map(|name| {
@@ -84,7 +87,7 @@ mod tests {
     use super::*;
     use crate::tls_route::TlsRule;
 
-    fn tls(name: &str, created: i64, hostnames: &[&str]) -> TlsRoute {
+    fn tls_route(name: &str, created: i64, hostnames: &[&str]) -> TlsRoute {
         let (namespace, name) = name.split_once('/').unwrap_or(("shop", name));
         let hostnames = hostnames.iter().map(|it| it.parse().unwrap()).collect();
         let route = RouteName::new(namespace, name).unwrap();
@@ -95,20 +98,21 @@ mod tests {
     #[test]
     fn a_tls_route_has_a_say_while_one_of_its_names_is_its_own() {
         let conflict = |own: &TlsRoute, others: &[&TlsRoute]| {
-            own.conflict(others.iter().copied()).map(|it| it.rule.route.to_string())
+            own.find_conflict(others.iter().copied()).map(|it| it.rule.route.to_string())
         };
-        let own = tls("own", 5, &["a.b", "*.c"]);
-        let (first, second) = (tls("first", 3, &["a.b"]), tls("second", 4, &["a.b", "*.c"]));
+        let own = tls_route("own", 5, &["a.b", "*.c"]);
+        let (first, second) =
+            (tls_route("first", 3, &["a.b"]), tls_route("second", 4, &["a.b", "*.c"]));
         let shown = |name: &str| Some(name.to_owned());
         assert_eq!(conflict(&own, &[&own]), None);
         assert_eq!(conflict(&own, &[&own, &first]), None);
         assert_eq!(conflict(&own, &[&second, &first, &own]), shown("shop/first"));
         assert_eq!(conflict(&first, &[&second, &first, &own]), None);
         // A name below another one is a different name, and routes of other namespaces apply to other clients.
-        assert_eq!(conflict(&tls("x", 5, &["a.c"]), &[&second]), None);
-        assert_eq!(conflict(&own, &[&tls("bank/it", 1, &["a.b", "*.c"])]), None);
+        assert_eq!(conflict(&tls_route("x", 5, &["a.c"]), &[&second]), None);
+        assert_eq!(conflict(&own, &[&tls_route("bank/it", 1, &["a.b", "*.c"])]), None);
         // Of the same age, the first by name takes precedence.
-        assert_eq!(conflict(&own, &[&tls("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
-        assert_eq!(conflict(&own, &[&tls("zoo", 5, &["a.b", "*.c"])]), None);
+        assert_eq!(conflict(&own, &[&tls_route("it", 5, &["a.b", "*.c"])]), shown("shop/it"));
+        assert_eq!(conflict(&own, &[&tls_route("zoo", 5, &["a.b", "*.c"])]), None);
     }
 }

@@ -98,7 +98,7 @@ impl OriginPattern {
 
     /// True if an origin, as a browser sends it, matches.
     #[must_use]
-    pub fn fits(&self, origin: &str) -> bool {
+    pub fn matches_origin(&self, origin: &str) -> bool {
         if self.is_any() {
             return true;
         }
@@ -211,8 +211,8 @@ mod tests {
             ("http://a:443", &["http://a:443"], &["http://a"]),
         ] {
             let it = OriginPattern::new(pattern).unwrap();
-            assert!(fit.iter().all(|origin| it.fits(origin)), "{pattern}");
-            assert!(!unfit.iter().any(|origin| it.fits(origin)), "{pattern}");
+            assert!(fit.iter().all(|origin| it.matches_origin(origin)), "{pattern}");
+            assert!(!unfit.iter().any(|origin| it.matches_origin(origin)), "{pattern}");
         }
         for bad in [
             "",

@@ -53,7 +53,7 @@ impl Weight {
 
     /// The weight as a number.
     #[must_use]
-    pub const fn number(self) -> u16 {
+    pub const fn as_u16(self) -> u16 {
         self.0.get()
     }
 }

@@ -78,7 +78,7 @@ pub fn check_subject(
     if last.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(BadSubject::Address);
     }
-    let Some(below) = below(subject, trust_domain) else {
+    let Some(below) = domain_prefix(subject, trust_domain) else {
         return Ok(());
     };
     let mut parts = below.split('.');
@@ -96,7 +96,7 @@ pub fn check_subject(
 
 /// The part of a name before the trust domain; empty for the trust domain itself.
 #[must_use]
-pub fn below<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a str> {
+pub fn domain_prefix<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a str> {
     let rest = subject.as_str().strip_suffix(trust_domain.0.as_str())?;
     match rest {
         "" => Some(rest),

@@ -35,8 +35,8 @@ pub struct FaultRule {
 impl FaultRule {
     /// True if the rule matches this caller.
     #[must_use]
-    pub fn names(&self, caller: &ServiceAccount) -> bool {
-        self.peers.is_empty() || self.peers.iter().any(|peer| peer.fits(caller))
+    pub fn matches_caller(&self, caller: &ServiceAccount) -> bool {
+        self.peers.is_empty() || self.peers.iter().any(|peer| peer.matches_account(caller))
     }
 }
 

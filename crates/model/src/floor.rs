@@ -37,7 +37,7 @@ pub struct Overruled {
 impl Floor {
     /// The settings that are below the floor.
     #[must_use]
-    pub fn overruled(&self, wanted: Admission) -> Vec<Overruled> {
+    pub fn overruled_settings(&self, wanted: Admission) -> Vec<Overruled> {
         let mode =
             self.mode.zip(wanted.mode).filter(|(least, mode)| mode.stricter(*least) != *mode);
         let mode = mode.map(|(least, mode)| Overruled {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::mesh::MeshConfig;
 
-    fn name(text: &str) -> Name {
+    fn parse_name(text: &str) -> Name {
         Name::new(text).unwrap()
     }
 
@@ -105,30 +105,30 @@ mod tests {
         ] {
             config.floor.mode = floor;
             let admission = Admission { mode: Some(wanted), plaintext: None };
-            config.namespaces.insert(name("shop"), admission);
-            assert_eq!(config.mode_in(&name("shop")), in_force, "{wanted:?} {floor:?}");
+            config.namespaces.insert(parse_name("shop"), admission);
+            assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{wanted:?} {floor:?}");
             assert_eq!(
-                config.overruled_in(&name("shop"), admission).len(),
+                config.overruled_in(&parse_name("shop"), admission).len(),
                 usize::from(wanted != in_force)
             );
-            config.floor.except_namespaces = [name("shop")].into();
-            assert_eq!(config.mode_in(&name("shop")), wanted, "excepted");
+            config.floor.except_namespaces = [parse_name("shop")].into();
+            assert_eq!(config.mode_in(&parse_name("shop")), wanted, "excepted");
             config.floor.except_namespaces.clear();
         }
         // The floor also overrules the default of the mesh.
         config.floor.mode = Some(Strict);
-        assert_eq!(config.mode_in(&name("other")), Strict);
-        assert!(config.modes().any(|mode| mode == Strict));
+        assert_eq!(config.mode_in(&parse_name("other")), Strict);
+        assert!(config.traffic_modes().any(|mode| mode == Strict));
     }
 
     #[test]
     fn plaintext_below_the_floor_is_overruled() {
         let floor = Floor { plaintext_refused: true, ..Floor::default() };
         let accepts = Admission { mode: None, plaintext: Some(Plaintext::Accept) };
-        let overruled = floor.overruled(accepts);
+        let overruled = floor.overruled_settings(accepts);
         assert_eq!(overruled.len(), 1);
         assert_eq!((overruled[0].field, overruled[0].in_force), ("plaintext", "refuse"));
-        assert_eq!(Floor::default().overruled(accepts), []);
+        assert_eq!(Floor::default().overruled_settings(accepts), []);
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl AttachedRoutes<'_> {
     /// Computes the destinations of the traffic to a port. `is_opaque`: the port carries bytes; `may_forward`
     /// permits an object to forward to a service. Clients of other namespaces with their own routes may use any
     /// destination: then the port's own endpoints count as one.
-    pub fn destinations(
+    pub fn compute_destinations(
         &self,
         (service, port): (&ServiceName, u16),
         is_opaque: bool,
@@ -62,7 +62,7 @@ impl AttachedRoutes<'_> {
                     found.others.insert((backend.service.clone(), backend.port));
                 }
             }
-            let key = object.0.key(object.1.clone());
+            let key = object.0.object_key(object.1.clone());
             if !found.routes.contains(&key) {
                 found.routes.push(key);
             }
@@ -70,13 +70,13 @@ impl AttachedRoutes<'_> {
         let requests = if is_opaque { Vec::new() } else { self.for_requests(service, port) };
         for route in &requests {
             for rule in &route.rules {
-                let backends = if rule.forwards() { &rule.backends[..] } else { &[] };
+                let backends = if rule.is_forwarding() { &rule.backends[..] } else { &[] };
                 add((route.kind, &route.name), backends);
             }
         }
         if !requests.is_empty() {
             let mut forwarding =
-                requests.iter().flat_map(|it| &it.rules).filter(|it| it.forwards());
+                requests.iter().flat_map(|it| &it.rules).filter(|it| it.is_forwarding());
             found.own_retries =
                 !self.has_consumers(service) && forwarding.all(|rule| rule.actions.retry.is_some());
             return found;
@@ -96,7 +96,7 @@ impl AttachedRoutes<'_> {
         let for_some = splits.clone().filter(|it| it.groups.is_some() && !is_opaque);
         let whole = splits.filter(|it| it.groups.is_none()).min_by_key(|it| it.precedence());
         for split in for_some.chain(whole) {
-            add((RouteKind::Split, &split.name), &split.at(port));
+            add((RouteKind::Split, &split.name), &split.backends_for(port));
         }
         found.own |= whole.is_none();
         found
@@ -107,7 +107,7 @@ impl AttachedRoutes<'_> {
     fn for_requests(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
         let at = self.requests.iter().copied().filter(|route| {
             route.name.namespace == service.namespace
-                && route.parents.iter().any(|parent| parent.has(service, port))
+                && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
         let kind = at.clone().map(|route| route.kind).max();
         at.filter(|route| Some(route.kind) == kind).collect()
@@ -116,7 +116,7 @@ impl AttachedRoutes<'_> {
     fn for_connections(&self, service: &ServiceName, port: u16) -> Option<&GatewayTcpRoute> {
         let at = self.tcp.iter().copied().filter(|route| {
             route.rule.route.namespace == service.namespace
-                && route.parents.iter().any(|parent| parent.has(service, port))
+                && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
         at.min_by_key(|route| (route.created, &route.rule.route))
     }
@@ -131,7 +131,7 @@ impl AttachedRoutes<'_> {
 
 impl RouteRule {
     /// True for a rule that forwards at least some of its requests.
-    fn forwards(&self) -> bool {
+    fn is_forwarding(&self) -> bool {
         self.actions.redirect.is_none() && self.backends.iter().any(|it| it.weight > 0)
     }
 }
@@ -181,7 +181,7 @@ impl TlsRoute {
 
     fn is_at(&self, service: &ServiceName, port: u16) -> bool {
         self.rule.route.namespace == service.namespace
-            && self.parents.iter().any(|parent| parent.has(service, port))
+            && self.parents.iter().any(|parent| parent.includes_port(service, port))
     }
 }
 
@@ -273,7 +273,7 @@ pub trait Surroundings<'a> {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy>;
 
     /// Destinations of the traffic to a port.
-    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations;
+    fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations;
 
     /// Returns true if another service shares a workload port with this one.
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
@@ -296,12 +296,12 @@ pub enum PolicySide {
 
 impl Idle {
     /// The reason that a policy has no effect at a port where it is in force; `None` if it has one.
-    pub(crate) fn at<'a>(
+    pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
         (service, port): (&ServiceName, u16),
         around: &impl Surroundings<'a>,
     ) -> Option<Self> {
-        let destinations = around.destinations(service, port);
+        let destinations = around.port_destinations(service, port);
         let side = if policy.rule.is_inbound() { PolicySide::Server } else { PolicySide::Client };
         if !policy.rule.acts_on_connections() && !around.sees_requests(service, port, side) {
             return Some(Self::without_requests(service, port, side));
@@ -310,17 +310,17 @@ impl Idle {
             return None;
         }
         let all = around.policies_of(service);
-        let traffic_policy = TrafficPolicy::of(all.iter().copied(), service, port);
+        let traffic_policy = TrafficPolicy::for_port(all.iter().copied(), service, port);
         let is_it = |name: &ServicePolicyName| *name == policy.name;
         let decides = |name: Option<&ServicePolicyName>| name.is_some_and(is_it);
-        let limits = PortLimits::of(all.iter().copied(), service, port).map(|it| it.policy);
-        let guards = PortGuard::of(all.iter().copied(), service, port);
+        let limits = PortLimits::for_port(all.iter().copied(), service, port).map(|it| it.policy);
+        let guards = PortGuard::for_port(all.iter().copied(), service, port);
         let is_inbound =
             decides(limits.as_ref()) || guards.iter().any(|guard| is_it(&guard.policy));
         let is_of_requests = decides(traffic_policy.breaker.as_ref().map(|it| &it.policy))
             || decides(traffic_policy.faults.as_ref().map(|it| &it.policy))
             || decides(traffic_policy.hedging.as_ref().map(|it| &it.policy));
-        let because = |cause| destinations.reason(service, cause);
+        let because = |cause| destinations.idle_reason(service, cause);
         if is_inbound && around.shares_workloads(service, port) {
             return None;
         }
@@ -335,7 +335,7 @@ impl Idle {
         }
         let mut own = None;
         for (other, port) in &destinations.others {
-            let theirs = TrafficPolicy::of(around.policies_of(other), other, *port);
+            let theirs = TrafficPolicy::for_port(around.policies_of(other), other, *port);
             let removal = theirs.removal.map(|it| it.policy);
             let balancing = theirs.balancing.map(|it| it.policy);
             let is_balancing = decides(traffic_policy.balancing.as_ref().map(|it| &it.policy));
@@ -357,7 +357,7 @@ impl Idle {
         if !by_caller && !around.sees_requests(service, port, side) {
             return Some(Self::without_requests(service, port, side));
         }
-        let destinations = around.destinations(service, port);
+        let destinations = around.port_destinations(service, port);
         if destinations.own
             || around.is_backend(service, port)
             || marks && around.shares_workloads(service, port)
@@ -369,7 +369,7 @@ impl Idle {
             false if by_request || by_caller => IdleCause::OtherEndpoints,
             false => IdleCause::OtherWorkloads,
         };
-        Some(destinations.reason(service, cause))
+        Some(destinations.idle_reason(service, cause))
     }
 
     /// The reason that a retry policy has no effect at the ports of its services; a reason about routes
@@ -398,23 +398,23 @@ impl Idle {
         if !around.sees_requests(service, port, PolicySide::Client) {
             return Some(Self::without_requests(service, port, PolicySide::Client));
         }
-        let destinations = around.destinations(service, port);
+        let destinations = around.port_destinations(service, port);
         let cause = match () {
             () if !destinations.own && destinations.others.is_empty() => IdleCause::NoTraffic,
             () if destinations.own_retries => IdleCause::OwnRetries,
             () => return None,
         };
-        Some(destinations.reason(service, cause))
+        Some(destinations.idle_reason(service, cause))
     }
 
     fn without_requests(service: &ServiceName, port: u16, side: PolicySide) -> Self {
         let cause = IdleCause::NoRequests(port, side);
-        Destinations::default().reason(service, cause)
+        Destinations::default().idle_reason(service, cause)
     }
 }
 
 impl Destinations {
-    fn reason(&self, service: &ServiceName, cause: IdleCause) -> Idle {
+    fn idle_reason(&self, service: &ServiceName, cause: IdleCause) -> Idle {
         Idle {
             service: service.clone(),
             routes: self.routes.clone(),
@@ -438,7 +438,7 @@ pub struct TagEffects {
 impl TagEffects {
     /// The effects of rules and lanes.
     #[must_use]
-    pub fn of(rules: &TagRules, lanes: &[LaneRule]) -> Self {
+    pub fn from_rules(rules: &TagRules, lanes: &[LaneRule]) -> Self {
         Self {
             by_request: !rules.rules.is_empty(),
             by_caller: !rules.by_caller.is_empty(),

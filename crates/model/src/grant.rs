@@ -26,7 +26,7 @@ pub struct GrantedRoutes {
 impl ReferenceGrant {
     /// True if routes of this kind in this namespace may forward to a service.
     #[must_use]
-    pub fn permits(&self, kind: RouteKind, namespace: &Name, service: &ServiceName) -> bool {
+    pub fn permits_route(&self, kind: RouteKind, namespace: &Name, service: &ServiceName) -> bool {
         let is_to = |to: &Option<Name>| to.as_ref().is_none_or(|name| *name == service.name);
         self.name.namespace == service.namespace
             && self.from.iter().any(|from| from.kind == kind && from.namespace == *namespace)

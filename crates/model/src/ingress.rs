@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::external_principal::below;
+use crate::external_principal::domain_prefix;
 use crate::identity::{ServiceAccount, SpiffeId, TrustDomain};
 use crate::ip_range::IpRange;
 use crate::name::{InvalidName, Name, RouteGroupName, ServiceName};
@@ -152,11 +152,11 @@ pub enum IngressSource {
 impl IngressSource {
     /// The account that the entry names, if it is of this trust domain.
     #[must_use]
-    pub fn account(&self, own: &TrustDomain) -> Option<ServiceAccount> {
+    pub fn account_in(&self, own: &TrustDomain) -> Option<ServiceAccount> {
         match self {
             Self::Principal(id) => (id.trust_domain == *own).then(|| id.account.clone()),
             Self::Named(name) => {
-                let (account, namespace) = below(name, own)?.split_once('.')?;
+                let (account, namespace) = domain_prefix(name, own)?.split_once('.')?;
                 let is_label = !namespace.contains('.');
                 is_label.then(|| ServiceAccount::new(namespace, account).ok()).flatten()
             }
@@ -196,7 +196,7 @@ mod tests {
                 Ok(id) => IngressSource::Principal(id),
                 Err(_) => IngressSource::Named(Name::new(text).unwrap()),
             };
-            source.account(&own).map(|account| account.to_string())
+            source.account_in(&own).map(|account| account.to_string())
         };
         for (text, expected) in [
             ("nginx.edge.cluster.local", Some("edge/nginx")),

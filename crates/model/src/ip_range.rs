@@ -20,20 +20,21 @@ impl IpRange {
     /// probably a mistake.
     pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
         let range = Self { address, prefix };
-        let fits = prefix <= range.width() && range.kept(bits(address)) == bits(address);
+        let fits = prefix <= range.address_bits()
+            && range.mask_bits(address_to_bits(address)) == address_to_bits(address);
         if fits { Ok(range) } else { Err(InvalidIpRange { text: format!("{address}/{prefix}") }) }
     }
 
     /// The range with this prefix length around an address; `None` if the address is shorter. IPv4-mapped IPv6
     /// addresses count as IPv4.
     #[must_use]
-    pub fn around(address: IpAddr, prefix: u8) -> Option<Self> {
+    pub fn from_address(address: IpAddr, prefix: u8) -> Option<Self> {
         let address = address.to_canonical();
         let range = Self { address, prefix };
-        if prefix > range.width() {
+        if prefix > range.address_bits() {
             return None;
         }
-        let kept = range.kept(bits(address));
+        let kept = range.mask_bits(address_to_bits(address));
         let first = match address {
             IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(kept).ok()?).into(),
             IpAddr::V6(_) => Ipv6Addr::from_bits(kept).into(),
@@ -57,7 +58,7 @@ impl IpRange {
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.address.is_ipv4() == address.is_ipv4()
-            && self.kept(bits(address)) == bits(self.address)
+            && self.mask_bits(address_to_bits(address)) == address_to_bits(self.address)
     }
 
     /// The first address of the range.
@@ -68,17 +69,17 @@ impl IpRange {
 
     /// The prefix length.
     #[must_use]
-    pub fn prefix(&self) -> u8 {
+    pub fn prefix_length(&self) -> u8 {
         self.prefix
     }
 
-    fn width(&self) -> u8 {
+    fn address_bits(&self) -> u8 {
         if self.address.is_ipv4() { 32 } else { 128 }
     }
 
     /// Clears the bits after the prefix.
-    fn kept(&self, bits: u128) -> u128 {
-        let own = u32::from(self.width().saturating_sub(self.prefix));
+    fn mask_bits(&self, bits: u128) -> u128 {
+        let own = u32::from(self.address_bits().saturating_sub(self.prefix));
         bits.checked_shr(own).and_then(|bits| bits.checked_shl(own)).unwrap_or(0)
     }
 }
@@ -91,7 +92,7 @@ impl From<IpAddr> for IpRange {
     }
 }
 
-fn bits(address: IpAddr) -> u128 {
+fn address_to_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()),
         IpAddr::V6(address) => Ipv6Addr::to_bits(address),
@@ -153,7 +154,8 @@ mod tests {
             let contains = |text: &&&str| it.contains(text.parse().unwrap());
             assert_eq!(inside.iter().filter(contains).count(), inside.len(), "{range}");
             assert_eq!(outside.iter().filter(contains).count(), 0, "{range}");
-            let around = |text: &&str| IpRange::around(text.parse().unwrap(), it.prefix());
+            let around =
+                |text: &&str| IpRange::from_address(text.parse().unwrap(), it.prefix_length());
             assert!(inside.iter().all(|inside| around(inside) == Some(it)), "{range}");
             assert!(outside.iter().all(|outside| around(outside) != Some(it)), "{range}");
         }
@@ -166,6 +168,6 @@ mod tests {
         }
         let one = IpRange::from("::ffff:10.1.2.3".parse::<IpAddr>().unwrap());
         assert_eq!(one.to_string(), "10.1.2.3/32");
-        assert_eq!(IpRange::around(one.address(), 33), None);
+        assert_eq!(IpRange::from_address(one.address(), 33), None);
     }
 }

@@ -83,7 +83,7 @@ pub use dns_record::DnsRecord;
 pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use external_principal::{
-    AccessCert, BadSubject, ExternalPrincipalId, Sponsor, below, check_subject,
+    AccessCert, BadSubject, ExternalPrincipalId, Sponsor, check_subject, domain_prefix,
 };
 pub use fault::{Abort, Delay, FaultRule, Faults};
 pub use floor::{Floor, Overruled, repository_of};

@@ -88,11 +88,11 @@ impl MeshConfig {
     /// The settings of a namespace, or of a workload in it, that the floor overrules.
     #[must_use]
     pub fn overruled_in(&self, namespace: &Name, wanted: Admission) -> Vec<Overruled> {
-        self.floor_in(namespace).map(|floor| floor.overruled(wanted)).unwrap_or_default()
+        self.floor_in(namespace).map(|floor| floor.overruled_settings(wanted)).unwrap_or_default()
     }
 
     /// The modes of the mesh and of its namespaces.
-    pub fn modes(&self) -> impl Iterator<Item = TrafficMode> {
+    pub fn traffic_modes(&self) -> impl Iterator<Item = TrafficMode> {
         let own = self.namespaces.values().filter_map(|admission| admission.mode);
         own.chain([self.mode]).chain(self.floor.mode)
     }

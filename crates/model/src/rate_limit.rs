@@ -82,8 +82,8 @@ pub struct RateRule {
 impl RateRule {
     /// True if the rule matches this caller; `None` is an unauthenticated caller.
     #[must_use]
-    pub fn names(&self, caller: Option<&ServiceAccount>) -> bool {
-        let named = |account| self.peers.iter().any(|peer| peer.fits(account));
+    pub fn matches_caller(&self, caller: Option<&ServiceAccount>) -> bool {
+        let named = |account| self.peers.iter().any(|peer| peer.matches_account(account));
         self.peers.is_empty() || caller.is_some_and(named)
     }
 }

@@ -127,7 +127,7 @@ impl LoadBalancing {
     /// hash.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
-        !matches!(self.algorithm.key(), Some(HashKey::Header(_) | HashKey::Cookie(_)))
+        !matches!(self.algorithm.hash_key(), Some(HashKey::Header(_) | HashKey::Cookie(_)))
     }
 }
 
@@ -175,7 +175,7 @@ impl PolicyRule {
 impl WorkloadPlan {
     /// The declared protocol of a port.
     #[must_use]
-    pub fn declared(&self, port: u16) -> Protocol {
+    pub fn declared_protocol(&self, port: u16) -> Protocol {
         let known = self.ports.iter().find(|known| known.port == port);
         known.map_or(Protocol::Detect, |known| known.protocol)
     }
@@ -184,19 +184,21 @@ impl WorkloadPlan {
     /// peers, and are evaluated when a peer connects.
     #[must_use]
     pub fn rejects_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
-        let declared = self.declared(port);
-        self.needs(port).find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
+        let declared = self.declared_protocol(port);
+        self.request_needs(port)
+            .find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
     }
 
     /// The policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless of the
     /// declared protocol.
     #[must_use]
     pub fn rejects_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
-        self.needs(port).find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
+        self.request_needs(port)
+            .find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
     }
 
     /// The needs of all policies of a port.
-    fn needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
+    fn request_needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
         let guards = self.guards.get(&port).into_iter().flatten();
         let guards = guards.map(|guard| (guard.guard.request_need(), &guard.policy));
         let limits = self.limits.get(&port).into_iter().flatten();

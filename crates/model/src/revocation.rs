@@ -19,7 +19,7 @@ pub struct RevokedWorkload {
 impl RevokedWorkload {
     /// True if it covers a certificate of this instance of the workload. A certificate without an instance is
     /// older than the newest pod of its name.
-    fn covers(&self, instance: Option<&Instance>) -> bool {
+    fn covers_instance(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,
             (Some(uid), Some(Instance::Pod(held))) => uid == held,
@@ -43,7 +43,7 @@ impl Revocations {
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
         let first = RevokedWorkload { workload: workload.clone(), uid: None };
         let mut of_it = self.workloads.range(first..).take_while(|it| it.workload == *workload);
-        of_it.any(|it| it.covers(instance))
+        of_it.any(|it| it.covers_instance(instance))
     }
 }
 

@@ -55,7 +55,7 @@ impl RouteKind {
 
     /// The identity of the route of this kind and name.
     #[must_use]
-    pub fn key(self, name: RouteName) -> ObjectKey {
+    pub fn object_key(self, name: RouteName) -> ObjectKey {
         match self {
             Self::Split => ObjectKey::TrafficSplit(name),
             Self::Tcp => ObjectKey::GatewayTcpRoute(name),

@@ -63,16 +63,16 @@ impl RuleKind {
 
     /// The identity of the object of this kind and name.
     #[must_use]
-    pub fn key(self, namespace: &Name, name: &Name) -> ObjectKey {
+    pub fn object_key(self, namespace: &Name, name: &Name) -> ObjectKey {
         let (namespace, name) = (namespace.clone(), name.clone());
         match self {
-            Self::Route(kind) => kind.key(RouteName { namespace, name }),
+            Self::Route(kind) => kind.object_key(RouteName { namespace, name }),
             Self::AccessPolicy => ObjectKey::AccessPolicy(PolicyName { namespace, name }),
             Self::TrafficTarget => ObjectKey::TrafficTarget(PolicyName { namespace, name }),
             Self::ServicePolicy(kind) => {
                 ObjectKey::ServicePolicy(ServicePolicyName { kind, namespace, name })
             }
-            Self::Tags(dialect) => dialect.object(TagRouteName { namespace, name }),
+            Self::Tags(dialect) => dialect.object_key(TagRouteName { namespace, name }),
             Self::Retry => ObjectKey::Retry(PolicyName { namespace, name }),
             Self::Ingress(kind) => ObjectKey::Ingress(IngressName { kind, namespace, name }),
         }
@@ -113,7 +113,7 @@ mod tests {
         ] {
             let kind = RuleKind::from_word(word).unwrap();
             assert_eq!(kind.as_str(), word);
-            assert_eq!(kind.key(&namespace, &name).to_string(), format!("{word} shop/one"));
+            assert_eq!(kind.object_key(&namespace, &name).to_string(), format!("{word} shop/one"));
         }
         assert_eq!(RuleKind::from_word("Service"), None);
     }

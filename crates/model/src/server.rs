@@ -54,16 +54,16 @@ impl Server {
 
     /// Parses the same and returns the remaining text.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
-        Self::split(url, |_| None)
+        Self::split_url(url, |_| None)
     }
 
     /// Parses the same; the port may be omitted.
     pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
-        Self::split(url, |scheme| Some(scheme.port()))
+        Self::split_url(url, |scheme| Some(scheme.default_port()))
     }
 
     /// Parses a URL; `unsaid` is the default port.
-    fn split(
+    fn split_url(
         url: &str,
         unsaid: impl FnOnce(Scheme) -> Option<u16>,
     ) -> Result<(Self, &str), InvalidEndpoint> {

@@ -39,7 +39,7 @@ pub enum Families {
 impl Families {
     /// True if an address is of one of the families.
     #[must_use]
-    pub const fn has(self, address: IpAddr) -> bool {
+    pub const fn includes_address(self, address: IpAddr) -> bool {
         match self {
             Self::V4 => address.is_ipv4(),
             Self::V6 => address.is_ipv6(),

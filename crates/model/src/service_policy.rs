@@ -195,7 +195,7 @@ pub enum ServiceRule {
 impl ServiceRule {
     /// The circuit breaker for clients.
     #[must_use]
-    pub fn breaker(&self) -> Option<&CircuitBreaker> {
+    pub fn circuit_breaker(&self) -> Option<&CircuitBreaker> {
         let breaker = match self {
             Self::CircuitBreaker(rule) => Some(&**rule),
             Self::UpstreamTrafficSetting(both) => Some(&both.0),
@@ -206,7 +206,7 @@ impl ServiceRule {
 
     /// The limits for servers.
     #[must_use]
-    pub fn limits(&self) -> Option<&RateLimits> {
+    pub fn rate_limits(&self) -> Option<&RateLimits> {
         let limits = match self {
             Self::RateLimit(limits) => Some(limits),
             Self::UpstreamTrafficSetting(both) => Some(&both.1),
@@ -234,31 +234,31 @@ pub struct TrafficPolicy {
 impl TrafficPolicy {
     /// Selects the policies of a port: of each kind the most specific one, then the oldest, then the first by
     /// name.
-    pub fn of<'a>(
+    pub fn for_port<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
         port: u16,
     ) -> Self {
         let mut traffic_policy = Self::default();
-        for policy in attached(policies, service, port) {
-            traffic_policy.add(policy, service);
+        for policy in attached_policies(policies, service, port) {
+            traffic_policy.add_policy(policy, service);
         }
         traffic_policy
     }
 
     /// Adds a policy unless a more specific one of the same kind is present.
-    fn add(&mut self, policy: &ServicePolicy, service: &ServiceName) {
+    fn add_policy(&mut self, policy: &ServicePolicy, service: &ServiceName) {
         let algorithm = match &policy.rule {
             ServiceRule::OutlierRemoval(rule) => Some(RemovalAlgorithm::Native(rule.clone())),
             ServiceRule::SermantRemoval(config) => {
-                config.of(&service.name).map(RemovalAlgorithm::Sermant)
+                config.for_service(&service.name).map(RemovalAlgorithm::Sermant)
             }
             _ => None,
         };
         if let (None, Some(algorithm)) = (&self.removal, algorithm) {
             self.removal = Some(Removal { policy: policy.name.clone(), algorithm });
         }
-        if let (None, Some(rule)) = (&self.breaker, policy.rule.breaker()) {
+        if let (None, Some(rule)) = (&self.breaker, policy.rule.circuit_breaker()) {
             self.breaker = Some(Breaker { policy: policy.name.clone(), rule: rule.clone() });
         }
         if let (None, ServiceRule::FaultInjection(rules)) = (&self.faults, &policy.rule) {
@@ -273,7 +273,7 @@ impl TrafficPolicy {
     }
 
     /// The effective policies, one of each kind.
-    pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
+    pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let removal = self.removal.iter().map(|removal| &removal.policy);
         let breaker = self.breaker.iter().map(|breaker| &breaker.policy);
         let faults = self.faults.iter().map(|faults| &faults.policy);
@@ -291,21 +291,21 @@ impl TrafficPolicy {
 
 impl PortLimits {
     /// Selects the rate limits of a port: the most specific policy, then the oldest, then the first by name.
-    pub fn of<'a>(
+    pub fn for_port<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
         port: u16,
     ) -> Option<Self> {
-        let mut policies = attached(policies, service, port).into_iter();
+        let mut policies = attached_policies(policies, service, port).into_iter();
         policies.find_map(|policy| {
-            let limits = policy.rule.limits()?.clone();
+            let limits = policy.rule.rate_limits()?.clone();
             Some(Self { policy: policy.name.clone(), limits })
         })
     }
 }
 
 /// The policies attached to a port, the most specific first, then by age, then by name.
-pub(crate) fn attached<'a>(
+pub(crate) fn attached_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
     port: u16,
@@ -423,7 +423,7 @@ pub struct SermantConfig {
 impl SermantConfig {
     /// The configuration of a service; `None` if endpoints of it are never ejected.
     #[must_use]
-    pub fn of(&self, service: &Name) -> Option<SermantRemoval> {
+    pub fn for_service(&self, service: &Name) -> Option<SermantRemoval> {
         let own = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
         let rule = own.or(self.default_rule)?;
         Some(SermantRemoval { common: self.common.clone(), rule })
@@ -469,7 +469,7 @@ pub struct SermantRule {
 mod tests {
     use super::*;
 
-    fn policy(kind: ServicePolicyKind, name: &str, scope: PolicyScope) -> ServicePolicy {
+    fn service_policy(kind: ServicePolicyKind, name: &str, scope: PolicyScope) -> ServicePolicy {
         let rule = SermantRule { scale_up_limit_ppm: 1, min_instances: 1, error_rate_ppm: 1 };
         let time = Duration::from_secs(1);
         let config = SermantConfig {
@@ -493,13 +493,13 @@ mod tests {
         let kind = ServicePolicyKind::SermantRemoval;
         let to = |port| PolicyScope::Services(vec![RouteParent { service: service.clone(), port }]);
         let all = [
-            policy(kind, "a", PolicyScope::Namespace),
-            policy(kind, "c", to(None)),
-            policy(kind, "b", to(None)),
-            policy(kind, "z", to(Some(80))),
+            service_policy(kind, "a", PolicyScope::Namespace),
+            service_policy(kind, "c", to(None)),
+            service_policy(kind, "b", to(None)),
+            service_policy(kind, "z", to(Some(80))),
         ];
         let decides = |policies: &[ServicePolicy], port| {
-            let traffic_policy = TrafficPolicy::of(policies, &service, port);
+            let traffic_policy = TrafficPolicy::for_port(policies, &service, port);
             traffic_policy.removal.map(|removal| removal.policy.name.to_string())
         };
         assert_eq!(decides(&all, 80).as_deref(), Some("z"));
@@ -508,10 +508,10 @@ mod tests {
         assert_eq!(decides(&[], 81), None);
         let other = ServiceName::new("shop", "other").expect("names");
         assert!(
-            TrafficPolicy::of(&all, &other, 80).is_empty(),
+            TrafficPolicy::for_port(&all, &other, 80).is_empty(),
             "the configuration has no rule for it"
         );
         let foreign = ServiceName::new("elsewhere", "own").expect("names");
-        assert!(TrafficPolicy::of(&all, &foreign, 80).is_empty());
+        assert!(TrafficPolicy::for_port(&all, &foreign, 80).is_empty());
     }
 }

@@ -54,7 +54,7 @@ pub enum PlaintextClient {
 impl PlaintextClient {
     /// The hint for clients of this kind.
     #[must_use]
-    pub const fn remedy(self) -> &'static str {
+    pub const fn hint(self) -> &'static str {
         match self {
             Self::Member => {
                 "call a Service for these pods, at a port and address that interception does not exclude, and not as the user of \

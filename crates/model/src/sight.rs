@@ -118,7 +118,7 @@ impl Sampling {
 
     /// Samples a request by a random number.
     #[must_use]
-    pub fn takes(self, draw: u64) -> bool {
+    pub fn is_sampled(self, draw: u64) -> bool {
         (u128::from(draw) * u128::from(MILLION)) >> 64 < u128::from(self.0)
     }
 }
@@ -179,9 +179,9 @@ mod tests {
     #[test]
     fn a_share_takes_what_it_says() {
         let one = Sampling::DEFAULT;
-        assert!(one.takes(0) && !one.takes(u64::MAX));
-        assert!(one.takes(u64::MAX / 100 - 1) && !one.takes(u64::MAX / 100 + 1));
+        assert!(one.is_sampled(0) && !one.is_sampled(u64::MAX));
+        assert!(one.is_sampled(u64::MAX / 100 - 1) && !one.is_sampled(u64::MAX / 100 + 1));
         let none = Sampling::of_millionths(0).unwrap();
-        assert!(!none.takes(0) && Sampling::ALL.takes(u64::MAX));
+        assert!(!none.is_sampled(0) && Sampling::ALL.is_sampled(u64::MAX));
     }
 }

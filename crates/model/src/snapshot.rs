@@ -96,7 +96,7 @@ impl WorkloadPlan {
     /// The configuration of a workload with only an identity, an application address and inbound authorization;
     /// all else has defaults.
     #[must_use]
-    pub fn bare(
+    pub fn identity_only(
         workload: WorkloadName,
         account: ServiceAccount,
         trust_domain: TrustDomain,

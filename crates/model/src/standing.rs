@@ -22,20 +22,20 @@ pub enum Standing {
 
 impl Standing {
     /// The status of a policy at the existing ports.
-    pub fn of<'a, 'b>(
+    pub fn for_policy<'a, 'b>(
         policy: &ServicePolicy,
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
         around: &impl Surroundings<'a>,
     ) -> Self {
         let mut standing = Self::Nowhere;
         for (service, port) in ports {
-            if deciding([policy], service, port).is_empty() {
+            if effective_policies([policy], service, port).is_empty() {
                 continue;
             }
             let all = around.policies_of(service);
-            let decides = deciding(all.iter().copied(), service, port);
+            let decides = effective_policies(all.iter().copied(), service, port);
             if decides.contains(&policy.name) {
-                match Idle::at(policy, (service, port), around) {
+                match Idle::detect_at(policy, (service, port), around) {
                     None => return Self::Decides,
                     Some(idle) => standing = Self::Idle(idle),
                 }
@@ -45,7 +45,7 @@ impl Standing {
             let in_its_place = |decides: &&ServicePolicyName| {
                 let both = all.iter().copied();
                 let both = both.filter(|it| it.name == **decides || it.name == policy.name);
-                !deciding(both, service, port).contains(&policy.name)
+                !effective_policies(both, service, port).contains(&policy.name)
             };
             let winner = decides.iter().find(in_its_place).or(decides.first()).cloned();
             let is_idle = matches!(standing, Self::Idle(_));
@@ -56,15 +56,16 @@ impl Standing {
 }
 
 /// The policies in force at a port, one of each kind.
-fn deciding<'a>(
+fn effective_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
     service: &ServiceName,
     port: u16,
 ) -> Vec<ServicePolicyName> {
-    let limits = PortLimits::of(policies.clone(), service, port).map(|limits| limits.policy);
-    let guards = PortGuard::of(policies.clone(), service, port).into_iter().map(|it| it.policy);
-    let traffic_policy = TrafficPolicy::of(policies, service, port);
-    traffic_policy.policies().cloned().chain(limits).chain(guards).collect()
+    let limits = PortLimits::for_port(policies.clone(), service, port).map(|limits| limits.policy);
+    let guards =
+        PortGuard::for_port(policies.clone(), service, port).into_iter().map(|it| it.policy);
+    let traffic_policy = TrafficPolicy::for_port(policies, service, port);
+    traffic_policy.policy_names().cloned().chain(limits).chain(guards).collect()
 }
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
     use crate::route::RouteParent;
     use crate::service_policy::{PolicyScope, ServicePolicyKind, ServiceRule};
 
-    fn hedging(name: &str, port: Option<u16>) -> ServicePolicy {
+    fn hedging_policy(name: &str, port: Option<u16>) -> ServicePolicy {
         let service = ServiceName::new("shop", "web").unwrap();
         let after = std::time::Duration::from_millis(50);
         ServicePolicy {
@@ -89,12 +90,12 @@ mod tests {
     #[test]
     fn the_closest_decides_and_of_equals_the_first_by_name() {
         let (first, second, close) =
-            (hedging("a", None), hedging("b", None), hedging("c", Some(80)));
+            (hedging_policy("a", None), hedging_policy("b", None), hedging_policy("c", Some(80)));
         let web = ServiceName::new("shop", "web").unwrap();
         let standing = |policy: &ServicePolicy, all: &[&ServicePolicy], ports: &[u16]| {
             let ports = ports.iter().map(|port| (&web, *port));
             let policies = all.iter().copied().cloned().collect();
-            Standing::of(policy, ports, &Around { policies: &policies })
+            Standing::for_policy(policy, ports, &Around { policies: &policies })
         };
         let overruled = |by: &ServicePolicy| Standing::Overruled(by.name.clone());
         let both = [&first, &second];
@@ -116,7 +117,7 @@ mod tests {
             self.policies.iter().collect()
         }
 
-        fn destinations(&self, _: &ServiceName, _: u16) -> Destinations {
+        fn port_destinations(&self, _: &ServiceName, _: u16) -> Destinations {
             Destinations { own: true, ..Destinations::default() }
         }
 

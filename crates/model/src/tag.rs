@@ -129,7 +129,7 @@ pub enum TagDialect {
 impl TagDialect {
     /// The identity of the object of this kind and name.
     #[must_use]
-    pub fn object(self, name: TagRouteName) -> ObjectKey {
+    pub fn object_key(self, name: TagRouteName) -> ObjectKey {
         match self {
             Self::TagRoute => ObjectKey::TagRoute(name),
             Self::Sermant => ObjectKey::SermantRouteRule(name),
@@ -151,8 +151,8 @@ impl TagDialect {
 impl RuleOrigin {
     /// The object that contains the rule.
     #[must_use]
-    pub fn object(&self) -> ObjectKey {
-        self.dialect.object(self.name.clone())
+    pub fn object_key(&self) -> ObjectKey {
+        self.dialect.object_key(self.name.clone())
     }
 }
 
@@ -418,7 +418,7 @@ impl TagRules {
     /// Selects the rules of a service port, given the most specific first. Rules by request and rules by caller
     /// are selected independently: each from the first entry that has some.
     #[must_use]
-    pub fn nearest(all: impl IntoIterator<Item = Self>) -> Self {
+    pub fn most_specific(all: impl IntoIterator<Item = Self>) -> Self {
         let mut found = Self::default();
         for rules in all {
             if found.rules.is_empty() {
@@ -435,7 +435,7 @@ impl TagRules {
     /// Combines the rules of all `TagRoute`s for the same traffic; rules of the same precedence are ordered by
     /// the age of their object, then by name. The strictest object decides about requests that match no rule.
     #[must_use]
-    pub fn joined<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
+    pub fn merge_routes<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
         let mut joined = Self::default();
         let mut strictest: Option<&Vec<Otherwise>> = None;
         let mut routes: Vec<&TagRoute> = routes.into_iter().collect();
@@ -462,7 +462,7 @@ impl TagRules {
         let rules = self.rules.iter();
         let splits = rules.flat_map(|rule| [&rule.split, &rule.fallback]);
         let splits = splits.chain(self.by_caller.iter().map(|rule| &rule.split));
-        splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tags())
+        splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tag_names())
     }
 
     /// The caller labels that the rules use, and whether they use any attribute of callers.
@@ -477,7 +477,7 @@ impl TagRules {
         for rule in &self.by_caller {
             tags.extend(rule.from.tags.iter().map(|test| test.name.as_str()));
             for target in &rule.split.targets {
-                tags.extend(target.set.tags());
+                tags.extend(target.set.tag_names());
             }
         }
         (tags, asks)
@@ -486,7 +486,7 @@ impl TagRules {
 
 impl TagSet {
     /// The names of its tags.
-    pub fn tags(&self) -> impl Iterator<Item = &str> {
+    pub fn tag_names(&self) -> impl Iterator<Item = &str> {
         let tags = match self {
             Self::All(tags) | Self::Any(tags) => Some(tags),
             Self::Default | Self::Every => None,

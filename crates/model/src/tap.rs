@@ -96,7 +96,7 @@ impl TapMatcher {
 
     /// True if the request matches the tap.
     #[must_use]
-    pub fn takes(&self, request: &Tappable<'_>) -> bool {
+    pub fn matches_request(&self, request: &Tappable<'_>) -> bool {
         let Tap { side, path, method, status, .. } = &self.tap;
         let of_side = match side {
             TapSide::Both => true,
@@ -167,7 +167,7 @@ mod tests {
         status: 503,
     };
 
-    fn tap(change: impl FnOnce(&mut Tap)) -> TapMatcher {
+    fn tap_matcher(change: impl FnOnce(&mut Tap)) -> TapMatcher {
         let mut tap = Tap {
             id: 1,
             service: "shop/stock".parse().unwrap(),
@@ -191,7 +191,10 @@ mod tests {
             tap.status = StatusRange::parse("5xx");
             tap.from = Some(ServiceAccount::new("shop", "web").unwrap());
         };
-        assert!(tap(|_| {}).takes(&REQUEST) && tap(all).takes(&REQUEST));
+        assert!(
+            tap_matcher(|_| {}).matches_request(&REQUEST)
+                && tap_matcher(all).matches_request(&REQUEST)
+        );
         for other in [
             Tappable { is_inbound: false, ..REQUEST },
             Tappable { service: "shop/stocks", ..REQUEST },
@@ -200,9 +203,9 @@ mod tests {
             Tappable { method: "get", ..REQUEST },
             Tappable { status: 499, ..REQUEST },
         ] {
-            assert!(!tap(all).takes(&other), "{other:?}");
+            assert!(!tap_matcher(all).matches_request(&other), "{other:?}");
         }
-        assert!(!tap(|tap| tap.side = TapSide::Client).takes(&REQUEST));
+        assert!(!tap_matcher(|tap| tap.side = TapSide::Client).matches_request(&REQUEST));
     }
 
     #[test]

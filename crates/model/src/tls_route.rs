@@ -42,7 +42,7 @@ pub enum HostPattern {
 impl HostPattern {
     /// True if a host name, in lower case and without a trailing dot, matches.
     #[must_use]
-    pub fn fits(&self, host: &str) -> bool {
+    pub fn matches_host(&self, host: &str) -> bool {
         match self {
             Self::Exact(name) => name.as_str() == host,
             Self::Below(name) => host
@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn a_pattern_fits_whole_labels() {
-        let fits = |pattern: &str, host: &str| pattern.parse::<HostPattern>().unwrap().fits(host);
+        let fits =
+            |pattern: &str, host: &str| pattern.parse::<HostPattern>().unwrap().matches_host(host);
         assert!(fits("a.com", "a.com") && !fits("a.com", "b.a.com"));
         assert!(fits("*.a.com", "b.a.com") && fits("*.a.com", "c.b.a.com"));
         assert!(

@@ -28,7 +28,7 @@ impl TrafficSplit {
 
     /// The backends for one port of the root.
     #[must_use]
-    pub fn at(&self, port: u16) -> Vec<WeightedBackend> {
+    pub fn backends_for(&self, port: u16) -> Vec<WeightedBackend> {
         let backend = |backend: &SplitBackend| {
             WeightedBackend::new(backend.service.clone(), port, backend.weight)
         };

@@ -20,7 +20,7 @@ pub enum Upgrades {
 impl Upgrades {
     /// True if the protocol is forwarded.
     #[must_use]
-    pub fn contain(&self, protocol: &str) -> bool {
+    pub fn contains_protocol(&self, protocol: &str) -> bool {
         let is = |known: &str| known.eq_ignore_ascii_case(protocol);
         match self {
             Self::WebSocket => is(WEBSOCKET),
@@ -115,7 +115,7 @@ mod tests {
             ("H2", false, false, false),
         ] {
             let found = ["websocket", "tcp", "any"]
-                .map(|upgrades| upgrades.parse::<Upgrades>().unwrap().contain(protocol));
+                .map(|upgrades| upgrades.parse::<Upgrades>().unwrap().contains_protocol(protocol));
             assert_eq!(found, [websocket, listed, any], "{protocol}");
         }
     }

@@ -9,7 +9,7 @@ use leno_model::{Reason, Retry, Side};
 #[test]
 fn the_document_of_errors_is_the_list_of_reasons() {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
-    let rendered = render();
+    let rendered = render_page();
     let found = fs::read_to_string(&document).unwrap_or_default();
     if found == rendered {
         return;
@@ -37,7 +37,7 @@ fn every_cell_of_the_table_is_one_line_and_its_prose_a_sentence() {
     }
 }
 
-fn render() -> String {
+fn render_page() -> String {
     let mut text = BEFORE.to_owned();
     for reason in Reason::ALL {
         let status = match reason.status() {
@@ -49,8 +49,8 @@ fn render() -> String {
             "| `{}` | {} | {status} | {} | {} | {} | {} |",
             reason.label(),
             reason.code(),
-            side(reason.side()),
-            retry(reason.retry()),
+            side_name(reason.side()),
+            describe_retry(reason.retry()),
             reason.caption(),
             reason.remedy(),
         )
@@ -60,7 +60,7 @@ fn render() -> String {
     text
 }
 
-fn side(side: Side) -> &'static str {
+fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
         Side::Ours => "ours",
@@ -68,7 +68,7 @@ fn side(side: Side) -> &'static str {
     }
 }
 
-fn retry(retry: Retry) -> &'static str {
+fn describe_retry(retry: Retry) -> &'static str {
     match retry {
         Retry::Never => "never",
         Retry::IfUnsent => "if unsent or idempotent",

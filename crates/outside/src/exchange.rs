@@ -7,7 +7,7 @@ use std::pin::pin;
 ///
 /// # Errors
 /// The error of the exchange, or that of the connection, converted by `broken`.
-pub async fn over<T, E>(
+pub async fn drive_exchange<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
     broken: impl FnOnce(hyper::Error) -> E,

@@ -10,8 +10,8 @@ use hyper_util::rt::TokioIo;
 use leno_model::{Collector, CollectorProtocol, Scheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::exchange::over;
-use crate::servers::{Dial, NoSession, Sessions, connect};
+use crate::exchange::drive_exchange;
+use crate::servers::{Dial, NoSession, Sessions, connect_server};
 use crate::{message, otlp, retry_info};
 
 /// An export request.
@@ -28,7 +28,7 @@ pub struct ExportRequest {
 impl ExportRequest {
     /// Creates an OTLP request.
     #[must_use]
-    pub fn otlp((bytes, count): (Vec<u8>, u64)) -> Self {
+    pub fn new_otlp((bytes, count): (Vec<u8>, u64)) -> Self {
         Self { kind: "application/x-protobuf", bytes, count }
     }
 }
@@ -70,7 +70,7 @@ pub enum Failed {
 
 impl Failed {
     /// Returns the retry delay that the collector requests.
-    pub(crate) fn after(&self) -> Option<Duration> {
+    pub(crate) fn retry_delay(&self) -> Option<Duration> {
         match self {
             Self::Status(_, _, after) | Self::Grpc(_, _, after) => *after,
             _ => None,
@@ -109,28 +109,28 @@ impl Failed {
 }
 
 /// Sends an export request; returns the rejected part if it was accepted.
-pub(crate) async fn post(
+pub(crate) async fn send_export(
     collector: &Collector,
     export_request: &ExportRequest,
     (dial, sessions): (&impl Dial, &Sessions),
 ) -> Result<Refused, Failed> {
     let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
-    let tcp = connect(server, dial).await.map_err(unreachable)?;
+    let tcp = connect_server(server, dial).await.map_err(unreachable)?;
     let protocol: &[u8] = match protocol {
         CollectorProtocol::OtlpGrpc => b"h2",
         CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
     };
     match server.scheme {
-        Scheme::Http => say(collector, tcp, export_request).await,
+        Scheme::Http => send_over(collector, tcp, export_request).await,
         Scheme::Https => {
-            let session = sessions.open((server, protocol), tcp).await?;
-            say(collector, session, export_request).await
+            let session = sessions.open_session((server, protocol), tcp).await?;
+            send_over(collector, session, export_request).await
         }
     }
 }
 
-async fn say<S>(
+async fn send_over<S>(
     collector: &Collector,
     stream: S,
     export_request: &ExportRequest,
@@ -139,19 +139,19 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     match collector.protocol {
-        CollectorProtocol::OtlpGrpc => call(collector, stream, &export_request.bytes)
+        CollectorProtocol::OtlpGrpc => send_grpc(collector, stream, &export_request.bytes)
             .await
-            .map(|answer| otlp::refused(&answer)),
-        CollectorProtocol::OtlpHttp => {
-            http1(collector, stream, export_request).await.map(|answer| otlp::refused(&answer))
-        }
+            .map(|answer| otlp::parse_rejected(&answer)),
+        CollectorProtocol::OtlpHttp => send_http1(collector, stream, export_request)
+            .await
+            .map(|answer| otlp::parse_rejected(&answer)),
         CollectorProtocol::Zipkin => {
-            http1(collector, stream, export_request).await.map(|_| Refused::default())
+            send_http1(collector, stream, export_request).await.map(|_| Refused::default())
         }
     }
 }
 
-async fn http1<S>(
+async fn send_http1<S>(
     collector: &Collector,
     stream: S,
     export_request: &ExportRequest,
@@ -160,62 +160,63 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(protocol)?;
+    let (mut sender, connection) = handshake.map_err(protocol_error)?;
     let body = Full::new(Bytes::copy_from_slice(&export_request.bytes));
     let request = Request::post(&collector.path)
         .header(HOST, collector.server.authority())
         .header(CONTENT_TYPE, export_request.kind)
         .body(body)
-        .map_err(protocol)?;
+        .map_err(protocol_error)?;
     let exchange = async {
-        let response = sender.send_request(request).await.map_err(broken)?;
+        let response = sender.send_request(request).await.map_err(classify_http1_error)?;
         let status = response.status();
-        let after = response.headers().get(RETRY_AFTER).and_then(seconds);
+        let after = response.headers().get(RETRY_AFTER).and_then(parse_retry_after);
         let body = Limited::new(response.into_body(), message::ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(protocol)?.to_bytes();
+        let body = body.map_err(protocol_error)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
-            false => Err(Failed::Status(status.as_u16(), reported(&body), after)),
+            false => Err(Failed::Status(status.as_u16(), sanitize_text(&body), after)),
         }
     };
-    over(connection, exchange, broken).await
+    drive_exchange(connection, exchange, classify_http1_error).await
 }
 
 /// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-async fn call<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
+async fn send_grpc<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (send, connection) = h2::client::handshake(stream).await.map_err(protocol)?;
+    let (send, connection) = h2::client::handshake(stream).await.map_err(protocol_error)?;
     let request = Request::post(collector.to_string())
         .version(http::Version::HTTP_2)
         .header(CONTENT_TYPE, "application/grpc")
         .header(TE, "trailers")
         .body(())
-        .map_err(protocol)?;
+        .map_err(protocol_error)?;
     let exchange = async {
         let mut send = send.ready().await.map_err(broken_call)?;
         let (response, mut stream) = send.send_request(request, false).map_err(broken_call)?;
-        stream.send_data(message::framed(sent), true).map_err(broken_call)?;
+        stream.send_data(message::add_frame(sent), true).map_err(broken_call)?;
         let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
         if !head.status.is_success() {
-            let after = head.headers.get(RETRY_AFTER).and_then(seconds);
+            let after = head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
             return Err(Failed::Status(head.status.as_u16(), String::new(), after));
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(broken_call)?;
-            body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
-            message::take(&mut answer, &chunk).map_err(protocol)?;
+            body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
+            message::append_part(&mut answer, &chunk).map_err(protocol_error)?;
         }
         let trailers = body.trailers().await.map_err(broken_call)?.unwrap_or_default();
-        let field = |name: &str| find(&trailers, name).or_else(|| find(&head.headers, name));
+        let field =
+            |name: &str| header_text(&trailers, name).or_else(|| header_text(&head.headers, name));
         match field("grpc-status").as_deref() {
             // Status OK counts as success even if the message is invalid.
-            Some("0") => Ok(message::unframed(answer.freeze()).unwrap_or_default()),
+            Some("0") => Ok(message::single_message(answer.freeze()).unwrap_or_default()),
             Some(status) => {
                 let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
-                let after = details.and_then(|value| retry_info::pause(value.as_bytes()));
+                let after = details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
                 let why = field("grpc-message").unwrap_or_default();
                 Err(Failed::Grpc(status.to_owned(), why, after))
             }
@@ -232,26 +233,26 @@ where
     }
 }
 
-fn find(fields: &HeaderMap, name: &str) -> Option<String> {
+fn header_text(fields: &HeaderMap, name: &str) -> Option<String> {
     let value = fields.get(name)?;
-    Some(reported(value.as_bytes()))
+    Some(sanitize_text(value.as_bytes()))
 }
 
 /// Parses `Retry-After` in seconds (RFC 9110 §10.2.3); a date is ignored.
-fn seconds(value: &HeaderValue) -> Option<Duration> {
+fn parse_retry_after(value: &HeaderValue) -> Option<Duration> {
     value.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// Sanitizes a collector's text for the log.
-pub(crate) fn reported(bytes: &[u8]) -> String {
+pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes.get(..REPORTED_BYTES_MAX).unwrap_or(bytes));
     text.trim().replace(char::is_control, " ")
 }
 
 /// Classifies an error of HTTP/1.1: parse errors mean another protocol, all others a broken connection.
-fn broken(error: hyper::Error) -> Failed {
+fn classify_http1_error(error: hyper::Error) -> Failed {
     match error.is_parse() {
-        true => protocol(error),
+        true => protocol_error(error),
         false => Failed::Broken(error.to_string()),
     }
 }
@@ -260,11 +261,11 @@ fn broken(error: hyper::Error) -> Failed {
 fn broken_call(error: h2::Error) -> Failed {
     match error.is_io() || error.is_remote() {
         true => Failed::Broken(error.to_string()),
-        false => protocol(error),
+        false => protocol_error(error),
     }
 }
 
-fn protocol(error: impl std::fmt::Display) -> Failed {
+fn protocol_error(error: impl std::fmt::Display) -> Failed {
     Failed::Protocol(error.to_string())
 }
 

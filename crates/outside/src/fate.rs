@@ -7,9 +7,9 @@ use crate::export_request::{self, Failed, Refused};
 /// Counters of exported spans, points or records.
 pub trait Counts {
     /// Adds to the number accepted by a collector.
-    fn exported(&self, count: u64);
+    fn add_exported(&self, count: u64);
     /// Adds to the number not accepted by a collector.
-    fn refused(&self, count: u64);
+    fn add_rejected(&self, count: u64);
 }
 
 /// The export results of one signal.
@@ -29,13 +29,13 @@ impl<C: Counts> Fate<C> {
     }
 
     /// Resets the state when exporting is disabled: later errors are logged again.
-    pub fn forget(&mut self) {
+    pub fn reset_state(&mut self) {
         self.collector = None;
         self.is_well = true;
     }
 
     /// Sets the collector: errors of another one are logged again.
-    pub(crate) fn toward(&mut self, collector: &Collector) {
+    pub(crate) fn set_collector(&mut self, collector: &Collector) {
         if self.collector.as_ref() != Some(collector) {
             self.collector = Some(collector.clone());
             self.is_well = true;
@@ -43,25 +43,25 @@ impl<C: Counts> Fate<C> {
     }
 
     /// Records the result of an export request with `count` items.
-    pub(crate) fn note(&mut self, count: u64, reported: &Result<Refused, Failed>) {
+    pub(crate) fn record_result(&mut self, count: u64, reported: &Result<Refused, Failed>) {
         let what = self.what;
         match reported {
             Ok(Refused { count: refused, why }) => {
-                self.counts.exported(count.saturating_sub(*refused));
-                self.counts.refused((*refused).min(count));
+                self.counts.add_exported(count.saturating_sub(*refused));
+                self.counts.add_rejected((*refused).min(count));
                 let is_well = *refused == 0;
                 match (std::mem::replace(&mut self.is_well, is_well), is_well) {
                     (false, true) => tracing::info!("the collector accepts {what} again"),
                     (true, false) => tracing::warn!(
                         refused,
-                        why = export_request::reported(why.as_bytes()),
+                        why = export_request::sanitize_text(why.as_bytes()),
                         "the collector rejects a part of {what}; the loss is counted"
                     ),
                     (true, true) | (false, false) => {}
                 }
             }
             Err(error) => {
-                self.lost(count);
+                self.record_lost(count);
                 if std::mem::replace(&mut self.is_well, false) {
                     tracing::warn!(%error, "{what} cannot be exported; the loss is counted");
                 }
@@ -70,7 +70,7 @@ impl<C: Counts> Fate<C> {
     }
 
     /// Records items that were not sent because an earlier request failed.
-    pub(crate) fn lost(&self, count: u64) {
-        self.counts.refused(count);
+    pub(crate) fn record_lost(&self, count: u64) {
+        self.counts.add_rejected(count);
     }
 }

@@ -15,13 +15,13 @@ mod retry_info;
 mod servers;
 mod source;
 
-pub use exchange::over;
+pub use exchange::drive_exchange;
 pub use export_request::{ExportRequest, Failed, Refused};
 pub use fate::{Counts, Fate};
 pub use otlp::points::{Pages, Times};
 pub use post::Post;
 pub use push::{Teller, push_metrics};
-pub use servers::{Dial, NoSession, Sessions, connect, connect_permitted};
+pub use servers::{Dial, NoSession, Sessions, connect_permitted, connect_server};
 pub use source::{Source, Value};
 
 #[cfg(test)]

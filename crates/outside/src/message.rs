@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 /// Adds the prefix to a message: the compression flag and the length.
 #[must_use]
-pub fn framed(message: &[u8]) -> Bytes {
+pub fn add_frame(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(FRAME_BYTES + message.len());
     framed.put_u8(0);
     framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
@@ -16,7 +16,7 @@ pub fn framed(message: &[u8]) -> Bytes {
 ///
 /// # Errors
 /// [`NotOne`].
-pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
+pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOne> {
     let wrong = |what| Err(NotOne(what));
     let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
         return wrong("it has no message");
@@ -35,7 +35,7 @@ pub fn unframed(mut answer: Bytes) -> Result<Bytes, NotOne> {
 ///
 /// # Errors
 /// [`NotOne`] if the response is too long.
-pub fn take(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
+pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
         return Err(NotOne("it is too long"));
     }
@@ -59,13 +59,13 @@ mod tests {
 
     #[test]
     fn one_message_is_taken_and_nothing_else() {
-        assert_eq!(unframed(framed(b"hello")).unwrap(), "hello");
-        assert_eq!(unframed(framed(b"")).unwrap(), "");
+        assert_eq!(single_message(add_frame(b"hello")).unwrap(), "hello");
+        assert_eq!(single_message(add_frame(b"")).unwrap(), "");
         for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"] {
-            assert!(unframed(Bytes::copy_from_slice(wrong)).is_err(), "{wrong:?}");
+            assert!(single_message(Bytes::copy_from_slice(wrong)).is_err(), "{wrong:?}");
         }
         let mut answer = BytesMut::new();
-        assert!(take(&mut answer, &[0; ANSWER_BYTES_MAX]).is_ok());
-        assert!(take(&mut answer, b"a").is_err());
+        assert!(append_part(&mut answer, &[0; ANSWER_BYTES_MAX]).is_ok());
+        assert!(append_part(&mut answer, b"a").is_err());
     }
 }

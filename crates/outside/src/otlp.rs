@@ -10,7 +10,7 @@ use crate::export_request::Refused;
 use crate::source::{Source, Value};
 
 /// Parses the partial success of a response. The responses of the three signals have the same form.
-pub(crate) fn refused(answer: &[u8]) -> Refused {
+pub(crate) fn parse_rejected(answer: &[u8]) -> Refused {
     let answer = ExportAnswer::decode(answer).unwrap_or_default();
     let partial = answer.partial_success.unwrap_or_default();
     Refused { count: u64::try_from(partial.rejected).unwrap_or(0), why: partial.message }
@@ -19,7 +19,7 @@ pub(crate) fn refused(answer: &[u8]) -> Refused {
 impl Resource {
     /// Returns the resource of a telemetry source.
     #[must_use]
-    pub fn of(source: &Source) -> Self {
+    pub fn from_source(source: &Source) -> Self {
         let attributes = [
             ("service.name", &source.service),
             ("service.namespace", &source.namespace),
@@ -33,7 +33,7 @@ impl Resource {
 impl Scope {
     /// Returns the instrumentation scope of Leno.
     #[must_use]
-    pub fn ours() -> Self {
+    pub fn own_scope() -> Self {
         Self { name: "leno".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 }
@@ -51,7 +51,7 @@ pub fn key_value(key: &str, value: Value) -> KeyValue {
 
 /// Converts a time to the form of OTLP: nanoseconds since 1970.
 #[must_use]
-pub fn nanoseconds(at: SystemTime) -> u64 {
+pub fn unix_nanoseconds(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -32,34 +32,34 @@ impl<D: Dial> Post<D> {
         requests: Vec<(Vec<u8>, u64)>,
         fate: &mut Fate<impl Counts>,
     ) -> Option<Duration> {
-        fate.toward(collector);
+        fate.set_collector(collector);
         let mut is_taken = true;
         let mut asked = None;
-        for export_request in requests.into_iter().map(ExportRequest::otlp) {
+        for export_request in requests.into_iter().map(ExportRequest::new_otlp) {
             if is_taken {
                 let reported = self.try_patiently(collector, &export_request).await;
                 if let Err(error) = &reported {
                     is_taken = error.is_of_export_request();
-                    asked = error.after();
+                    asked = error.retry_delay();
                 }
-                fate.note(export_request.count, &reported);
+                fate.record_result(export_request.count, &reported);
             } else {
-                fate.lost(export_request.count);
+                fate.record_lost(export_request.count);
             }
         }
         asked
     }
 
     /// Sends one request.
-    pub async fn deliver(
+    pub async fn send_request(
         &self,
         collector: &Collector,
         export_request: &ExportRequest,
         fate: &mut Fate<impl Counts>,
     ) {
         let reported = self.try_patiently(collector, export_request).await;
-        fate.toward(collector);
-        fate.note(export_request.count, &reported);
+        fate.set_collector(collector);
+        fate.record_result(export_request.count, &reported);
     }
 
     /// Sends a request, with retries; returns the part that the collector rejected.
@@ -71,13 +71,16 @@ impl<D: Dial> Post<D> {
         let mut pause = PAUSE_FIRST;
         let mut tries = TRIES_MAX;
         loop {
-            let posted =
-                export_request::post(collector, export_request, (&self.dial, &self.sessions));
+            let posted = export_request::send_export(
+                collector,
+                export_request,
+                (&self.dial, &self.sessions),
+            );
             let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(Failed::Late));
             tries -= 1;
             match outcome {
                 Err(error) if error.may_pass() && tries > 0 => {
-                    let asked = error.after().unwrap_or_default();
+                    let asked = error.retry_delay().unwrap_or_default();
                     if asked > PAUSE_MAX {
                         return Err(error);
                     }

@@ -21,7 +21,7 @@ pub trait Teller {
     fn source(&self) -> Source;
 
     /// Writes all metrics. Returns `None` if their owner has terminated.
-    fn tell(&mut self, pages: Pages) -> impl Future<Output = Option<Pages>>;
+    fn write_metrics(&mut self, pages: Pages) -> impl Future<Output = Option<Pages>>;
 
     /// The same on shutdown, including the last changes.
     fn tell_last(self, pages: Pages) -> impl Future<Output = Option<Pages>>;
@@ -40,7 +40,7 @@ pub async fn push_metrics(
     'settings: loop {
         let push = wanted.borrow_and_update().clone();
         let Some(push) = push else {
-            fate.forget();
+            fate.reset_state();
             tokio::select! {
                 biased;
                 () = &mut over => return,
@@ -51,13 +51,14 @@ pub async fn push_metrics(
                 },
             }
         };
-        let mut due = Instant::now() + share(push.interval, seed);
+        let mut due = Instant::now() + interval_fraction(push.interval, seed);
         loop {
             let next = async {
                 sleep_until(due).await;
                 let source = &*source.get_or_insert_with(|| teller.source());
-                let pages = teller.tell(Pages::new(source, Times::since(started))).await?;
-                post.deliver_all(&push.collector, pages.finish(), fate).await
+                let pages =
+                    teller.write_metrics(Pages::new(source, Times::from_start(started))).await?;
+                post.deliver_all(&push.collector, pages.into_requests(), fate).await
             };
             tokio::select! {
                 biased;
@@ -83,8 +84,9 @@ pub async fn push_metrics(
         if let Some(push) = last {
             let source = source.unwrap_or_else(|| teller.source());
             let last = async {
-                let pages = teller.tell_last(Pages::new(&source, Times::since(started))).await?;
-                post.deliver_all(&push.collector, pages.finish(), fate).await
+                let pages =
+                    teller.tell_last(Pages::new(&source, Times::from_start(started))).await?;
+                post.deliver_all(&push.collector, pages.into_requests(), fate).await
             };
             // There is no retry after the last export.
             timeout(LAST_MAX, last).await.ok();
@@ -95,7 +97,7 @@ pub async fn push_metrics(
 
 /// Returns a fraction of the interval: all proxies receive settings at the same time, and should not export at
 /// the same time.
-fn share(interval: Duration, seed: u64) -> Duration {
+fn interval_fraction(interval: Duration, seed: u64) -> Duration {
     interval.mul_f64((seed >> 32) as f64 / f64::from(u32::MAX))
 }
 

@@ -9,7 +9,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use prost::Message;
 
 /// Returns the retry delay in a trailer's value; `None` if it is absent or invalid.
-pub(crate) fn pause(value: &[u8]) -> Option<Duration> {
+pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
     let status = Status::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
@@ -59,7 +59,7 @@ struct Delay {
 mod tests {
     use super::*;
 
-    fn status(type_url: &str, delay: Delay) -> String {
+    fn encode_status(type_url: &str, delay: Delay) -> String {
         let value = RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
         let other =
             Any { type_url: "type.googleapis.com/google.rpc.Help".to_owned(), value: vec![] };
@@ -70,21 +70,24 @@ mod tests {
     #[test]
     fn the_pause_is_found_among_the_details() {
         const URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
-        let reported = status(URL, Delay { seconds: 2, nanos: 500_000_000 });
+        let reported = encode_status(URL, Delay { seconds: 2, nanos: 500_000_000 });
         let expected = Some(Duration::from_millis(2500));
-        assert_eq!(pause(reported.as_bytes()), expected);
-        assert_eq!(pause(reported.trim_end_matches('=').as_bytes()), expected);
+        assert_eq!(parse_delay(reported.as_bytes()), expected);
+        assert_eq!(parse_delay(reported.trim_end_matches('=').as_bytes()), expected);
 
-        let now = status(URL, Delay::default());
-        assert_eq!(pause(now.as_bytes()), Some(Duration::ZERO));
+        let now = encode_status(URL, Delay::default());
+        assert_eq!(parse_delay(now.as_bytes()), Some(Duration::ZERO));
         for wrong in [
-            status(URL, Delay { seconds: -1, nanos: 0 }),
-            status(URL, Delay { seconds: 0, nanos: 1_000_000_000 }),
-            status("type.googleapis.com/google.rpc.ErrorInfo", Delay { seconds: 2, nanos: 0 }),
+            encode_status(URL, Delay { seconds: -1, nanos: 0 }),
+            encode_status(URL, Delay { seconds: 0, nanos: 1_000_000_000 }),
+            encode_status(
+                "type.googleapis.com/google.rpc.ErrorInfo",
+                Delay { seconds: 2, nanos: 0 },
+            ),
             "%".to_owned(),
             String::new(),
         ] {
-            assert_eq!(pause(wrong.as_bytes()), None, "{wrong}");
+            assert_eq!(parse_delay(wrong.as_bytes()), None, "{wrong}");
         }
     }
 }

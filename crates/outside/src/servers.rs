@@ -41,37 +41,37 @@ impl Sessions {
     ///
     /// # Errors
     /// [`NoSession`].
-    pub async fn open(
+    pub async fn open_session(
         &self,
         (server, protocol): (&Server, &[u8]),
         tcp: TcpStream,
     ) -> Result<TlsStream<TcpStream>, NoSession> {
-        let roots = self.roots().await?;
+        let roots = self.load_roots().await?;
         let config = roots.client_config(protocol);
         let config = config.map_err(|error| NoSession::Tls(error.to_string()))?;
         let name = ServerName::try_from(server.host.clone());
         let name = name.map_err(|error| NoSession::Tls(error.to_string()))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
         connected.map_err(|error| {
-            self.known().take();
+            self.lock_roots().take();
             NoSession::Tls(error.to_string())
         })
     }
 
-    async fn roots(&self) -> Result<OutsideRoots, NoSession> {
-        if let Some(roots) = self.known().clone() {
+    async fn load_roots(&self) -> Result<OutsideRoots, NoSession> {
+        if let Some(roots) = self.lock_roots().clone() {
             return Ok(roots);
         }
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
         let roots = read.map_err(|error| NoSession::Roots(error.to_string()))?;
         let roots = roots.map_err(|error| NoSession::Roots(error.to_string()))?;
-        *self.known() = Some(roots.clone());
+        *self.lock_roots() = Some(roots.clone());
         Ok(roots)
     }
 
     /// A thread that panicked while it held the lock left the state consistent.
-    fn known(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
+    fn lock_roots(&self) -> MutexGuard<'_, Option<OutsideRoots>> {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,7 +91,7 @@ pub enum NoSession {
 ///
 /// # Errors
 /// When none does, or the name has no address: the last error.
-pub async fn connect(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
+pub async fn connect_server(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
     connect_permitted(server, dial, |_| true).await
 }
 

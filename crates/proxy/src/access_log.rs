@@ -24,19 +24,24 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
     let mut log = AccessLog::json();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
         // Entries recorded before the log is turned off use the previous destination.
-        if let Some(wanted) = courier.world().sights.view().and_then(|view| view.log().cloned()) {
+        if let Some(wanted) = courier
+            .config_store()
+            .sights
+            .active_settings()
+            .and_then(|view| view.access_log().cloned())
+        {
             log = wanted;
         }
         if let Some(collector) = &log.collector {
-            export::gather(&mut lines, &mut batch, export::GATHER).await;
+            export::collect_batch(&mut lines, &mut batch, export::GATHER).await;
             courier.deliver_lines((collector, &log.form), &batch, &mut fate).await;
             batch.clear();
             continue;
         }
-        export::gather(&mut lines, &mut batch, export::LOOK_EVERY).await;
+        export::collect_batch(&mut lines, &mut batch, export::LOOK_EVERY).await;
         text.clear();
         for seen in batch.drain(..) {
-            line(&seen, &log.form, &mut text);
+            append_line(&seen, &log.form, &mut text);
         }
         let queue = match &mut out {
             Some(queue) => queue,
@@ -59,7 +64,7 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
 }
 
 /// Appends one line.
-pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
+pub(crate) fn append_line(seen: &Seen, form: &LogForm, out: &mut String) {
     with_entry(seen, |entry| match form {
         LogForm::Json => write_json(entry, out),
         LogForm::Template(template) => {
@@ -75,7 +80,7 @@ pub(crate) fn line(seen: &Seen, form: &LogForm, out: &mut String) {
 /// Calls `reported` with the log entry of a request.
 pub(crate) fn with_entry<T>(seen: &Seen, reported: impl FnOnce(&Entry<'_>) -> T) -> T {
     let Seen { labels, outcome, .. } = seen;
-    let started = OffsetDateTime::from(seen.began()).format(&Rfc3339).unwrap_or_default();
+    let started = OffsetDateTime::from(seen.started_at()).format(&Rfc3339).unwrap_or_default();
     let policy = seen.policy.as_ref().map(ToString::to_string).unwrap_or_default();
     let trace_id = seen.span.map(|span| span.trace.to_string()).unwrap_or_default();
     let span_id = seen.span.map(|span| span.id.to_string()).unwrap_or_default();

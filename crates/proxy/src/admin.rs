@@ -93,12 +93,12 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
             let answer = service_fn(|request| {
                 let (admin, half_open) = (admin.clone(), &half_open);
                 async move {
-                    let _answering = half_open.answering();
+                    let _answering = half_open.start_response();
                     // Pages of other sites can read nothing here, not even the workload name.
                     let is_page = request.uri().path() == "/";
-                    let response = match foreign(&request, OwnNames::Local, is_page) {
+                    let response = match reject_foreign(&request, OwnNames::Local, is_page) {
                         Some(response) => response,
-                        None => named(&admin, answer(&admin, &request).await),
+                        None => add_workload_header(&admin, handle_request(&admin, &request).await),
                     };
                     Ok::<_, Infallible>(response)
                 }
@@ -109,7 +109,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                 .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), answer);
-            if let Ok(Err(error)) = pages::serve(&half_open, served, phase).await {
+            if let Ok(Err(error)) = pages::serve_page(&half_open, served, phase).await {
                 tracing::debug!(%error, "admin connection failed");
             }
             drop(slot);
@@ -143,16 +143,22 @@ pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc
 }
 
 /// Adds the workload name, by which tools distinguish this page from the response of another program.
-fn named(admin: &Admin, mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
+fn add_workload_header(
+    admin: &Admin,
+    mut response: Response<Full<Bytes>>,
+) -> Response<Full<Bytes>> {
     if let Ok(workload) = HeaderValue::from_str(&admin.config.workload.to_string()) {
         response.headers_mut().insert(HeaderName::from_static(WORKLOAD_FIELD), workload);
     }
     response
 }
 
-async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn handle_request(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "this page is read-only: use GET\n".into());
+        return text_response(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "this page is read-only: use GET\n".into(),
+        );
     }
     page_at(admin, request).await
 }
@@ -160,24 +166,26 @@ async fn answer(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full
 /// Returns the page at the path of a request from an admin client or the control plane.
 async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
-        "/metrics" => metrics(admin, request).await,
-        "/ready" => ready(admin),
-        "/world" => json(&page::world(admin)),
-        "/connections" => json(&page::connections(admin)),
-        "/requests" => json(&page::requests(admin)),
-        "/removed" => json(&page::removed(admin)),
-        "/circuits" => json(&page::circuits(admin)),
-        "/reach" => match reach::asked(admin, request.uri().query().unwrap_or_default()).await {
-            Ok(reported) => json(&reported),
-            Err(problem) => text(StatusCode::BAD_REQUEST, problem),
-        },
-        "/" => text(StatusCode::OK, INDEX.into()),
-        _ => text(StatusCode::NOT_FOUND, INDEX.into()),
+        "/metrics" => metrics_response(admin, request).await,
+        "/ready" => readiness_response(admin),
+        "/world" => json_response(&page::current_config(admin)),
+        "/connections" => json_response(&page::open_connections(admin)),
+        "/requests" => json_response(&page::request_counts(admin)),
+        "/removed" => json_response(&page::ejected_endpoints(admin)),
+        "/circuits" => json_response(&page::open_circuits(admin)),
+        "/reach" => {
+            match reach::run_query(admin, request.uri().query().unwrap_or_default()).await {
+                Ok(reported) => json_response(&reported),
+                Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
+            }
+        }
+        "/" => text_response(StatusCode::OK, INDEX.into()),
+        _ => text_response(StatusCode::NOT_FOUND, INDEX.into()),
     }
 }
 
 /// Returns the rejection of a request that a page of another site has caused; `None` for any other request.
-pub(crate) fn foreign(
+pub(crate) fn reject_foreign(
     request: &Request<Incoming>,
     names: OwnNames,
     is_page: bool,
@@ -194,33 +202,36 @@ pub(crate) fn foreign(
         ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
         ForeignPage::Site => StatusCode::FORBIDDEN,
     };
-    Some(text(status, format!("{found}\n")))
+    Some(text_response(status, format!("{found}\n")))
 }
 
 /// Returns all metrics in the requested format.
-pub(crate) async fn metrics<B>(admin: &Admin, request: &Request<B>) -> Response<Full<Bytes>> {
+pub(crate) async fn metrics_response<B>(
+    admin: &Admin,
+    request: &Request<B>,
+) -> Response<Full<Bytes>> {
     let mut out = String::new();
-    let names = match Names::asked(request.uri().query().unwrap_or_default()) {
+    let names = match Names::from_query(request.uri().query().unwrap_or_default()) {
         Ok(names) => names,
-        Err(problem) => return text(StatusCode::BAD_REQUEST, problem),
+        Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
     };
     if let Some(names) = names {
         let workload = &admin.config.workload;
         let workload = (workload.namespace.as_str(), workload.name.as_str());
         admin.telemetry.expose_as(names, workload, &mut out);
         out.push_str(&of_application(admin).await);
-        return typed(StatusCode::OK, Form::Prometheus.content_type(), out);
+        return build_response(StatusCode::OK, Form::Prometheus.content_type(), out);
     }
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let form = match admin.config.application_metrics {
         // OpenMetrics permits no text after its end marker.
         Some(_) => Form::Prometheus,
-        None => Form::accepted(accept),
+        None => Form::from_accept(accept),
     };
     admin.telemetry.expose(form, &mut out);
     out.push_str(&of_application(admin).await);
-    typed(StatusCode::OK, form.content_type(), out)
+    build_response(StatusCode::OK, form.content_type(), out)
 }
 
 /// Returns the application's own metrics, if configured; an empty text if they cannot be read.
@@ -239,7 +250,8 @@ async fn of_application(admin: &Admin) -> String {
         Err(error) => {
             admin.shard.add(Count::ApplicationScrapeFailed, 1);
             // Logged once per outage: a metric counts the failures.
-            if was_well && let Some(line) = admin.scraping.logs.borrow_mut().permit(Instant::now())
+            if was_well
+                && let Some(line) = admin.scraping.logs.borrow_mut().permit_line(Instant::now())
             {
                 let suppressed = line.suppressed;
                 tracing::warn!(%error, suppressed, "the application's metrics are omitted");
@@ -250,22 +262,22 @@ async fn of_application(admin: &Admin) -> String {
 }
 
 /// Reports whether the proxy is ready, and the reason if not.
-pub(crate) fn ready(admin: &Admin) -> Response<Full<Bytes>> {
-    match page::unready(admin) {
-        None => text(StatusCode::OK, "ready\n".into()),
-        Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+pub(crate) fn readiness_response(admin: &Admin) -> Response<Full<Bytes>> {
+    match page::unready_reason(admin) {
+        None => text_response(StatusCode::OK, "ready\n".into()),
+        Some(reason) => text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 
-fn json(value: &serde_json::Value) -> Response<Full<Bytes>> {
-    typed(StatusCode::OK, "application/json", format!("{value:#}\n"))
+fn json_response(value: &serde_json::Value) -> Response<Full<Bytes>> {
+    build_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
 }
 
-pub(crate) fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    typed(status, "text/plain; charset=utf-8", body)
+pub(crate) fn text_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+    build_response(status, "text/plain; charset=utf-8", body)
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+fn build_response(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let kind = HeaderValue::from_static(kind);

@@ -10,12 +10,12 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
-use leno_outside::over;
+use leno_outside::drive_exchange;
 use leno_telemetry::Unfit;
 use tokio::time::timeout;
 
 use crate::config::Config;
-use crate::dial::dial;
+use crate::dial::dial_address;
 
 /// The address of the application's own metrics: `PORT` or `PORT/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,30 +49,31 @@ impl ApplicationMetrics {
     /// [`Unread`], within [`READ_MAX`].
     pub(crate) async fn read(&self, config: &Config) -> Result<String, Unread> {
         let address = SocketAddr::new(config.probed_at(), self.port);
-        let asked = self.ask(address, config);
+        let asked = self.fetch_metrics(address, config);
         let page = timeout(READ_MAX, asked).await.unwrap_or(Err(Unread::Late))?;
         let page = std::str::from_utf8(&page).map_err(|_| Unread::Text)?;
-        Ok(leno_telemetry::adopted(page)?)
+        Ok(leno_telemetry::adopt_page(page)?)
     }
 
-    async fn ask(&self, address: SocketAddr, config: &Config) -> Result<Bytes, Unread> {
-        let tcp = dial(address, &config.interception).await.map_err(Unread::Unreachable)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(tcp)).await.map_err(broken)?;
+    async fn fetch_metrics(&self, address: SocketAddr, config: &Config) -> Result<Bytes, Unread> {
+        let tcp = dial_address(address, &config.interception).await.map_err(Unread::Unreachable)?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(tcp)).await.map_err(broken_response)?;
         let request = Request::get(&self.path)
             .header(HOST, address.to_string())
             .header(ACCEPT, "text/plain;version=0.0.4")
             .header(CONNECTION, "close")
             .body(Empty::<Bytes>::new());
-        let request = request.map_err(broken)?;
+        let request = request.map_err(broken_response)?;
         let exchange = async {
-            let response = sender.send_request(request).await.map_err(broken)?;
+            let response = sender.send_request(request).await.map_err(broken_response)?;
             if response.status() != hyper::StatusCode::OK {
                 return Err(Unread::Status(response.status().as_u16()));
             }
             let body = Limited::new(response.into_body(), PAGE_BYTES_MAX).collect().await;
             Ok(body.map_err(|error| Unread::Broken(error.to_string()))?.to_bytes())
         };
-        over(connection, exchange, broken).await
+        drive_exchange(connection, exchange, broken_response).await
     }
 }
 
@@ -102,7 +103,7 @@ pub(crate) enum Unread {
     Unfit(#[from] Unfit),
 }
 
-fn broken(error: impl std::fmt::Display) -> Unread {
+fn broken_response(error: impl std::fmt::Display) -> Unread {
     Unread::Broken(error.to_string())
 }
 
@@ -117,10 +118,10 @@ mod tests {
     use super::*;
     use crate::tests::fixture::{Application, closed_port, run};
 
-    fn config() -> Config {
+    fn test_config() -> Config {
         let workload = leno_model::WorkloadName::new("shop", "web-1").unwrap();
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-        Config::sidecar(workload, domain, "/nowhere".into())
+        Config::for_sidecar(workload, domain, "/nowhere".into())
     }
 
     #[test]
@@ -148,16 +149,16 @@ mod tests {
                 (page("404 No", ""), "status 404"),
                 ("nonsense\r\n\r\n".to_owned(), "cannot be read"),
             ] {
-                let app = Application::answering(move |_| answer.clone()).await;
+                let app = Application::respond_with(move |_| answer.clone()).await;
                 let of_application = format!("{}/m", app.address.port());
                 let of_application: ApplicationMetrics = of_application.parse().unwrap();
-                match of_application.read(&config()).await {
+                match of_application.read(&test_config()).await {
                     Ok(page) => assert_eq!(page, expected),
                     Err(unread) => assert!(unread.to_string().contains(expected), "{unread}"),
                 }
             }
             let nobody: ApplicationMetrics = closed_port().port().to_string().parse().unwrap();
-            let unread = nobody.read(&config()).await.unwrap_err();
+            let unread = nobody.read(&test_config()).await.unwrap_err();
             assert!(unread.to_string().contains("no response"), "{unread}");
         });
     }

@@ -68,7 +68,7 @@ impl ApplicationPorts {
     }
 
     /// Replaces the states.
-    pub fn set(&self, states: PortStates) {
+    pub fn set_states(&self, states: PortStates) {
         let all_open = states.otherwise == PortState::Open
             && states.ports.values().all(|state| *state == PortState::Open);
         // Set before the states: a connection in between reads the states and does not wait longer than needed.
@@ -85,7 +85,7 @@ impl ApplicationPorts {
 
     /// Returns the number of requests and connections that wait for a port and have not reached the
     /// application.
-    pub(crate) fn waiting(&self) -> u64 {
+    pub(crate) fn waiting_count(&self) -> u64 {
         self.0.waiting.load(Ordering::Acquire)
     }
 
@@ -103,15 +103,15 @@ impl ApplicationPorts {
     ///
     /// # Errors
     /// The reason why they are not.
-    pub(crate) async fn permit(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
+    pub(crate) async fn wait_for_port(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
         let _waiting = Waiting::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
-        let known = states.wait_for(|states| *states.of(port) != PortState::Starting);
+        let known = states.wait_for(|states| *states.for_port(port) != PortState::Starting);
         let state = match timeout(max_wait, known).await {
             Err(_) => return Err(Reason::ConnectTimeout),
             // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
-            Ok(Ok(states)) => states.of(port).clone(),
+            Ok(Ok(states)) => states.for_port(port).clone(),
         };
         match state {
             PortState::Open | PortState::Starting => Ok(()),
@@ -140,10 +140,10 @@ impl Drop for Waiting<'_> {
 impl PortStates {
     /// True if connections to a port are forwarded.
     pub(crate) fn is_open(&self, port: u16) -> bool {
-        *self.of(port) == PortState::Open
+        *self.for_port(port) == PortState::Open
     }
 
-    fn of(&self, port: u16) -> &PortState {
+    fn for_port(&self, port: u16) -> &PortState {
         self.ports.get(&port).unwrap_or(&self.otherwise)
     }
 }
@@ -155,7 +155,7 @@ pub(crate) const START_MAX_WAIT: Duration = Duration::from_secs(10);
 mod tests {
     use super::*;
 
-    fn states(state: PortState) -> PortStates {
+    fn states_with(state: PortState) -> PortStates {
         PortStates { ports: BTreeMap::from([(80, state)]), otherwise: PortState::Open }
     }
 
@@ -163,10 +163,10 @@ mod tests {
     async fn a_connection_waits_for_an_application_that_starts_and_for_no_other() {
         let ports = ApplicationPorts::new(PortState::Starting);
         assert!(ports.may_be_closed());
-        assert_eq!(ports.permit(80, Duration::ZERO).await, Err(Reason::ConnectTimeout));
+        assert_eq!(ports.wait_for_port(80, Duration::ZERO).await, Err(Reason::ConnectTimeout));
         // `join!` polls its first future first, so the wait begins before the change.
-        let (waited, ()) = tokio::join!(ports.permit(80, START_MAX_WAIT), async {
-            ports.set(states(PortState::Open));
+        let (waited, ()) = tokio::join!(ports.wait_for_port(80, START_MAX_WAIT), async {
+            ports.set_states(states_with(PortState::Open));
         });
         assert_eq!(waited, Ok(()));
         assert!(!ports.may_be_closed());
@@ -174,10 +174,10 @@ mod tests {
         for (state, expected) in
             [(PortState::Down, Reason::ConnectFailed), (taken, Reason::PortTaken)]
         {
-            ports.set(states(state));
+            ports.set_states(states_with(state));
             assert!(ports.may_be_closed());
-            assert_eq!(ports.permit(80, START_MAX_WAIT).await, Err(expected));
-            assert_eq!(ports.permit(81, START_MAX_WAIT).await, Ok(()));
+            assert_eq!(ports.wait_for_port(80, START_MAX_WAIT).await, Err(expected));
+            assert_eq!(ports.wait_for_port(81, START_MAX_WAIT).await, Ok(()));
         }
     }
 

@@ -23,7 +23,7 @@ pub(crate) struct Outdated {
 impl Outdated {
     /// Returns `None` while one of these endpoints is current and its workload has the port.
     #[cold]
-    pub(crate) fn by(
+    pub(crate) fn detect(
         world: &World,
         config: &ConfigSnapshot,
         priorities: &Priorities,
@@ -46,7 +46,7 @@ impl Worker {
         started: Instant,
     ) -> bool {
         if is_behind {
-            let mut versions = self.world.changes();
+            let mut versions = self.world.subscribe();
             let left = LAG_MAX.saturating_sub(started.elapsed());
             if timeout(left, versions.wait_for(|newer| *newer > version)).await.is_err() {
                 return false;
@@ -59,7 +59,7 @@ impl Worker {
         let mut phase = self.phase.clone();
         tokio::select! {
             biased;
-            is_newer = newer(&self.world, service, version) => is_newer,
+            is_newer = wait_for_newer(&self.world, service, version) => is_newer,
             () = sleep(left) => false,
             // The drain does not wait for requests that have no endpoint.
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
@@ -69,8 +69,8 @@ impl Worker {
 
 impl World {
     /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
-    fn prospect(&self, service: &ServiceName, version: u64) -> Prospect {
-        let Some(config) = self.config() else { return Prospect::None };
+    fn endpoint_outlook(&self, service: &ServiceName, version: u64) -> Prospect {
+        let Some(config) = self.current_config() else { return Prospect::None };
         let plan = config.plans.service(service);
         let awaited = plan.filter(|plan| plan.view.awaited);
         let is_empty =
@@ -96,10 +96,10 @@ enum Prospect {
 
 /// Waits for a later configuration in which a request for a service may succeed. Returns false if none is
 /// expected.
-async fn newer(world: &World, service: &ServiceName, version: u64) -> bool {
-    let mut changes = world.changes();
+async fn wait_for_newer(world: &World, service: &ServiceName, version: u64) -> bool {
+    let mut changes = world.subscribe();
     loop {
-        match world.prospect(service, version) {
+        match world.endpoint_outlook(service, version) {
             Prospect::Newer => return true,
             Prospect::None => return false,
             Prospect::Awaited => {}

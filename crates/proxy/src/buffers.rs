@@ -19,7 +19,7 @@ pub(crate) enum Size {
 
 impl Size {
     /// Returns the initial capacity of a buffer of this size.
-    pub(crate) const fn bytes(self) -> usize {
+    pub(crate) const fn initial_capacity(self) -> usize {
         match self {
             Self::Message => 4 * 1024,
             Self::Batch | Self::Turn => 16 * 1024,
@@ -27,7 +27,7 @@ impl Size {
     }
 
     /// Returns the pools that may take back a buffer that had this size at first, in order of preference.
-    const fn shelves(self) -> &'static [Self] {
+    const fn candidate_shelves(self) -> &'static [Self] {
         match self {
             Self::Message | Self::Batch => &[Self::Batch, Self::Message],
             Self::Turn => &[Self::Turn],
@@ -35,14 +35,14 @@ impl Size {
     }
 
     /// True if no slice of `buffer` is in use and its capacity suffices for this size.
-    fn fits(self, buffer: &mut BytesMut) -> bool {
-        buffer.try_reclaim(self.bytes())
+    fn is_reusable(self, buffer: &mut BytesMut) -> bool {
+        buffer.try_reclaim(self.initial_capacity())
     }
 
     /// Returns the capacity above which a buffer is not kept, and the number kept: the use of one turn of the
     /// event loop, at most half a mebibyte of each size. Link buffers are never lent to readers: they are many
     /// times larger than a reader needs, and a reader may hold a buffer as long as a slow peer takes.
-    const fn kept(self) -> (usize, usize) {
+    const fn shelf_limits(self) -> (usize, usize) {
         match self {
             Self::Message => (16 * 1024, 32),
             Self::Batch => (32 * 1024, 8),
@@ -52,25 +52,25 @@ impl Size {
 }
 
 /// Allocates capacity for `buffer` from the pool if it has none.
-pub(crate) fn furnish(buffer: &mut BytesMut, size: Size) {
+pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: Size) {
     if buffer.capacity() == 0 {
-        *buffer = SPARE.with_borrow_mut(|spare| spare.of(size).take(size));
+        *buffer = SPARE.with_borrow_mut(|spare| spare.shelf_for(size).take(size));
     }
 }
 
 /// Returns the allocation of an empty `buffer`, which had `size` at first, to the pool. A buffer with content
 /// keeps its allocation; one that is used nearly to its last byte is freed.
-pub(crate) fn give(buffer: &mut BytesMut, size: Size) {
+pub(crate) fn return_buffer(buffer: &mut BytesMut, size: Size) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
-        let fits = |wanted: &Size| wanted.fits(&mut buffer);
-        let size = match size.shelves().iter().copied().find(fits) {
+        let fits = |wanted: &Size| wanted.is_reusable(&mut buffer);
+        let size = match size.candidate_shelves().iter().copied().find(fits) {
             Some(size) => size,
             // Slices of it are still in use, or it never had that capacity.
-            None if buffer.capacity() >= size.bytes() / 4 => size,
+            None if buffer.capacity() >= size.initial_capacity() / 4 => size,
             None => return,
         };
-        SPARE.with_borrow_mut(|spare| spare.of(size).keep(buffer, size));
+        SPARE.with_borrow_mut(|spare| spare.shelf_for(size).put_back(buffer, size));
     }
 }
 
@@ -94,7 +94,7 @@ impl Spare {
         }
     }
 
-    fn of(&mut self, size: Size) -> &mut Shelf {
+    fn shelf_for(&mut self, size: Size) -> &mut Shelf {
         match size {
             Size::Message => &mut self.messages,
             Size::Batch => &mut self.batches,
@@ -110,17 +110,17 @@ impl Shelf {
     fn take(&mut self, size: Size) -> BytesMut {
         for _ in 0..self.0.len().min(LOOKS) {
             let Some(mut buffer) = self.0.pop_front() else { break };
-            match size.fits(&mut buffer) {
+            match size.is_reusable(&mut buffer) {
                 true => return buffer,
                 false => self.0.push_back(buffer),
             }
         }
-        BytesMut::with_capacity(size.bytes())
+        BytesMut::with_capacity(size.initial_capacity())
     }
 
     /// Keeps a buffer, in place of the one unused for longest if the pool is full.
-    fn keep(&mut self, buffer: BytesMut, size: Size) {
-        let (most, count) = size.kept();
+    fn put_back(&mut self, buffer: BytesMut, size: Size) {
+        let (most, count) = size.shelf_limits();
         if buffer.capacity() > most {
             return;
         }
@@ -138,50 +138,50 @@ const LOOKS: usize = 4;
 mod tests {
     use super::*;
 
-    fn furnished(size: Size) -> BytesMut {
+    fn buffer_with_capacity(size: Size) -> BytesMut {
         let mut buffer = BytesMut::new();
-        furnish(&mut buffer, size);
+        ensure_capacity(&mut buffer, size);
         buffer
     }
 
     #[test]
     fn a_buffer_comes_back_whole_once_nobody_holds_a_piece_of_it() {
-        let mut buffer = furnished(Size::Message);
+        let mut buffer = buffer_with_capacity(Size::Message);
         let address = buffer.as_ptr();
         buffer.extend_from_slice(b"head and body");
         let piece = buffer.split_to(4).freeze();
         buffer.clear();
-        give(&mut buffer, Size::Message);
+        return_buffer(&mut buffer, Size::Message);
         assert_eq!(buffer.capacity(), 0);
-        give(&mut buffer, Size::Message);
-        assert_ne!(furnished(Size::Message).as_ptr(), address, "a piece is in use");
+        return_buffer(&mut buffer, Size::Message);
+        assert_ne!(buffer_with_capacity(Size::Message).as_ptr(), address, "a piece is in use");
         drop(piece);
-        let again = furnished(Size::Message);
+        let again = buffer_with_capacity(Size::Message);
         assert_eq!(again.as_ptr(), address);
-        assert!(again.capacity() >= Size::Message.bytes());
+        assert!(again.capacity() >= Size::Message.initial_capacity());
     }
 
     #[test]
     fn content_is_never_taken_away() {
         let mut buffer = BytesMut::from(&b"rest"[..]);
-        give(&mut buffer, Size::Batch);
-        furnish(&mut buffer, Size::Batch);
+        return_buffer(&mut buffer, Size::Batch);
+        ensure_capacity(&mut buffer, Size::Batch);
         assert_eq!(buffer, b"rest"[..]);
     }
 
     /// Small buffers would take the room of those with full capacity.
     #[test]
     fn one_that_never_had_the_room_is_not_kept() {
-        let (_, count) = Size::Batch.kept();
+        let (_, count) = Size::Batch.shelf_limits();
         for _ in 0..2 * count {
             let mut small = BytesMut::from(&b"twelve bytes"[..]);
             small.clear();
-            give(&mut small, Size::Batch);
+            return_buffer(&mut small, Size::Batch);
         }
-        let mut buffer = furnished(Size::Batch);
+        let mut buffer = buffer_with_capacity(Size::Batch);
         let address = buffer.as_ptr();
-        give(&mut buffer, Size::Batch);
-        assert_eq!(furnished(Size::Batch).as_ptr(), address);
+        return_buffer(&mut buffer, Size::Batch);
+        assert_eq!(buffer_with_capacity(Size::Batch).as_ptr(), address);
     }
 
     /// A reader may hold its buffer for minutes if the application or the peer is slow.
@@ -189,22 +189,23 @@ mod tests {
     fn what_a_link_gathered_is_not_lent_to_who_reads() {
         let mut gathered = BytesMut::with_capacity(64 * 1024);
         let address = gathered.as_ptr();
-        give(&mut gathered, Size::Turn);
+        return_buffer(&mut gathered, Size::Turn);
         for size in [Size::Message, Size::Batch] {
-            assert_eq!(furnished(size).capacity(), size.bytes());
+            assert_eq!(buffer_with_capacity(size).capacity(), size.initial_capacity());
         }
-        assert_eq!(furnished(Size::Turn).as_ptr(), address);
+        assert_eq!(buffer_with_capacity(Size::Turn).as_ptr(), address);
     }
 
     #[test]
     fn few_are_kept_and_none_that_grew_large() {
         let kept = || SPARE.with_borrow(|spare| spare.messages.0.len());
-        let (most, _) = Size::Batch.kept();
-        give(&mut BytesMut::with_capacity(most + 1), Size::Message);
+        let (most, _) = Size::Batch.shelf_limits();
+        return_buffer(&mut BytesMut::with_capacity(most + 1), Size::Message);
         assert_eq!(kept(), 0);
-        let (_, count) = Size::Message.kept();
-        let mut many: Vec<_> = (0..2 * count).map(|_| furnished(Size::Message)).collect();
-        many.iter_mut().for_each(|buffer| give(buffer, Size::Message));
+        let (_, count) = Size::Message.shelf_limits();
+        let mut many: Vec<_> =
+            (0..2 * count).map(|_| buffer_with_capacity(Size::Message)).collect();
+        many.iter_mut().for_each(|buffer| return_buffer(buffer, Size::Message));
         assert_eq!(kept(), count);
     }
 }

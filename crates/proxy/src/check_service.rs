@@ -7,7 +7,7 @@ mod protobuf;
 pub(crate) mod authorization;
 pub(crate) mod limit;
 
-pub(crate) use inside::answer;
+pub(crate) use inside::read_response;
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -85,7 +85,7 @@ impl CheckServices {
         Self { known: RefCell::default(), sessions: Sessions::new(roots), ahead: Rc::default() }
     }
 
-    fn state(&self, at: &CheckServiceAddress) -> Rc<ServiceState> {
+    fn service_state(&self, at: &CheckServiceAddress) -> Rc<ServiceState> {
         let mut known = self.known.borrow_mut();
         if let Some(state) = known.get(at) {
             return state.clone();
@@ -107,15 +107,15 @@ impl CheckServices {
 }
 
 /// Sends a check request to a service. `read` converts the response message.
-pub(crate) async fn ask<T>(
+pub(crate) async fn send_check<T>(
     worker: &Rc<Worker>,
     check_service: &CheckService,
     (method, message): (&'static str, Vec<u8>),
     read: impl FnOnce(Bytes) -> Result<T, NoAnswer>,
 ) -> Result<T, NoAnswer> {
-    let state = worker.check_services.state(&check_service.at);
+    let state = worker.check_services.service_state(&check_service.at);
     let question =
-        Question { method, message: message::framed(&message), time: check_service.timeout };
+        Question { method, message: message::add_frame(&message), time: check_service.timeout };
     // The message may contain a body: do not keep two copies.
     drop(message);
     let asked = async {
@@ -123,10 +123,10 @@ pub(crate) async fn ask<T>(
         let _place = place.map_err(|_| NoAnswer::Late)?;
         match &state.at {
             CheckServiceAddress::Service { service, port } => {
-                inside::ask(worker, (service, *port), &question).await
+                inside::send_check(worker, (service, *port), &question).await
             }
             CheckServiceAddress::Outside(server) => {
-                state.connections.ask(worker, server, &question).await
+                state.connections.send_check(worker, server, &question).await
             }
         }
     };
@@ -137,7 +137,7 @@ pub(crate) async fn ask<T>(
             Err(NoAnswer::Late)
         }
     };
-    state.tell(&answer);
+    state.record_response(&answer);
     answer
 }
 
@@ -153,17 +153,17 @@ struct Question {
 
 impl Question {
     /// Returns the value of `grpc-timeout`.
-    fn timeout(&self) -> String {
+    fn timeout_value(&self) -> String {
         format!("{}m", self.time.as_millis().max(1))
     }
 }
 
 impl ServiceState {
-    fn tell<T>(&self, answer: &Result<T, NoAnswer>) {
+    fn record_response<T>(&self, answer: &Result<T, NoAnswer>) {
         if self.is_well.replace(answer.is_ok()) == answer.is_ok() {
             return;
         }
-        let line = self.logs.borrow_mut().permit(Instant::now());
+        let line = self.logs.borrow_mut().permit_line(Instant::now());
         let Some(suppressed) = line.map(|line| line.suppressed) else { return };
         match answer {
             Err(error) => {

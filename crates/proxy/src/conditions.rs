@@ -69,7 +69,7 @@ impl OpenCircuit {
 
     /// Returns the end of the condition: a circuit that stays half-open for longer has no requests that could
     /// close it, and rejects none.
-    fn ends(&self) -> Instant {
+    fn ends_at(&self) -> Instant {
         self.since + self.open_for + self.open_for.clamp(HALF_OPEN_MIN, HALF_OPEN_MAX)
     }
 
@@ -88,7 +88,7 @@ impl OpenCircuit {
 
 impl Conditions {
     /// Begins a condition, or changes its cause.
-    pub(crate) fn set(&self, kind: &'static str, subject: &str, reason: String) {
+    pub(crate) fn set_condition(&self, kind: &'static str, subject: &str, reason: String) {
         let before = lock(&self.all).insert((kind, subject.to_owned()), reason.clone());
         if before.as_ref() != Some(&reason) {
             self.changed.notify_one();
@@ -104,13 +104,13 @@ impl Conditions {
 
     /// Records a rejected connection of a client without mutual TLS at an application port.
     pub(crate) fn note_rejected_client(&self, port: u16, client: IpAddr) {
-        if lock(&self.rejected_clients).note(port, client, Instant::now()) {
+        if lock(&self.rejected_clients).record(port, client, Instant::now()) {
             self.changed.notify_one();
         }
     }
 
     /// Replaces all conditions of a kind.
-    pub(crate) fn replace(
+    pub(crate) fn replace_kind(
         &self,
         kind: &'static str,
         found: impl IntoIterator<Item = (String, String)>,
@@ -128,18 +128,18 @@ impl Conditions {
     }
 
     /// Returns a number for a new circuit.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Records an opened circuit.
-    pub(crate) fn open(&self, number: u64, circuit: OpenCircuit) {
+    pub(crate) fn add_circuit(&self, number: u64, circuit: OpenCircuit) {
         lock(&self.circuits).insert(number, circuit);
         self.changed.notify_one();
     }
 
     /// Removes a circuit that has closed or lost its policy.
-    pub(crate) fn close(&self, number: u64) {
+    pub(crate) fn remove_circuit(&self, number: u64) {
         if lock(&self.circuits).remove(&number).is_some() {
             self.changed.notify_one();
         }
@@ -147,7 +147,7 @@ impl Conditions {
 
     /// Returns the circuits that are not closed, one for each policy and port that it is attached to: each with
     /// the number of threads that opened it, and the newest of them.
-    pub(crate) fn circuits(&self) -> Vec<(usize, OpenCircuit)> {
+    pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
         let mut found: BTreeMap<(ServicePort, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
         for circuit in lock(&self.circuits).values() {
@@ -162,31 +162,32 @@ impl Conditions {
     }
 
     /// Returns all conditions in order.
-    pub(crate) fn now(&self, now: Instant) -> Vec<Condition> {
+    pub(crate) fn active_conditions(&self, now: Instant) -> Vec<Condition> {
         let mut conditions: Vec<Condition> = lock(&self.all)
             .iter()
             .map(|((kind, subject), reason)| Condition::new(kind, subject.clone(), reason.clone()))
             .collect();
-        let circuits = self.circuits().into_iter().filter(|(_, circuit)| circuit.ends() > now);
+        let circuits =
+            self.open_circuits().into_iter().filter(|(_, circuit)| circuit.ends_at() > now);
         conditions.extend(circuits.map(|(_, circuit)| circuit.condition()));
         conditions.extend(lock(&self.rejected_clients).conditions(now));
         conditions
     }
 
     /// Waits until the conditions may have changed. Cancel-safe.
-    pub(crate) async fn changed(&self) {
+    pub(crate) async fn wait_for_change(&self) {
         let now = Instant::now();
         let ends =
-            lock(&self.circuits).values().map(OpenCircuit::ends).filter(|at| *at > now).min();
+            lock(&self.circuits).values().map(OpenCircuit::ends_at).filter(|at| *at > now).min();
         let ends = ends.into_iter().chain(lock(&self.rejected_clients).next_end(now)).min();
         tokio::select! {
             () = self.changed.notified() => {}
-            () = until(ends) => {}
+            () = sleep_until(ends) => {}
         }
     }
 }
 
-async fn until(at: Option<Instant>) {
+async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
@@ -209,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn circuit(since: Instant) -> OpenCircuit {
+    fn open_circuit(since: Instant) -> OpenCircuit {
         OpenCircuit {
             subject: ServicePort { service: ServiceName::new("shop", "api").unwrap(), port: 80 },
             policy: ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "limits")
@@ -226,14 +227,15 @@ mod tests {
         let conditions = Conditions::default();
         let now = Instant::now();
         let closed = |name: &str| (name.to_owned(), "in use".to_owned());
-        conditions.set(kind::STATE_UNWRITABLE, "/state", "full".to_owned());
-        conditions.replace(kind::LISTENER_CLOSED, [closed("a"), closed("b")]);
-        conditions.replace(kind::LISTENER_CLOSED, [closed("b")]);
-        let found: Vec<String> = conditions.now(now).into_iter().map(|it| it.subject).collect();
+        conditions.set_condition(kind::STATE_UNWRITABLE, "/state", "full".to_owned());
+        conditions.replace_kind(kind::LISTENER_CLOSED, [closed("a"), closed("b")]);
+        conditions.replace_kind(kind::LISTENER_CLOSED, [closed("b")]);
+        let found: Vec<String> =
+            conditions.active_conditions(now).into_iter().map(|it| it.subject).collect();
         assert_eq!(found, ["b", "/state"]);
         conditions.clear(kind::STATE_UNWRITABLE, "/state");
-        conditions.replace(kind::LISTENER_CLOSED, []);
-        assert_eq!(conditions.now(now), []);
+        conditions.replace_kind(kind::LISTENER_CLOSED, []);
+        assert_eq!(conditions.active_conditions(now), []);
     }
 
     #[test]
@@ -241,27 +243,30 @@ mod tests {
         let conditions = Conditions::default();
         let since = Instant::now();
         for number in 0..2 {
-            conditions.open(number, circuit(since));
+            conditions.add_circuit(number, open_circuit(since));
         }
-        let found = conditions.now(since);
+        let found = conditions.active_conditions(since);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
             (found[0].kind.as_str(), found[0].subject.as_str()),
             ("circuit-open", "shop/api:80")
         );
-        assert_eq!(conditions.circuits()[0].0, 2);
-        assert_eq!(circuit(since).state(since + Duration::from_secs(6)), CircuitState::HalfOpen);
-        assert_eq!(conditions.now(since + Duration::from_secs(14)).len(), 1);
-        assert_eq!(conditions.now(since + Duration::from_secs(15)), []);
+        assert_eq!(conditions.open_circuits()[0].0, 2);
+        assert_eq!(
+            open_circuit(since).state(since + Duration::from_secs(6)),
+            CircuitState::HalfOpen
+        );
+        assert_eq!(conditions.active_conditions(since + Duration::from_secs(14)).len(), 1);
+        assert_eq!(conditions.active_conditions(since + Duration::from_secs(15)), []);
         // Another policy at the same port is another circuit.
         let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "own");
-        conditions.open(2, OpenCircuit { policy: policy.unwrap(), ..circuit(since) });
-        assert_eq!(conditions.circuits().len(), 2);
-        assert_eq!(conditions.now(since).len(), 2);
-        conditions.close(0);
-        conditions.close(1);
-        conditions.close(2);
-        assert_eq!(conditions.now(since), []);
-        assert!(conditions.circuits().is_empty());
+        conditions.add_circuit(2, OpenCircuit { policy: policy.unwrap(), ..open_circuit(since) });
+        assert_eq!(conditions.open_circuits().len(), 2);
+        assert_eq!(conditions.active_conditions(since).len(), 2);
+        conditions.remove_circuit(0);
+        conditions.remove_circuit(1);
+        conditions.remove_circuit(2);
+        assert_eq!(conditions.active_conditions(since), []);
+        assert!(conditions.open_circuits().is_empty());
     }
 }

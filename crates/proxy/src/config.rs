@@ -112,7 +112,7 @@ pub enum Interception {
 impl Interception {
     /// Creates a redirection in a namespace with the given address, with the ports that OSM users expect.
     #[must_use]
-    pub fn redirected(address: IpAddr, versions: Versions) -> Self {
+    pub fn redirect_to(address: IpAddr, versions: Versions) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self::Redirect {
             address,
@@ -135,7 +135,7 @@ impl Interception {
             IpAddr::V4(_) => (v4, Some(v6).filter(|_| versions == Versions::Both)),
             IpAddr::V6(_) => (v6, Some(v4)),
         };
-        match Self::redirected(address, versions) {
+        match Self::redirect_to(address, versions) {
             Self::Redirect { address, outbound, outbound_v6, .. } => Self::Redirect {
                 address,
                 outbound,
@@ -176,7 +176,7 @@ impl LookUps {
         let resolvers = PathBuf::from("/etc/resolv.conf");
         let searched = || {
             let text = std::fs::read_to_string(&resolvers).unwrap_or_default();
-            ClusterDomain::searched(&text).unwrap_or_default()
+            ClusterDomain::from_resolv_conf(&text).unwrap_or_default()
         };
         let domain = domain.unwrap_or_else(searched);
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, LOOK_UP_PORT));
@@ -301,7 +301,7 @@ impl Config {
 
     /// Creates the options of a sidecar for `workload`, with listeners on loopback and all defaults.
     #[must_use]
-    pub fn sidecar(workload: WorkloadName, trust_domain: TrustDomain, state: PathBuf) -> Self {
+    pub fn for_sidecar(workload: WorkloadName, trust_domain: TrustDomain, state: PathBuf) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self {
             workload,

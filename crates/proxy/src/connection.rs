@@ -18,13 +18,13 @@ use tokio::time::{sleep_until, timeout};
 
 use crate::connections::{Connection, Counted, Listed};
 use crate::drain::{Phase, last_call};
-use crate::first_bytes::{detect, preface};
+use crate::first_bytes::{read_preface, sniff_connection};
 use crate::gateway;
 use crate::handshake;
 use crate::http::message::{Reader, Writer};
 use crate::http::outside::Named;
 use crate::http::route;
-use crate::http::server::{Served, refuse, serve};
+use crate::http::server::{Served, reject_unreadable, serve_requests};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, Opened};
@@ -39,20 +39,20 @@ use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
 use crate::worker::Worker;
 
 /// Serves a connection from its first byte to its last.
-pub(crate) async fn carry(
+pub(crate) async fn serve_connection(
     worker: Rc<Worker>,
     listener_kind: ListenerKind,
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
-    let _counted = Counted::connection(&worker.shard, ConnectionSide::Downstream);
+    let _counted = Counted::for_connection(&worker.shard, ConnectionSide::Downstream);
     // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
     // the largest kind: most connections are idle most of the time.
     match listener_kind {
-        ListenerKind::Inbound { port } => Box::pin(inbound(&worker, port, tcp, peer)).await,
+        ListenerKind::Inbound { port } => Box::pin(accept_inbound(&worker, port, tcp, peer)).await,
         ListenerKind::HttpProxy => {
             let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
-            let _listed = list(&session, "http", "HTTP proxy".to_owned());
+            let _listed = list_session(&session, "http", "HTTP proxy".to_owned());
             Box::pin(from_proxy_client(session, Io::new(Stream::Plain(tcp)))).await;
         }
         ListenerKind::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
@@ -62,13 +62,15 @@ pub(crate) async fn carry(
             let io = Io::new(Stream::Plain(tcp));
             Box::pin(to_service(&worker, listener_kind, io, BytesMut::new(), peer)).await;
         }
-        ListenerKind::Gateway { port } => Box::pin(gateway::carry(&worker, port, tcp, peer)).await,
+        ListenerKind::Gateway { port } => {
+            Box::pin(gateway::serve_connection(&worker, port, tcp, peer)).await
+        }
     }
 }
 
 /// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
-async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
-    let Some(config) = worker.world.config() else {
+async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+    let Some(config) = worker.world.current_config() else {
         return;
     };
     let spoken = config.in_clear(port, peer.ip());
@@ -84,25 +86,26 @@ async fn inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAdd
     let half_open = worker.half_open.admit(peer.ip());
     if let Some(spoken) = spoken {
         let looked = plaintext::is_mutual_tls(worker, spoken, &tcp);
-        match handshake::begun(worker, &half_open, looked).await {
+        match handshake::await_start(worker, &half_open, looked).await {
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(Stream::Plain(tcp));
                 return allowed_in_clear(worker, half_open, (port, spoken), io, peer).await;
             }
-            None => return leno_listen::reset(&tcp),
+            None => return leno_listen::reset_on_drop(&tcp),
         }
     }
     let Some(credential) = worker.world.credential() else {
         return;
     };
     let accepting = async {
-        let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
+        let expected =
+            handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
         let expected = expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
         expected.inspect_err(|reason| note_plaintext(worker, *reason, port, peer))?;
-        tls::accept(worker, &half_open, (&credential, clients), tcp).await
+        tls::accept_tls(worker, &half_open, (&credential, clients), tcp).await
     };
-    let Some(accepted) = handshake::finished(worker, peer, accepting).await else {
+    let Some(accepted) = handshake::finish_handshake(worker, peer, accepting).await else {
         return;
     };
     drop(half_open);
@@ -118,7 +121,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
             let suppressed = line.suppressed;
             tracing::info!(%peer, reason, suppressed, "connection rejected");
         }
-        worker.shard.refuse(reason);
+        worker.shard.count_rejected(reason);
         return;
     }
     let (member, external_principal, expires) = accepted.client.into_parts();
@@ -133,12 +136,12 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
     let forbidden = pin!(async {
         match &proved {
-            Some(proved) => worker.world.revoked(proved).await,
+            Some(proved) => worker.world.wait_until_revoked(proved).await,
             // Only an ingress rule allows clients that are not mesh members.
             None => worker.world.kept_out(port, origin).await,
         }
     });
-    if until(served, forbidden, &io).await == Ended::Cut {
+    if serve_until(served, forbidden, &io).await == Ended::Cut {
         let reason = match proved {
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRefused,
@@ -147,7 +150,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
             let (reason, suppressed) = (reason.label(), line.suppressed);
             tracing::info!(%peer, reason, suppressed, "connection closed: it is no longer permitted");
         }
-        worker.shard.refuse(reason.label());
+        worker.shard.count_rejected(reason.label());
         note_plaintext(worker, reason, port, peer);
     }
 }
@@ -170,19 +173,19 @@ async fn allowed_in_clear(
     let mut served = Box::pin(plain_inbound(worker, half_open, (port, spoken), io.clone(), peer));
     let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
     let refused = Box::pin(worker.world.kept_out(port, origin));
-    if until(served.as_mut(), refused, &io).await == Ended::Cut {
+    if serve_until(served.as_mut(), refused, &io).await == Ended::Cut {
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
-        worker.shard.refuse(Reason::PlaintextRefused.label());
+        worker.shard.count_rejected(Reason::PlaintextRefused.label());
         note_plaintext(worker, Reason::PlaintextRefused, port, peer);
     }
 }
 
 /// Serves a connection until it ends, or until it is forbidden. Both futures are pinned by the caller: moving
 /// them in here would reserve the memory of a connection twice.
-pub(crate) async fn until(
+pub(crate) async fn serve_until(
     mut served: Pin<&mut impl Future<Output = ()>>,
     forbidden: impl Future<Output = ()> + Unpin,
     io: &Io,
@@ -218,14 +221,14 @@ async fn plain_inbound(
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
     let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
-    let Some(spoken) = handshake::begun(worker, &half_open, spoken).await else {
-        return io.reset();
+    let Some(spoken) = handshake::await_start(worker, &half_open, spoken).await else {
+        return io.reset_on_drop();
     };
     let Some(spoken) = spoken else {
         return;
     };
     session.found_http2 = found_http2(declared, spoken);
-    let list = |protocol| list(&session, protocol, format!("application port {port}"));
+    let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
     match spoken {
         Spoken::Http1 => {
             let listed = list("http");
@@ -238,7 +241,7 @@ async fn plain_inbound(
         Spoken::Opaque => {
             drop(half_open);
             let _listed = list("tcp");
-            Box::pin(tcp::plainly(&session, port, io, early)).await;
+            Box::pin(tcp::forward_plaintext(&session, port, io, early)).await;
         }
     }
 }
@@ -268,14 +271,14 @@ async fn first_request(
     reader.buffer = early;
     let mut head = worker.request_heads.lend();
     let read = finished_within(worker.config.limits.head_timeout, reader.whole_request(&mut head));
-    let read = handshake::begun(worker, &half_open, read).await;
+    let read = handshake::await_start(worker, &half_open, read).await;
     drop(half_open);
     match read {
         Some(Some(())) => return Some(reader.buffer),
         // Empty lines do not begin a request: the connection is idle.
         Some(None) if matches!(&reader.buffer[..], b"" | b"\r") => return Some(reader.buffer),
-        Some(None) => drop(refuse(session, io, Reason::HeadTimeout).await),
-        None => io.reset(),
+        Some(None) => drop(reject_unreadable(session, io, Reason::HeadTimeout).await),
+        None => io.reset_on_drop(),
     }
     None
 }
@@ -288,21 +291,21 @@ pub(crate) async fn half_open_http2(
     mut early: BytesMut,
 ) {
     let worker = &session.worker;
-    let read = timeout(worker.config.limits.handshake_timeout, preface(io, &mut early));
-    let read = handshake::begun(worker, &half_open, read).await;
+    let read = timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early));
+    let read = handshake::await_start(worker, &half_open, read).await;
     drop(half_open);
     match read {
         // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
         Some(Ok(()) | Err(_)) => {
-            Box::pin(http2::server::serve(Rc::new(session), io, early)).await;
+            Box::pin(http2::server::serve_connection(Rc::new(session), io, early)).await;
         }
-        None => io.reset(),
+        None => io.reset_on_drop(),
     }
 }
 
 /// Serves a connection that begins with HTTP/1.1 and may be upgraded to HTTP/2.
 pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
-    if let Served::Http2 { first, early } = serve(&session, io, early).await {
+    if let Served::Http2 { first, early } = serve_requests(&session, io, early).await {
         listed.goes_on_in("http2");
         session.is_exclusive.set(false);
         Box::pin(http2::server::go_on(Rc::new(session), io, (first, early))).await;
@@ -317,21 +320,21 @@ async fn serve_inbound(
     alpn: Option<Vec<u8>>,
 ) {
     session.is_private = alpn.as_deref() == Some(ALPN_ALONE) && session.identity.is_some();
-    let list = |protocol| list(&session, protocol, format!("application port {port}"));
+    let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
             let _listed = list("link");
             Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
         }
         // Links are for mesh members only.
-        (Some(ALPN_LINK), None) => io.reset(),
+        (Some(ALPN_LINK), None) => io.reset_on_drop(),
         (Some(ALPN_HTTP2), _) => {
             let _listed = list("http2");
-            Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
+            Box::pin(http2::server::serve_connection(Rc::new(session), &io, BytesMut::new())).await;
         }
         (Some(_) | None, _) => {
             let _listed = list("http");
-            serve(&session, &io, BytesMut::new()).await;
+            serve_requests(&session, &io, BytesMut::new()).await;
         }
     }
 }
@@ -340,13 +343,13 @@ async fn serve_inbound(
 /// once the certificate of the peer has expired.
 async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
     let worker = session.worker.clone();
-    let _counted = Counted::link(&worker.shard, ConnectionSide::Downstream);
+    let _counted = Counted::for_link(&worker.shard, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
     let on_open = move |opened: Opened| {
         let session = session.clone();
         match opened.kind {
-            StreamKind::Http => TaskPool::serve(session, opened),
+            StreamKind::Http => TaskPool::serve_stream(session, opened),
             StreamKind::Tcp => {
                 let carry = async move { tcp::to_application(&session, port, opened).await };
                 tokio::task::spawn_local(carry);
@@ -374,22 +377,22 @@ async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io:
 
 /// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
 async fn from_proxy_client(session: Session, io: Io) {
-    let (authority, early) = match serve(&session, &io, BytesMut::new()).await {
+    let (authority, early) = match serve_requests(&session, &io, BytesMut::new()).await {
         Served::Tunnel { authority, early } => (authority, early),
         Served::PriorKnowledge { early } => {
-            return Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+            return Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
         }
         Served::Done | Served::Http2 { .. } => return,
     };
-    let named = match route::tunnel(&session, &authority).await {
+    let named = match route::tunnel_destination(&session, &authority).await {
         Ok(named) => named,
         Err(reason) => {
-            refuse(&session, &io, reason).await;
+            reject_unreadable(&session, &io, reason).await;
             return;
         }
     };
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
-    writer.room().extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
+    writer.output_buffer().extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
     if writer.flush().await.is_err() {
         return;
     }
@@ -401,8 +404,8 @@ async fn from_proxy_client(session: Session, io: Io) {
         Named::Outside(at) => {
             let inner =
                 Session::new(session.worker.clone(), ListenerKind::Address(at), None, session.peer);
-            let _listed = list(&inner, "tcp", format!("{at}, outside"));
-            Box::pin(outside::carry(&inner, at, io, early)).await;
+            let _listed = list_session(&inner, "tcp", format!("{at}, outside"));
+            Box::pin(outside::serve_connection(&inner, at, io, early)).await;
         }
     }
 }
@@ -415,8 +418,8 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
         Ok(address_entry) => address_entry,
         Err(reason) => {
             tracing::debug!(%at, reason = reason.label(), "no configuration for this address");
-            worker.shard.refuse(reason.label());
-            return io.reset();
+            worker.shard.count_rejected(reason.label());
+            return io.reset_on_drop();
         }
     };
     let listener_kind = match &*address_entry {
@@ -434,8 +437,8 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
         return to_service(worker, listener_kind, io, BytesMut::new(), peer).await;
     }
     let session = Session::new(worker.clone(), ListenerKind::Address(at), None, peer);
-    let _listed = list(&session, "tcp", format!("{at}, outside"));
-    outside::carry(&session, at, io, BytesMut::new()).await;
+    let _listed = list_session(&session, "tcp", format!("{at}, outside"));
+    outside::serve_connection(&session, at, io, BytesMut::new()).await;
 }
 
 /// Serves a connection from the application to one service or workload, in the protocol of the service.
@@ -448,7 +451,7 @@ async fn to_service(
 ) {
     let (service, port, mut declared) = match &listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
-            (service.clone(), *port, protocol(worker, service, *port).await)
+            (service.clone(), *port, declared_protocol(worker, service, *port).await)
         }
         ListenerKind::Pinned { at, id } => {
             (id.service.clone(), id.port, protocol_at(worker, *at).await)
@@ -471,7 +474,7 @@ async fn to_service(
     };
     let mut session = Session::new(worker.clone(), listener_kind, None, peer);
     session.found_http2 = found_http2(declared, spoken);
-    let list = |protocol| list(&session, protocol, format!("{service}:{port}"));
+    let list = |protocol| list_session(&session, protocol, format!("{service}:{port}"));
     match spoken {
         Spoken::Http1 => {
             let listed = list("http");
@@ -479,7 +482,7 @@ async fn to_service(
         }
         Spoken::Http2 => {
             let _listed = list("http2");
-            Box::pin(http2::server::serve(Rc::new(session), &io, early)).await;
+            Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
         }
         Spoken::Opaque => {
             let _listed = list("tcp");
@@ -490,7 +493,7 @@ async fn to_service(
 
 /// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
 /// client stays silent for `max_wait`, or if the proxy drains.
-pub(crate) async fn spoken(
+pub(crate) async fn detect_protocol(
     worker: &Worker,
     (declared, max_wait): (Protocol, Duration),
     io: &Io,
@@ -500,7 +503,8 @@ pub(crate) async fn spoken(
     match declared {
         Protocol::Tcp => Some(Spoken::Opaque),
         // A silent client implies a protocol in which the server speaks first.
-        Protocol::Detect => match timeout(limits.detect_timeout, detect(io, early)).await {
+        Protocol::Detect => match timeout(limits.detect_timeout, sniff_connection(io, early)).await
+        {
             Ok(Sniffed::Http1) => Some(Spoken::Http1),
             Ok(Sniffed::Http2) => Some(Spoken::Http2),
             // The protocol of the application is unknown: bytes are forwarded unchanged.
@@ -520,7 +524,7 @@ pub(crate) async fn spoken(
                         }
                     }
                 }
-                match timeout(limits.head_timeout, detect(io, early)).await {
+                match timeout(limits.head_timeout, sniff_connection(io, early)).await {
                     Ok(sniffed) => break sniffed,
                     // A spurious wakeup: no byte has arrived.
                     Err(_) if early.is_empty() => {}
@@ -555,7 +559,7 @@ pub(crate) enum Spoken {
 }
 
 /// Returns the declared protocol of a service port; `Detect` if it is not known.
-async fn protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
+async fn declared_protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
     let Ok((_, plan)) = worker.world.with_service(service, max_wait).await else {
         return Protocol::Detect;
@@ -578,7 +582,7 @@ async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
 fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
     match listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
-            worker.world.protocol(service, *port)
+            worker.world.declared_protocol(service, *port)
         }
         ListenerKind::Pinned { at, .. } => worker.world.protocol_at(*at),
         ListenerKind::Inbound { .. }
@@ -588,7 +592,7 @@ fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protoco
     }
 }
 
-pub(crate) fn list(session: &Session, protocol: &'static str, target: String) -> Listed {
+pub(crate) fn list_session(session: &Session, protocol: &'static str, target: String) -> Listed {
     session.worker.connections.list(Connection {
         direction: if session.is_inbound() { "inbound" } else { "outbound" },
         protocol,

@@ -77,13 +77,13 @@ enum What {
 
 impl Counted {
     /// Counts a connection opened on this side.
-    pub(crate) fn connection(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+    pub(crate) fn for_connection(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
         shard.connection_opened(side);
         Self { shard: shard.clone(), what: What::Connection(side) }
     }
 
     /// Counts a link opened on this side.
-    pub(crate) fn link(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+    pub(crate) fn for_link(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
         let gauge = match side {
             ConnectionSide::Downstream => Gauge::LinksDownstream,
             ConnectionSide::Upstream => Gauge::LinksUpstream,

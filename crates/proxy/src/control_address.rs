@@ -60,8 +60,11 @@ impl ReachedAddresses {
     ///
     /// # Errors
     /// If the name cannot be resolved, and no control plane was ever reached by it.
-    pub(crate) async fn find(&self, control: &ControlAddress) -> io::Result<Vec<SocketAddr>> {
-        let Some(last) = self.last(control) else { return control.resolve().await };
+    pub(crate) async fn find_addresses(
+        &self,
+        control: &ControlAddress,
+    ) -> io::Result<Vec<SocketAddr>> {
+        let Some(last) = self.last_reached(control) else { return control.resolve().await };
         match timeout(RESOLUTION_MAX, control.resolve()).await {
             Ok(Ok(found)) if !found.is_empty() => Ok(found),
             outcome => {
@@ -77,23 +80,23 @@ impl ReachedAddresses {
     }
 
     /// Records an address at which a control plane was reached.
-    pub(crate) fn reached(&self, control: &ControlAddress, address: SocketAddr) {
+    pub(crate) fn record_reached(&self, control: &ControlAddress, address: SocketAddr) {
         let ControlAddress::Name { .. } = control else { return };
-        if self.last(control) != Some(address) {
+        if self.last_reached(control) != Some(address) {
             self.known.borrow_mut().insert(control.to_string(), address);
-            self.state.keep_address(&key(control), address);
+            self.state.keep_address(&file_name(control), address);
         }
     }
 
-    fn last(&self, control: &ControlAddress) -> Option<SocketAddr> {
+    fn last_reached(&self, control: &ControlAddress) -> Option<SocketAddr> {
         let ControlAddress::Name { .. } = control else { return None };
         let known = self.known.borrow().get(&control.to_string()).copied();
-        known.or_else(|| self.state.address(&key(control)))
+        known.or_else(|| self.state.listener_address(&file_name(control)))
     }
 }
 
 /// Returns the file name in the state directory; every character of a host name is valid in a file name.
-fn key(control: &ControlAddress) -> String {
+fn file_name(control: &ControlAddress) -> String {
     format!("control-{}", control.to_string().replace(':', "-"))
 }
 
@@ -188,17 +191,22 @@ mod tests {
         let address = SocketAddr::from(([192, 0, 2, 7], 15_010));
         let found = {
             let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
-            assert!(reached.find(&control).await.is_err(), "a name that never led anywhere");
-            reached.reached(&control, address);
-            reached.find(&control).await.unwrap()
+            assert!(
+                reached.find_addresses(&control).await.is_err(),
+                "a name that never led anywhere"
+            );
+            reached.record_reached(&control, address);
+            reached.find_addresses(&control).await.unwrap()
         };
         assert_eq!(found, [address]);
         let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
-        assert_eq!(reached.find(&control).await.unwrap(), [address]);
+        assert_eq!(reached.find_addresses(&control).await.unwrap(), [address]);
         // A name that can be resolved uses its current addresses.
         let local: ControlAddress = "localhost:15010".parse().unwrap();
-        reached.reached(&local, address);
-        assert!(reached.find(&local).await.unwrap().iter().all(|it| it.ip().is_loopback()));
+        reached.record_reached(&local, address);
+        assert!(
+            reached.find_addresses(&local).await.unwrap().iter().all(|it| it.ip().is_loopback())
+        );
     }
 
     #[tokio::test]

@@ -34,11 +34,11 @@ pub(crate) async fn keep_subscriptions(
                 if count == 0 {
                     return;
                 }
-                subscribe(&follower, &mut batch)
+                subscribe_batch(&follower, &mut batch)
             }
             _ = sweep.tick() => {
                 follower.forget_evictions();
-                unsubscribe(&follower, idle)
+                unsubscribe_idle(&follower, idle)
             }
         };
         for request in changes.into_iter().flatten() {
@@ -52,7 +52,7 @@ pub(crate) async fn keep_subscriptions(
 /// At most two requests for each of services, addresses and names: new entries may evict others.
 type Requests = [Option<Request>; 6];
 
-fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
+fn subscribe_batch(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     let crowded = follower.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
     let mut forgotten =
         if crowded { idle_addresses(follower, IDLE_IF_CROWDED) } else { Vec::new() };
@@ -73,11 +73,16 @@ fn subscribe(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     // The batch is pending and newer than all other entries, so none of it is evicted.
     let mut left = evict_unknown(follower, &mut subscribed);
     let by_use = follower.world.services_by_use();
-    left.extend(evict(follower, (&mut subscribed, SUBSCRIPTIONS_MAX), Table::Services, by_use));
+    left.extend(evict_excess(
+        follower,
+        (&mut subscribed, SUBSCRIPTIONS_MAX),
+        Table::Services,
+        by_use,
+    ));
     let by_use = follower.world.addresses_by_use();
-    forgotten.extend(evict(follower, (&mut asked, ADDRESSES_MAX), Table::Addresses, by_use));
+    forgotten.extend(evict_excess(follower, (&mut asked, ADDRESSES_MAX), Table::Addresses, by_use));
     let by_use = follower.world.names_by_use();
-    lost.extend(evict(follower, (&mut looked_up, NAMES_MAX), Table::Names, by_use));
+    lost.extend(evict_excess(follower, (&mut looked_up, NAMES_MAX), Table::Names, by_use));
     [
         (!left.is_empty()).then_some(Request::Unsubscribe(left)),
         (!forgotten.is_empty()).then_some(Request::Forget(forgotten)),
@@ -94,10 +99,10 @@ fn evict_unknown(
     follower: &Follower,
     subscribed: &mut Subscriptions<ServiceName>,
 ) -> Vec<ServiceName> {
-    let Some(config) = follower.world.config() else {
+    let Some(config) = follower.world.current_config() else {
         return Vec::new();
     };
-    let unknown = config.absent().filter(|name| subscribed.contains(name)).count();
+    let unknown = config.absent_services().filter(|name| subscribed.contains(name)).count();
     if unknown <= UNKNOWN_MAX {
         return Vec::new();
     }
@@ -105,13 +110,13 @@ fn evict_unknown(
     let absent = |name: &ServiceName| {
         Some(by_use(name)).filter(|priority| matches!(priority, Priority::Absent(_)))
     };
-    let evicted = subscribed.evict(unknown - UNKNOWN_KEPT, absent);
+    let evicted = subscribed.evict_smallest(unknown - UNKNOWN_KEPT, absent);
     follower.note_evicted(Table::UnknownServices, evicted.len());
     evicted
 }
 
 /// Evicts the entries beyond the bound of a table, and [`BATCH_MAX`] more as room for the next ones.
-fn evict<K: Ord + Clone>(
+fn evict_excess<K: Ord + Clone>(
     follower: &Follower,
     (subscriptions, max): (&mut Subscriptions<K>, usize),
     table: Table,
@@ -120,8 +125,8 @@ fn evict<K: Ord + Clone>(
     if subscriptions.len() <= max {
         return Vec::new();
     }
-    let evicted =
-        subscriptions.evict(subscriptions.len() - max + BATCH_MAX, |key| Some(by_use(key)));
+    let evicted = subscriptions
+        .evict_smallest(subscriptions.len() - max + BATCH_MAX, |key| Some(by_use(key)));
     follower.note_evicted(table, evicted.len());
     evicted
 }
@@ -142,7 +147,7 @@ fn take_back(follower: &Follower, unsent: Request) {
     }
 }
 
-fn unsubscribe(follower: &Follower, after: Duration) -> Requests {
+fn unsubscribe_idle(follower: &Follower, after: Duration) -> Requests {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut idle = follower.world.idle_services(after);
     idle.retain(|service| subscribed.remove(service));
@@ -182,12 +187,12 @@ pub(crate) async fn keep_listeners(
     requests: mpsc::Sender<Request>,
     open_listeners: OpenListeners,
 ) {
-    let mut changes = follower.world.changes();
+    let mut changes = follower.world.subscribe();
     let mut failures = 0_u32;
     let mut untold = false;
     let (mut reported, mut last) = (Instant::now(), ProxyReport::default());
     loop {
-        if let Some(config) = follower.world.config()
+        if let Some(config) = follower.world.current_config()
             && follower.world.credential().is_some()
             && !follower.withdrawn.get()
         {
@@ -197,12 +202,12 @@ pub(crate) async fn keep_listeners(
             for problem in &problems {
                 tracing::error!(%problem, failures, "cannot open a listener; retrying");
             }
-            let closed: BTreeMap<String, String> = problems.iter().map(closed).collect();
-            follower.world.conditions.replace(kind::LISTENER_CLOSED, closed.clone());
+            let closed: BTreeMap<String, String> = problems.iter().map(describe_closed).collect();
+            follower.world.conditions.replace_kind(kind::LISTENER_CLOSED, closed.clone());
             follower.note_addresses(&listeners.addresses());
             open_listeners.publish(listeners.addresses(), closed);
-            follower.world.set_own_listeners(listeners.own());
-            let inbound = listeners.inbound(&follower.config, plan);
+            follower.world.set_own_listeners(listeners.application_listeners());
+            let inbound = listeners.inbound_listeners(&follower.config, plan);
             if *follower.listening.borrow() != inbound {
                 follower.listening.replace(inbound);
                 untold = true;
@@ -210,20 +215,22 @@ pub(crate) async fn keep_listeners(
         }
         // Before the first configuration there are no listeners to report, and an empty list would withdraw
         // them.
-        let has_changed = open_listeners.now().is_some() && follower.report() != last;
-        let again = backoff::delay(failures, follower.seed.rotate_left(failures)).min(LISTENER_MAX);
+        let has_changed =
+            open_listeners.current_states().is_some() && follower.status_report() != last;
+        let again =
+            backoff::backoff_delay(failures, follower.seed.rotate_left(failures)).min(LISTENER_MAX);
         tokio::select! {
             // Waits while there is no stream; the hello of the next stream contains the listeners as well.
             place = requests.reserve(), if untold => {
                 untold = false;
                 reported = Instant::now();
-                last = follower.report();
+                last = follower.status_report();
                 if let Ok(place) = place && !follower.withdrawn.get() {
                     let listening = follower.listening.borrow().clone();
                     place.send(Request::Listeners(listening, last.clone()));
                 }
             }
-            () = follower.world.conditions.changed() => {}
+            () = follower.world.conditions.wait_for_change() => {}
             () = sleep_until((reported + REPORT_PAUSE).into()), if has_changed => untold = true,
             changed = changes.changed() => {
                 if changed.is_err() {
@@ -236,7 +243,7 @@ pub(crate) async fn keep_listeners(
 }
 
 /// Returns a closed listener by name, with its address and the cause.
-fn closed(problem: &ListenError) -> (String, String) {
+fn describe_closed(problem: &ListenError) -> (String, String) {
     (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
 }
 

@@ -40,13 +40,13 @@ impl ControlOutage {
     /// this reason. Otherwise the failure is logged, unless this control plane failed for the same reason
     /// before.
     #[must_use]
-    pub(crate) fn failed(
+    pub(crate) fn record_failure(
         &self,
         (place, control): (usize, &ControlAddress),
         ended: &Ended,
         serving: Serving,
     ) -> bool {
-        let (problem, reason) = (ended.problem(), ended.reason());
+        let (problem, reason) = (ended.failure_summary(), ended.failure_detail());
         let failure = Failure { line: format!("{problem}: {reason}"), is_final: ended.is_final() };
         let state = match serving {
             Serving::Configuration => "serving the last configuration",
@@ -64,7 +64,7 @@ impl ControlOutage {
     }
 
     /// Logs the end of a failure.
-    pub(crate) fn connected(&self, control: &ControlAddress) {
+    pub(crate) fn record_connected(&self, control: &ControlAddress) {
         if !self.failures.borrow().is_empty() && !self.is_connected_logged.replace(true) {
             tracing::info!(%control, "connected to the control plane");
         }
@@ -99,7 +99,7 @@ pub(crate) struct FatalFailure {
 
 impl FatalFailure {
     /// Ends the proxy. Of several causes the first is kept.
-    pub(crate) fn end(&self, cause: StartError) {
+    pub(crate) fn report_cause(&self, cause: StartError) {
         self.cause.borrow_mut().get_or_insert(cause);
         self.notify.notify_one();
     }
@@ -117,7 +117,7 @@ impl FatalFailure {
 
 impl Ended {
     /// Returns a short description of the failure, for the start of a log line.
-    fn problem(&self) -> &'static str {
+    fn failure_summary(&self) -> &'static str {
         match self {
             Self::Io(error) if is_untrusted(error) => "the control plane is not trusted",
             Self::Untrusted { .. } => "the control plane is not trusted",
@@ -132,7 +132,7 @@ impl Ended {
     }
 
     /// Returns the rest of the log line, without repeating [`Self::problem`].
-    fn reason(&self) -> String {
+    fn failure_detail(&self) -> String {
         match self {
             Self::Io(error) => error.to_string(),
             Self::Join(JoinError::Refused { reason, .. })
@@ -172,7 +172,7 @@ fn is_untrusted(error: &std::io::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn rejected(is_final: bool) -> Ended {
+    fn rejected_join(is_final: bool) -> Ended {
         Ended::Join(JoinError::Refused { reason: "used".to_owned(), is_final })
     }
 
@@ -180,14 +180,23 @@ mod tests {
     fn only_final_failures_of_all_control_planes_leave_no_hope() {
         let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
         let outage = ControlOutage::new(2);
-        let failed =
-            |place, ended: &Ended| outage.failed((place, &control), ended, Serving::Nothing);
-        assert!(!failed(0, &rejected(true)), "another control plane may accept it");
+        let failed = |place, ended: &Ended| {
+            outage.record_failure((place, &control), ended, Serving::Nothing)
+        };
+        assert!(!failed(0, &rejected_join(true)), "another control plane may accept it");
         assert!(!failed(1, &Ended::Late));
-        assert!(failed(1, &rejected(true)));
-        assert!(!outage.failed((1, &control), &rejected(true), Serving::Configuration));
-        assert!(!failed(0, &rejected(false)), "the rejection may pass");
-        assert!(ControlOutage::new(1).failed((0, &control), &rejected(true), Serving::Nothing));
+        assert!(failed(1, &rejected_join(true)));
+        assert!(!outage.record_failure(
+            (1, &control),
+            &rejected_join(true),
+            Serving::Configuration
+        ));
+        assert!(!failed(0, &rejected_join(false)), "the rejection may pass");
+        assert!(ControlOutage::new(1).record_failure(
+            (0, &control),
+            &rejected_join(true),
+            Serving::Nothing
+        ));
     }
 
     #[test]
@@ -199,11 +208,14 @@ mod tests {
         assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
         let named = [
             (unreachable, "the control plane is unreachable: connection refused"),
-            (rejected(true), "the control plane rejected the join: used"),
+            (rejected_join(true), "the control plane rejected the join: used"),
             (goodbye, "the control plane closed the connection: another proxy"),
         ];
         for (ended, expected) in named {
-            assert_eq!(format!("{}: {}", ended.problem(), ended.reason()), expected);
+            assert_eq!(
+                format!("{}: {}", ended.failure_summary(), ended.failure_detail()),
+                expected
+            );
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leno_discovery::traffic::{RULES_MAX, SERIES_MAX};
 use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
-use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, spent};
+use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, read_spent};
 
 /// The state of the last report to the control plane. Counts in a report that was lost with its stream are not
 /// sent again; the sidecar's own metrics are complete.
@@ -18,22 +18,26 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    pub(crate) fn of(telemetry: Arc<Telemetry>) -> Self {
-        Self { changes: Changes::of(telemetry), reported: Instant::now(), cpu: Duration::ZERO }
+    pub(crate) fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
+        Self {
+            changes: Changes::from_telemetry(telemetry),
+            reported: Instant::now(),
+            cpu: Duration::ZERO,
+        }
     }
 
     /// Begins a stream. Counts from the time without a stream are skipped: the control plane could not assign
     /// them to a time.
-    pub(crate) fn connected(&mut self, now: Instant) {
-        self.changes.take(SERIES_MAX, usize::MAX);
+    pub(crate) fn start_stream(&mut self, now: Instant) {
+        self.changes.take_changes(SERIES_MAX, usize::MAX);
         self.reported = now;
-        self.cpu = spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
+        self.cpu = read_spent(std::process::id()).map_or(self.cpu, |spent| spent.cpu);
     }
 
     /// Returns the differences since the last report, if any request has ended since.
-    pub(crate) fn take(&mut self, now: Instant) -> Option<Traffic> {
-        let taken = self.changes.take(SERIES_MAX, RULES_MAX);
-        let spent = spent(std::process::id()).ok();
+    pub(crate) fn take_changes(&mut self, now: Instant) -> Option<Traffic> {
+        let taken = self.changes.take_changes(SERIES_MAX, RULES_MAX);
+        let spent = read_spent(std::process::id()).ok();
         let cpu = spent.map_or(self.cpu, |spent| spent.cpu);
         if taken.series.is_empty() {
             // Rates cover only intervals with traffic.
@@ -42,11 +46,11 @@ impl Counted {
         }
         let traffic = Traffic {
             span: now.duration_since(self.reported),
-            series: taken.series.iter().map(series).collect(),
+            series: taken.series.iter().map(traffic_series).collect(),
             folded: u32::try_from(taken.folded).unwrap_or(u32::MAX),
             cpu: cpu.saturating_sub(self.cpu),
             memory_kib: spent.map_or(0, |spent| spent.own_kib),
-            rules: taken.rules.iter().filter_map(rule).collect(),
+            rules: taken.rules.iter().filter_map(rule_hits).collect(),
         };
         (self.reported, self.cpu) = (now, cpu);
         Some(traffic)
@@ -54,7 +58,7 @@ impl Counted {
 }
 
 /// Labels come from rules, services and identities; other values are left empty.
-fn series(change: &SeriesChange) -> TrafficSeries {
+fn traffic_series(change: &SeriesChange) -> TrafficSeries {
     let labels = &change.labels;
     let reasons = change.reasons.iter();
     TrafficSeries {
@@ -65,7 +69,7 @@ fn series(change: &SeriesChange) -> TrafficSeries {
         service: labels.service.parse().ok(),
         port: labels.port,
         route: labels.route.parse().ok(),
-        peer: labels.peer.split_once('/').and_then(account),
+        peer: labels.peer.split_once('/').and_then(parse_account),
         opened: match (labels.protocol, change.streams_opened | change.streams_ended) {
             ("tcp" | "outside", _) => Some(change.opened),
             (_, 0) => None,
@@ -85,7 +89,7 @@ fn series(change: &SeriesChange) -> TrafficSeries {
 }
 
 /// Overflow series have no rule name and are not reported.
-fn rule(change: &RuleChange) -> Option<RuleHits> {
+fn rule_hits(change: &RuleChange) -> Option<RuleHits> {
     let labels = &change.labels;
     Some(RuleHits {
         kind: RuleKind::from_word(labels.kind)?,
@@ -96,7 +100,7 @@ fn rule(change: &RuleChange) -> Option<RuleHits> {
     })
 }
 
-fn account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {
+fn parse_account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {
     ServiceAccount::new(namespace, name).ok()
 }
 
@@ -109,10 +113,10 @@ mod tests {
     #[test]
     fn connections_are_reported_when_they_are_opened() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let mut counted = Counted::of(Arc::clone(&telemetry));
+        let shard = telemetry.new_shard();
+        let mut counted = Counted::from_telemetry(Arc::clone(&telemetry));
         let began = Instant::now();
-        counted.connected(began);
+        counted.start_stream(began);
         let labels = |protocol| RequestLabels {
             direction: "outbound",
             service: "bookinfo/cache".to_owned(),
@@ -121,9 +125,9 @@ mod tests {
             peer: String::new(),
             protocol,
         };
-        shard.count_opened(shard.series(&labels("tcp")));
-        shard.count_opened(shard.series(&labels("outside")));
-        let reported = counted.take(began + Duration::from_secs(5)).unwrap();
+        shard.count_opened(shard.series_id(&labels("tcp")));
+        shard.count_opened(shard.series_id(&labels("outside")));
+        let reported = counted.take_changes(began + Duration::from_secs(5)).unwrap();
         let opened: Vec<_> = reported.series.iter().map(|series| series.opened).collect();
         assert_eq!(opened, [Some(1), Some(1)]);
     }
@@ -131,11 +135,11 @@ mod tests {
     #[test]
     fn only_what_is_new_is_reported_and_nothing_when_nothing_is() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let mut counted = Counted::of(Arc::clone(&telemetry));
+        let shard = telemetry.new_shard();
+        let mut counted = Counted::from_telemetry(Arc::clone(&telemetry));
         let began = Instant::now();
-        counted.connected(began);
-        assert_eq!(counted.take(began), None);
+        counted.start_stream(began);
+        assert_eq!(counted.take_changes(began), None);
         let labels = RequestLabels {
             direction: "inbound",
             service: "bookinfo/ratings".to_owned(),
@@ -152,22 +156,22 @@ mod tests {
             bytes_in: 1,
             bytes_out: 2,
         };
-        shard.record(shard.series(&labels), &outcome);
-        let reported = counted.take(began + Duration::from_secs(5)).unwrap();
+        shard.record_request(shard.series_id(&labels), &outcome);
+        let reported = counted.take_changes(began + Duration::from_secs(5)).unwrap();
         assert_eq!(reported.span, Duration::from_secs(5));
         assert!(reported.memory_kib > 0);
         let [series] = &reported.series[..] else { panic!("{reported:?}") };
         assert_eq!(series.direction, Direction::Inbound);
         assert_eq!(series.peer, ServiceAccount::new("bookinfo", "reviews").ok());
-        assert_eq!((series.requests(), series.failed, series.durations.len()), (1, 1, 1));
+        assert_eq!((series.request_count(), series.failed, series.durations.len()), (1, 1, 1));
         assert_eq!(series.opened, None, "requests are not opened");
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
-        assert_eq!(counted.take(began + Duration::from_secs(10)), None);
-        shard.record(shard.series(&labels), &outcome);
-        let reported = counted.take(began + Duration::from_secs(15)).unwrap();
+        assert_eq!(counted.take_changes(began + Duration::from_secs(10)), None);
+        shard.record_request(shard.series_id(&labels), &outcome);
+        let reported = counted.take_changes(began + Duration::from_secs(15)).unwrap();
         assert_eq!(reported.span, Duration::from_secs(5), "idle time is not told");
-        shard.record(shard.series(&labels), &outcome);
-        counted.connected(began + Duration::from_secs(3600));
-        assert_eq!(counted.take(began + Duration::from_secs(3605)), None);
+        shard.record_request(shard.series_id(&labels), &outcome);
+        counted.start_stream(began + Duration::from_secs(3600));
+        assert_eq!(counted.take_changes(began + Duration::from_secs(3605)), None);
     }
 }

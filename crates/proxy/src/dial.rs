@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::config::Interception;
 
 /// Connects from this proxy to `address`.
-pub(crate) async fn dial(
+pub(crate) async fn dial_address(
     address: SocketAddr,
     interception: &Interception,
 ) -> io::Result<TcpStream> {
@@ -21,7 +21,7 @@ pub(crate) async fn dial(
     if let Interception::Redirect { mark: Some(mark), .. } = interception {
         SockRef::from(&socket).set_mark(*mark)?;
     }
-    prepare(SockRef::from(&socket))?;
+    set_options(SockRef::from(&socket))?;
     socket.connect(address).await
 }
 
@@ -39,12 +39,12 @@ pub(crate) fn dial_reason(error: &io::Error) -> Reason {
 
 impl Dial for Interception {
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        dial(address, self).await
+        dial_address(address, self).await
     }
 }
 
 /// Sets the socket options of every connection; accepted ones inherit them from their listener (tcp(7)).
-pub(crate) fn prepare(socket: SockRef<'_>) -> io::Result<()> {
+pub(crate) fn set_options(socket: SockRef<'_>) -> io::Result<()> {
     // Complete batches are written at once; delaying them for more data has no benefit.
     socket.set_tcp_nodelay(true)?;
     // Detects a peer that vanished without closing, even if neither side sends data.

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::config::Interception;
 use crate::follow::Follower;
-use crate::look_ups::{Over, bound};
+use crate::look_ups::{Over, bind_when_free};
 use crate::names::{IsNew, to_v6};
 use crate::subscriptions::Table;
 
@@ -22,7 +22,8 @@ use crate::subscriptions::Table;
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     let conditions = &follower.world.conditions;
     let socket =
-        bound(conditions, (address, Over::Udp), async || UdpSocket::bind(address).await).await;
+        bind_when_free(conditions, (address, Over::Udp), async || UdpSocket::bind(address).await)
+            .await;
     let socket = Rc::new(socket);
     let slots = std::sync::Arc::new(Semaphore::new(LOOK_UPS_MAX));
     let mut packet = [0_u8; PACKET_BYTES_MAX];
@@ -40,7 +41,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         };
         let (follower, socket) = (follower.clone(), socket.clone());
         tokio::task::spawn_local(async move {
-            if let Err(error) = answer(&follower, &socket, &query, client).await {
+            if let Err(error) = answer_query(&follower, &socket, &query, client).await {
                 tracing::debug!(%error, "DNS response not sent");
             }
             drop(slot);
@@ -48,7 +49,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     }
 }
 
-async fn answer(
+async fn answer_query(
     follower: &Follower,
     socket: &UdpSocket,
     query: &Message,
@@ -109,7 +110,7 @@ async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Add
         _ => return Ok(None),
     }
     let names = follower.world.names();
-    let (address, is_new) = names.address(&service).ok_or(ResponseCode::ServFail)?;
+    let (address, is_new) = names.virtual_address(&service).ok_or(ResponseCode::ServFail)?;
     if is_new == IsNew::InPlaceOfAnother {
         follower.note_evicted(Table::ServiceAddresses, 1);
     }

@@ -15,7 +15,7 @@ pub(crate) type EdgeConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
 
 /// Builds the configurations of a snapshot. Those of the previous one are reused while their certificates are
 /// the same, so that sessions can be resumed. Unusable certificates are logged once.
-pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> EdgeConfigs {
+pub(crate) fn build_configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> EdgeConfigs {
     let Some(gateway) = plans.snapshot.plan.gateway.as_deref() else {
         return BTreeMap::new();
     };
@@ -33,13 +33,13 @@ pub(crate) fn configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)>) -> 
         Serves::Http(_) | Serves::Passthrough(_) | Serves::Tcp(_) => None,
     });
     let configs = ports.map(|(port, listeners)| {
-        let kept = before.and_then(|before| kept(before, port, listeners));
-        (port, kept.unwrap_or_else(|| built(gateway, port, listeners)))
+        let kept = before.and_then(|before| reuse_config(before, port, listeners));
+        (port, kept.unwrap_or_else(|| build_config(gateway, port, listeners)))
     });
     configs.collect()
 }
 
-fn kept(
+fn reuse_config(
     (plans, configs): (&Plans, &EdgeConfigs),
     port: u16,
     listeners: &[GatewayListener],
@@ -48,17 +48,21 @@ fn kept(
     let before = gateway.ports.iter().find(|known| known.port == port)?;
     let Serves::Https(before) = &before.serves else { return None };
     let config = configs.get(&port)?;
-    shown(before).eq(shown(listeners)).then(|| config.clone())
+    tls_fields(before).eq(tls_fields(listeners)).then(|| config.clone())
 }
 
 /// Returns the listener fields that the TLS configuration depends on.
-fn shown(
+fn tls_fields(
     listeners: &[GatewayListener],
 ) -> impl Iterator<Item = (Option<&HostPattern>, &[GatewayCertificate])> {
     listeners.iter().map(|listener| (listener.hostname.as_ref(), &*listener.certificates))
 }
 
-fn built(gateway: &Gateway, port: u16, listeners: &[GatewayListener]) -> Option<Arc<ServerConfig>> {
+fn build_config(
+    gateway: &Gateway,
+    port: u16,
+    listeners: &[GatewayListener],
+) -> Option<Arc<ServerConfig>> {
     match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
         Ok((config, bad)) => {
             for bad in bad {

@@ -38,11 +38,11 @@ impl Failure {
     /// Returns the gRPC status of the response to a call.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
         let of_reset = || self.reset.and_then(grpc::status_of_reset);
-        self.grpc.or_else(of_reset).unwrap_or_else(|| grpc::status(self.reason))
+        self.grpc.or_else(of_reset).unwrap_or_else(|| grpc::status_for(self.reason))
     }
 
     /// Creates the failure for an injected fault.
-    pub(crate) fn injected(policy: PolicyDecision, injected: InjectedAnswer) -> Self {
+    pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedAnswer) -> Self {
         let InjectedAnswer { answer, grpc } = injected;
         let of_http = answer.status.map(GrpcStatus::of_http);
         let grpc = grpc.map(GrpcStatus::of_code).or(of_http);
@@ -65,7 +65,7 @@ impl From<Denial> for Failure {
 
 impl From<Exceeded<'_>> for Failure {
     fn from(exceeded: Exceeded<'_>) -> Self {
-        let retry_after = Some(exceeded.seconds());
+        let retry_after = Some(exceeded.retry_after());
         let Exceeded { policy, rule, answer, hits, .. } = exceeded;
         let policy = Some(PolicyDecision::service_policy(policy, rule, hits));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }

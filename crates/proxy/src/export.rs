@@ -42,7 +42,7 @@ impl Courier {
     }
 
     /// Returns the current configuration, with the observability settings.
-    pub(crate) fn world(&self) -> &World {
+    pub(crate) fn config_store(&self) -> &World {
         &self.world
     }
 
@@ -53,29 +53,36 @@ impl Courier {
         batch: &[Arc<Seen>],
         fate: &mut Fate<Counted>,
     ) {
-        let export_requests = records::encode(&self.source(), batch, form);
+        let export_requests = records::encode_requests(&self.source(), batch, form);
         self.post.deliver_all(collector, export_requests, fate).await;
     }
 
     /// Creates the export result of access log entries, with nothing sent yet.
     pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
-        self.fate("lines of the access log", (Count::RecordsExported, Count::RecordsRefused))
+        self.export_result(
+            "lines of the access log",
+            (Count::RecordsExported, Count::RecordsRefused),
+        )
     }
 
     fn fate_of_spans(&self) -> Fate<Counted> {
-        self.fate("spans", (Count::SpansExported, Count::SpansRefused))
+        self.export_result("spans", (Count::SpansExported, Count::SpansRefused))
     }
 
     fn fate_of_metrics(&self) -> Fate<Counted> {
-        self.fate("metrics", (Count::PointsExported, Count::PointsRefused))
+        self.export_result("metrics", (Count::PointsExported, Count::PointsRefused))
     }
 
-    fn fate(&self, what: &'static str, (exported, refused): (Count, Count)) -> Fate<Counted> {
+    fn export_result(
+        &self,
+        what: &'static str,
+        (exported, refused): (Count, Count),
+    ) -> Fate<Counted> {
         Fate::new(what, Counted { shard: self.shard.clone(), exported, refused })
     }
 
     fn source(&self) -> Source {
-        source::source(&self.config.workload, self.world.config().as_deref())
+        source::source(&self.config.workload, self.world.current_config().as_deref())
     }
 }
 
@@ -87,11 +94,11 @@ pub(crate) struct Counted {
 }
 
 impl Counts for Counted {
-    fn exported(&self, count: u64) {
+    fn add_exported(&self, count: u64) {
         self.shard.add(self.exported, count);
     }
 
-    fn refused(&self, count: u64) {
+    fn add_rejected(&self, count: u64) {
         self.shard.add(self.refused, count);
     }
 }
@@ -102,7 +109,7 @@ pub(crate) async fn push_metrics(
     since: (SystemTime, u64),
     over: oneshot::Receiver<()>,
 ) {
-    let (wanted, mut fate) = (courier.world.sights.metrics(), courier.fate_of_metrics());
+    let (wanted, mut fate) = (courier.world.sights.subscribe_metrics(), courier.fate_of_metrics());
     let over = async { drop(over.await) };
     let reported = Numbers(&courier);
     leno_outside::push_metrics((&courier.post, &mut fate), reported, wanted, since, over).await;
@@ -116,19 +123,19 @@ impl Teller for Numbers<'_> {
         self.0.source()
     }
 
-    async fn tell(&mut self, mut pages: Pages) -> Option<Pages> {
+    async fn write_metrics(&mut self, mut pages: Pages) -> Option<Pages> {
         self.0.shard.telemetry().read(&mut pages);
         Some(pages)
     }
 
     async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
-        self.tell(pages).await
+        self.write_metrics(pages).await
     }
 }
 
 /// Collects more entries into `batch` for at most `time`. It polls periodically: waking this thread for each
 /// entry cost this thread, and the threads that woke it, more time than the whole export.
-pub(crate) async fn gather(
+pub(crate) async fn collect_batch(
     intake: &mut mpsc::Receiver<Arc<Seen>>,
     batch: &mut Vec<Arc<Seen>>,
     time: Duration,

@@ -5,15 +5,15 @@ use std::task::{Context, Poll};
 
 use bytes::BytesMut;
 use leno_identity::{ClientHello, ClientHelloReader};
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::{Sniffed, sniff_protocol};
 
 use crate::io::Io;
 
 /// Reads until the first bytes identify the protocol; a connection that ends before is opaque.
-pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
+pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> Sniffed {
     let look = |cx: &mut Context<'_>| {
         loop {
-            match sniff(early) {
+            match sniff_protocol(early) {
                 Sniffed::More => {}
                 sniffed => return Poll::Ready(sniffed),
             }
@@ -28,7 +28,7 @@ pub(crate) async fn detect(io: &Io, early: &mut BytesMut) -> Sniffed {
 }
 
 /// Reads the first bytes. Returns false if the connection ends without any.
-pub(crate) async fn begins(io: &Io, early: &mut BytesMut) -> bool {
+pub(crate) async fn await_first(io: &Io, early: &mut BytesMut) -> bool {
     let read = |cx: &mut Context<'_>| {
         while early.is_empty() {
             match io.poll_read(cx, early) {
@@ -43,7 +43,7 @@ pub(crate) async fn begins(io: &Io, early: &mut BytesMut) -> bool {
 }
 
 /// Reads until the HTTP/2 preface (RFC 9113 §3.4) is complete or ruled out.
-pub(crate) async fn preface(io: &Io, early: &mut BytesMut) {
+pub(crate) async fn read_preface(io: &Io, early: &mut BytesMut) {
     let look = |cx: &mut Context<'_>| {
         loop {
             if early.len() >= PREFACE.len() || !PREFACE.starts_with(early) {

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::control_address::{ControlAddress, ReachedAddresses};
 use crate::control_outage::{ControlOutage, FatalFailure, Serving};
 use crate::counted::Counted;
-use crate::dial::dial;
+use crate::dial::dial_address;
 use crate::keeper::Keeper;
 use crate::proof::{Proof, Unproved};
 use crate::renew;
@@ -92,8 +92,8 @@ impl Follower {
             reached: ReachedAddresses::new(state.clone()),
             state,
             keeper: Keeper::default(),
-            shard: telemetry.shard(),
-            counted: RefCell::new(Counted::of(telemetry.clone())),
+            shard: telemetry.new_shard(),
+            counted: RefCell::new(Counted::from_telemetry(telemetry.clone())),
             telemetry,
             subscribed: RefCell::default(),
             asked: RefCell::default(),
@@ -117,14 +117,17 @@ impl Follower {
     }
 
     /// Returns the state reported to operators.
-    pub(crate) fn report(&self) -> ProxyReport {
-        ProxyReport { conditions: self.conditions(), addresses: self.addresses.borrow().clone() }
+    pub(crate) fn status_report(&self) -> ProxyReport {
+        ProxyReport {
+            conditions: self.current_conditions(),
+            addresses: self.addresses.borrow().clone(),
+        }
     }
 
     /// Returns the current conditions. A detection delay ends when the service declares a protocol.
-    fn conditions(&self) -> Vec<Condition> {
-        let mut conditions = self.world.conditions.now(Instant::now());
-        let config = self.world.config();
+    fn current_conditions(&self) -> Vec<Condition> {
+        let mut conditions = self.world.conditions.active_conditions(Instant::now());
+        let config = self.world.current_config();
         let is_detected = |subject: &str| {
             let (service, port) = subject.rsplit_once(':')?;
             let plan = config.as_ref()?.plans.service(&service.parse().ok()?)?;
@@ -153,10 +156,14 @@ impl Follower {
         if count == 0 {
             return;
         }
-        self.shard.add(table.count(), count as u64);
-        self.world.conditions.set(kind::TABLE_FULL, table.subject(), table.reason());
+        self.shard.add(table.eviction_counter(), count as u64);
+        self.world.conditions.set_condition(
+            kind::TABLE_FULL,
+            table.subject(),
+            table.condition_reason(),
+        );
         if self.evicted.borrow_mut().insert(table) {
-            let (table, reason) = (table.subject(), table.reason());
+            let (table, reason) = (table.subject(), table.condition_reason());
             tracing::warn!(table, reason, "a table is full: its oldest entries are evicted");
         }
     }
@@ -164,8 +171,9 @@ impl Follower {
     /// Ends the conditions of tables without evictions since the last sweep.
     pub(crate) fn forget_evictions(&self) {
         let recent = self.evicted.take();
-        let recent = recent.iter().map(|table| (table.subject().to_owned(), table.reason()));
-        self.world.conditions.replace(kind::TABLE_FULL, recent);
+        let recent =
+            recent.iter().map(|table| (table.subject().to_owned(), table.condition_reason()));
+        self.world.conditions.replace_kind(kind::TABLE_FULL, recent);
     }
 
     /// Lists dropped log lines among the conditions.
@@ -175,7 +183,7 @@ impl Follower {
             0 => self.world.conditions.clear(kind, subject),
             _ => {
                 let reason = format!("lines that its output did not accept: {lines}");
-                self.world.conditions.set(kind, subject, reason);
+                self.world.conditions.set_condition(kind, subject, reason);
             }
         }
     }
@@ -190,14 +198,14 @@ impl Follower {
         }
         let (kind, directory) = (kind::STATE_UNWRITABLE, self.state.path().display().to_string());
         match problem {
-            Some(problem) => self.world.conditions.set(kind, &directory, problem),
+            Some(problem) => self.world.conditions.set_condition(kind, &directory, problem),
             None => self.world.conditions.clear(kind, &directory),
         }
     }
 }
 
 /// Follows one control plane after another for as long as the proxy lives.
-pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
+pub(crate) async fn follow_control(follower: Rc<Follower>, mut requests: mpsc::Receiver<Request>) {
     let mut subscriber = stored_world(&follower);
     let mut failures = 0_u32;
     // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
@@ -210,22 +218,22 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
             let began = Instant::now();
             let ended = follow_one(&follower, address, &mut subscriber, &mut requests).await;
             follower.connected.set(false);
-            follower.telemetry.set(Level::ControlConnected, 0);
+            follower.telemetry.set_level(Level::ControlConnected, 0);
             let lasted = matches!(ended, Ended::Stream(_)) && began.elapsed() > STABLE;
             if lasted {
                 follower.outage.was_stable();
             }
-            let serving = match follower.world.config() {
+            let serving = match follower.world.current_config() {
                 Some(_) => Serving::Configuration,
                 None => Serving::Nothing,
             };
-            if follower.outage.failed((place, address), &ended, serving) {
-                return follower.fatal.end(StartError::Rejected(ended.into()));
+            if follower.outage.record_failure((place, address), &ended, serving) {
+                return follower.fatal.report_cause(StartError::Rejected(ended.into()));
             }
             failures = if lasted { 0 } else { failures.saturating_add(1) };
             let lost = if lasted { Lost::Stream } else { Lost::Attempt };
             let draw = follower.seed.rotate_left(failures);
-            tokio::time::sleep(pause(lost, failures, control.len(), draw)).await;
+            tokio::time::sleep(retry_delay(lost, failures, control.len(), draw)).await;
         }
         if control.is_empty() {
             return tracing::warn!(
@@ -237,13 +245,13 @@ pub(crate) async fn follow(follower: Rc<Follower>, mut requests: mpsc::Receiver<
 
 /// Applies the snapshot stored by the previous run, until a newer one arrives.
 fn stored_world(follower: &Follower) -> Subscriber {
-    let subscriber = follower.state.subscriber();
-    let Some(update) = subscriber.update() else { return subscriber };
+    let subscriber = follower.state.stored_subscriber();
+    let Some(update) = subscriber.current_update() else { return subscriber };
     if update.snapshot.plan.workload != follower.config.workload {
         tracing::warn!("the stored configuration is of another workload; waiting for a new one");
         return Subscriber::new();
     }
-    if let Err(error) = follower.world.swap(update) {
+    if let Err(error) = follower.world.apply_update(update) {
         tracing::warn!(%error, "the stored configuration is unusable; waiting for a new one");
         return Subscriber::new();
     }
@@ -263,17 +271,17 @@ async fn follow_one(
     subscriber: &mut Subscriber,
     requests: &mut mpsc::Receiver<Request>,
 ) -> Ended {
-    let credential = match credential(follower, control).await {
+    let credential = match ensure_credential(follower, control).await {
         Ok(credential) => credential,
         Err(ended) => return ended,
     };
-    let stream = match connect(follower, control, &credential).await {
+    let stream = match connect_control(follower, control, &credential).await {
         Ok(stream) => stream,
         Err(ended) => return ended,
     };
     follower.connected.set(true);
-    follower.outage.connected(control);
-    follower.telemetry.set(Level::ControlConnected, 1);
+    follower.outage.record_connected(control);
+    follower.telemetry.set_level(Level::ControlConnected, 1);
     follower.shard.add(Count::ControlConnects, 1);
     let hello = Hello {
         workload: follower.config.workload.clone(),
@@ -284,18 +292,19 @@ async fn follow_one(
         services: follower.subscribed.borrow().keys().cloned().collect(),
         addresses: follower.asked.borrow().keys().copied().collect(),
         looked_up: follower.looked_up.borrow().keys().cloned().collect(),
-        session: session(SystemTime::now()),
+        session: session_number(SystemTime::now()),
         ca_generation: credential.ca_generation(),
         process: follower.seed,
-        report: follower.report(),
+        report: follower.status_report(),
         answers_queries: follower.queries.is_some(),
     };
     let mut station = Station { follower };
-    follower.counted.borrow_mut().connected(Instant::now());
-    let followed = leno_discovery::follow(stream, hello, subscriber, requests, &mut station);
+    follower.counted.borrow_mut().start_stream(Instant::now());
+    let followed =
+        leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut station);
     let ended = followed.await;
     // Taps end with the stream; those still active are requested again.
-    follower.world.sights.tap(&[]);
+    follower.world.sights.replace_taps(&[]);
     Ended::Stream(ended)
 }
 
@@ -305,19 +314,19 @@ struct Station<'a> {
 }
 
 impl leno_discovery::Follower for Station<'_> {
-    fn apply(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
-        apply(self.follower, update)
+    fn apply_update(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
+        apply_update(self.follower, update)
     }
 
-    fn traffic(&mut self) -> Option<Traffic> {
-        self.follower.counted.borrow_mut().take(Instant::now())
+    fn take_traffic(&mut self) -> Option<Traffic> {
+        self.follower.counted.borrow_mut().take_changes(Instant::now())
     }
 
-    fn tap(&mut self, taps: &[Tap]) {
-        self.follower.world.sights.tap(taps);
+    fn set_taps(&mut self, taps: &[Tap]) {
+        self.follower.world.sights.replace_taps(taps);
     }
 
-    fn query(&mut self, query: Query) {
+    fn handle_query(&mut self, query: Query) {
         let path = query.path.clone();
         let sent = self.follower.queries.as_ref().map(|queries| queries.try_send(query));
         if !matches!(sent, Some(Ok(()))) {
@@ -326,28 +335,28 @@ impl leno_discovery::Follower for Station<'_> {
     }
 }
 
-async fn connect(
+async fn connect_control(
     follower: &Follower,
     control: &ControlAddress,
     credential: &Credential,
 ) -> Result<TlsStream<TcpStream>, Ended> {
     let expected = control_id(&follower.config.trust_domain);
     let config = client_config(credential, &expected, &[leno_discovery::ALPN])?;
-    tls(follower, control, config).await
+    connect_tls(follower, control, config).await
 }
 
-async fn tls(
+async fn connect_tls(
     follower: &Follower,
     control: &ControlAddress,
     config: Arc<ClientConfig>,
 ) -> Result<TlsStream<TcpStream>, Ended> {
     let connected = async {
-        let tcp = reach(follower, control).await?;
+        let tcp = connect_tcp(follower, control).await?;
         let address = tcp.peer_addr()?;
         let name = ServerName::IpAddress(address.ip().into());
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
         // The certificate proves that this is a control plane.
-        follower.reached.reached(control, address);
+        follower.reached.record_reached(control, address);
         Ok::<_, std::io::Error>(tls)
     };
     let max_wait = follower.config.limits.handshake_timeout;
@@ -355,10 +364,10 @@ async fn tls(
 }
 
 /// Connects to a control plane, at the first of its addresses that accepts.
-async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
+async fn connect_tcp(follower: &Follower, control: &ControlAddress) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for address in follower.reached.find(control).await? {
-        let dialled = dial(address, &follower.config.interception);
+    for address in follower.reached.find_addresses(control).await? {
+        let dialled = dial_address(address, &follower.config.interception);
         match tokio::time::timeout(follower.config.limits.connect_timeout, dialled).await {
             Ok(Ok(tcp)) => return Ok(tcp),
             Ok(Err(error)) => last = error,
@@ -369,7 +378,7 @@ async fn reach(follower: &Follower, control: &ControlAddress) -> std::io::Result
 }
 
 /// Returns the current certificate, or requests a first one with a token.
-pub(crate) async fn credential(
+pub(crate) async fn ensure_credential(
     follower: &Follower,
     control: &ControlAddress,
 ) -> Result<Arc<Credential>, Ended> {
@@ -382,29 +391,31 @@ pub(crate) async fn credential(
     let config = join_client_config(&proof.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
     let key = PrivateKey::generate();
     let is_once = follower.config.account_token.is_none();
-    let stream = tls(follower, control, config).await.map_err(|ended| ended.in_join(is_once))?;
+    let stream =
+        connect_tls(follower, control, config).await.map_err(|ended| ended.in_join(is_once))?;
     let workload = &follower.config.workload;
-    let issued = leno_discovery::join(stream, &proof.token, workload, &key.request()).await?;
-    let credential = renew::accept(follower, key, issued)?;
-    proof.spend();
+    let issued =
+        leno_discovery::join(stream, &proof.token, workload, &key.certificate_request()).await?;
+    let credential = renew::accept_issued(follower, key, issued)?;
+    proof.remove_token();
     tracing::info!(id = %credential.id(), "joined the mesh");
     Ok(credential)
 }
 
 /// Applies an update, or returns the resources that cannot be applied.
-fn apply(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
-    if let Err(error) = follower.world.swap(&update) {
+fn apply_update(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
+    if let Err(error) = follower.world.apply_update(&update) {
         follower.shard.add(Count::SnapshotRefused, 1);
-        return Err(refusals(&update, &error));
+        return Err(rejected_resources(&update, &error));
     }
     follower.shard.add(Count::SnapshotApplied, 1);
-    follower.telemetry.set(Level::SnapshotServices, update.snapshot.services.len() as u64);
-    follower.keeper.keep(update);
+    follower.telemetry.set_level(Level::SnapshotServices, update.snapshot.services.len() as u64);
+    follower.keeper.queue_snapshot(update);
     Ok(())
 }
 
 /// Returns the resources that contain a pattern that cannot be compiled.
-fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
+fn rejected_resources(update: &Update, error: &BadPattern) -> Vec<Refusal> {
     let Some(ObjectKey::HttpRoute(route) | ObjectKey::GrpcRoute(route)) = error.object.as_deref()
     else {
         return vec![Refusal::new(ResourceKey::Plan, error.to_string())];
@@ -420,7 +431,7 @@ fn refusals(update: &Update, error: &BadPattern) -> Vec<Refusal> {
 }
 
 /// Returns a number that increases with each stream, also over restarts, unless the clock is set back.
-fn session(now: SystemTime) -> u64 {
+fn session_number(now: SystemTime) -> u64 {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
@@ -428,7 +439,7 @@ fn session(now: SystemTime) -> u64 {
 /// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
 /// increasing backoff. Proxies that lost their streams at the same time spread over [`STORM_SPREAD`]; they
 /// serve their current configuration meanwhile.
-fn pause(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
+fn retry_delay(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
     match lost {
         Lost::Stream => {
             let chance_ns = (u128::from(draw) * STORM_SPREAD.as_nanos()) >> 64;
@@ -437,7 +448,7 @@ fn pause(lost: Lost, failures: u32, controls: usize, draw: u64) -> Duration {
         Lost::Attempt => {
             let controls = u32::try_from(controls.max(1)).unwrap_or(u32::MAX);
             let round = failures.saturating_sub(1) / controls;
-            backoff::delay(round + 1, draw).min(RECONNECT_MAX)
+            backoff::backoff_delay(round + 1, draw).min(RECONNECT_MAX)
         }
     }
 }
@@ -492,7 +503,7 @@ mod tests {
 
     #[test]
     fn all_control_planes_are_tried_soon_and_each_ever_later() {
-        let upper = |failures, controls| pause(Lost::Attempt, failures, controls, u64::MAX);
+        let upper = |failures, controls| retry_delay(Lost::Attempt, failures, controls, u64::MAX);
         assert!([1, 2, 3].iter().all(|failures| upper(*failures, 3) <= backoff::DELAY_MIN));
         assert!(upper(4, 3) > backoff::DELAY_MIN && upper(2, 1) > backoff::DELAY_MIN);
         assert!(upper(30_000, 3) <= RECONNECT_MAX);
@@ -500,7 +511,7 @@ mod tests {
 
     #[test]
     fn those_who_lost_a_good_stream_together_come_back_spread() {
-        let pauses = [0, u64::MAX / 2, u64::MAX].map(|draw| pause(Lost::Stream, 0, 3, draw));
+        let pauses = [0, u64::MAX / 2, u64::MAX].map(|draw| retry_delay(Lost::Stream, 0, 3, draw));
         assert_eq!(pauses[0], Duration::ZERO);
         assert!(pauses[1] > STORM_SPREAD * 2 / 5 && pauses[1] < STORM_SPREAD * 3 / 5);
         assert!(pauses[2] > STORM_SPREAD * 9 / 10 && pauses[2] <= STORM_SPREAD);

@@ -10,9 +10,9 @@ use leno_model::{Protocol, Reason, Scheme};
 use leno_traffic::GatewayPortPlan;
 use tokio::net::TcpStream;
 
-use crate::connection::{Spoken, half_open_http1, half_open_http2, list, spoken};
+use crate::connection::{Spoken, detect_protocol, half_open_http1, half_open_http2, list_session};
 use crate::handshake;
-use crate::http::server::{refuse, serve};
+use crate::http::server::{reject_unreadable, serve_requests};
 use crate::http2;
 use crate::io::{Io, Stream};
 use crate::session::{Edge, Session};
@@ -21,25 +21,30 @@ use crate::tls::{self, ALPN_HTTP2};
 use crate::worker::Worker;
 
 /// Serves an external connection to a gateway port, by the current configuration of the port.
-pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+pub(crate) async fn serve_connection(
+    worker: &Rc<Worker>,
+    port: u16,
+    tcp: TcpStream,
+    peer: SocketAddr,
+) {
     // A dual-stack listener reports IPv4 addresses as IPv4-mapped IPv6 addresses.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-    let Some(plan) = plan(worker, port) else {
-        return worker.shard.refuse(Reason::NoRoute.label());
+    let Some(plan) = port_config(worker, port) else {
+        return worker.shard.count_rejected(Reason::NoRoute.label());
     };
     let edge = Edge { port, scheme: Scheme::Http, server_name: None };
     let half_open = worker.half_open.admit(peer.ip());
     match &*plan {
         GatewayPortPlan::Http(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
-            Box::pin(http(session, half_open, Io::new(Stream::Plain(tcp)))).await;
+            Box::pin(serve_http(session, half_open, Io::new(Stream::Plain(tcp)))).await;
         }
         GatewayPortPlan::Https(_) => {
-            Box::pin(https(worker, half_open, edge, (tcp, peer))).await;
+            Box::pin(serve_https(worker, half_open, edge, (tcp, peer))).await;
         }
         GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
-            let _listed = list(&session, "tcp", reported(port));
+            let _listed = list_session(&session, "tcp", describe_port(port));
             let io = Io::new(Stream::Plain(tcp));
             Box::pin(tcp::through_gateway(&session, half_open, (port, &plan), io)).await;
         }
@@ -47,54 +52,56 @@ pub(crate) async fn carry(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: 
 }
 
 /// Returns the current configuration of a port.
-pub(crate) fn plan(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
-    let config = worker.world.config()?;
+pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
+    let config = worker.world.current_config()?;
     config.plans.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
 /// Serves HTTP/1.1, or HTTP/2 with prior knowledge.
-async fn http(session: Session, half_open: HalfOpen, io: Io) {
+async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
     // External clients speak first, so a protocol of requests is assumed.
     let first = (Protocol::Http2, session.worker.config.limits.head_timeout);
-    let spoken = spoken(&session.worker, first, &io, &mut early);
-    let Some(spoken) = handshake::begun(&session.worker, &half_open, spoken).await else {
-        return io.reset();
+    let spoken = detect_protocol(&session.worker, first, &io, &mut early);
+    let Some(spoken) = handshake::await_start(&session.worker, &half_open, spoken).await else {
+        return io.reset_on_drop();
     };
     match spoken {
         None => {}
         Some(Spoken::Http1) => {
-            let listed = list(&session, "http", known_of(&session));
+            let listed = list_session(&session, "http", known_of(&session));
             Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
         }
         Some(Spoken::Http2) => {
-            let _listed = list(&session, "http2", known_of(&session));
+            let _listed = list_session(&session, "http2", known_of(&session));
             Box::pin(half_open_http2((session, half_open), &io, early)).await;
         }
         // TLS at a port without TLS.
         Some(Spoken::Opaque) => {
             drop(half_open);
-            refuse(&session, &io, Reason::BadRequest).await;
+            reject_unreadable(&session, &io, Reason::BadRequest).await;
         }
     }
 }
 
-async fn https(
+async fn serve_https(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
     edge: Edge,
     (tcp, peer): (TcpStream, SocketAddr),
 ) {
-    let config = worker.world.config().and_then(|config| config.edge.get(&edge.port)?.clone());
+    let config =
+        worker.world.current_config().and_then(|config| config.edge.get(&edge.port)?.clone());
     let Some(config) = config else {
-        return worker.shard.refuse(Reason::HandshakeFailed.label());
+        return worker.shard.count_rejected(Reason::HandshakeFailed.label());
     };
     let accepting = async {
-        let expected = handshake::begun(worker, &half_open, tls::expect(&tcp)).await;
+        let expected =
+            handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
         expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)))?;
         tls::accept_external_client(worker, &half_open, config, tcp).await
     };
-    let Some(tls) = handshake::finished(worker, peer, accepting).await else {
+    let Some(tls) = handshake::finish_handshake(worker, peer, accepting).await else {
         return;
     };
     drop(half_open);
@@ -106,20 +113,20 @@ async fn https(
     let io = Io::new(Stream::Server(Box::new(tls)));
     match is_http2 {
         true => {
-            let _listed = list(&session, "http2", known_of(&session));
-            Box::pin(http2::server::serve(Rc::new(session), &io, BytesMut::new())).await;
+            let _listed = list_session(&session, "http2", known_of(&session));
+            Box::pin(http2::server::serve_connection(Rc::new(session), &io, BytesMut::new())).await;
         }
         false => {
-            let _listed = list(&session, "http", known_of(&session));
-            serve(&session, &io, BytesMut::new()).await;
+            let _listed = list_session(&session, "http", known_of(&session));
+            serve_requests(&session, &io, BytesMut::new()).await;
         }
     }
 }
 
 fn known_of(session: &Session) -> String {
-    reported(session.edge.as_ref().map_or(0, |edge| edge.port))
+    describe_port(session.edge.as_ref().map_or(0, |edge| edge.port))
 }
 
-fn reported(port: u16) -> String {
+fn describe_port(port: u16) -> String {
     format!("gateway port {port}")
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::worker::Worker;
 
 /// Returns the result of a handshake within its timeout; a failure is counted and logged here.
-pub(crate) async fn finished<T>(
+pub(crate) async fn finish_handshake<T>(
     worker: &Worker,
     peer: SocketAddr,
     accepting: impl Future<Output = Result<T, Reason>>,
@@ -26,7 +26,7 @@ pub(crate) async fn finished<T>(
         Err(reason) => {
             tracing::debug!(%peer, reason = reason.label(), "connection rejected");
             worker.shard.add(Count::DownstreamHandshakeFailed, 1);
-            worker.shard.refuse(reason.label());
+            worker.shard.count_rejected(reason.label());
             None
         }
     }
@@ -34,17 +34,17 @@ pub(crate) async fn finished<T>(
 
 /// Awaits the first bytes of a client. Returns `None` if the connection was evicted in favor of others, which
 /// is counted here.
-pub(crate) async fn begun<F: Future>(
+pub(crate) async fn await_start<F: Future>(
     worker: &Worker,
     half_open: &HalfOpen,
     sent: F,
 ) -> Option<F::Output> {
-    let sent = half_open.peer(sent).await;
+    let sent = half_open.await_peer(sent).await;
     sent.inspect_err(|_| worker.shard.add(Count::HalfOpenEvicted, 1)).ok()
 }
 
 /// Returns the reason for a failed handshake, and counts it if the connection was evicted in favor of others.
-pub(crate) fn reason(worker: &Worker, error: &io::Error) -> Reason {
+pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
         worker.shard.add(Count::HalfOpenEvicted, 1);
     }

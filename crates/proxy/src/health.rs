@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::admin::{self, Admin, text};
+use crate::admin::{self, Admin, text_response};
 use crate::config::Config;
 use crate::pages::{self, Pages};
 use crate::probes::Unwell;
@@ -56,8 +56,8 @@ impl Health {
                 let answer = service_fn(|request| {
                     let (health, half_open) = (health.clone(), &half_open);
                     async move {
-                        let _answering = half_open.answering();
-                        Ok::<_, Infallible>(health.answer(&request, client.ip()).await)
+                        let _answering = half_open.start_response();
+                        Ok::<_, Infallible>(health.handle_request(&request, client.ip()).await)
                     }
                 });
                 let served = hyper::server::conn::http1::Builder::new()
@@ -69,7 +69,7 @@ impl Health {
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), answer);
                 // A client that does not read its response must not occupy a connection forever.
-                let served = timeout(LIFE_MAX, pages::serve(&half_open, served, phase)).await;
+                let served = timeout(LIFE_MAX, pages::serve_page(&half_open, served, phase)).await;
                 if !matches!(served, Ok(Ok(Ok(())))) {
                     tracing::debug!("a health check connection ended with an error");
                 }
@@ -79,60 +79,70 @@ impl Health {
         pages::all_ended(&slots, CONNECTIONS_MAX).await;
     }
 
-    async fn answer(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {
+    async fn handle_request(
+        &self,
+        request: &Request<Incoming>,
+        client: IpAddr,
+    ) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, INDEX.into());
+            return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.into());
         }
         match request.uri().path() {
-            "/livez" => return text(StatusCode::OK, "alive\n".into()),
-            "/metrics" => return self.metrics(request, client).await,
+            "/livez" => return text_response(StatusCode::OK, "alive\n".into()),
+            "/metrics" => return self.metrics_response(request, client).await,
             _ => {}
         }
         // Probes may use any host name, but pages of websites in a browser cause no work here.
-        if let Some(response) = admin::foreign(request, OwnNames::Any, false) {
+        if let Some(response) = admin::reject_foreign(request, OwnNames::Any, false) {
             return response;
         }
         let response = match request.uri().path() {
-            "/readyz" => admin::ready(&self.admin),
+            "/readyz" => admin::readiness_response(&self.admin),
             path => match path.strip_prefix("/probe/") {
-                Some(probe) => self.probe(probe).await,
-                None => text(StatusCode::NOT_FOUND, INDEX.into()),
+                Some(probe) => self.run_probe(probe).await,
+                None => text_response(StatusCode::NOT_FOUND, INDEX.into()),
             },
         };
         // A foreign host name gets the status alone, without the reason (DNS rebinding).
-        match admin::foreign(request, OwnNames::Cluster, false) {
-            Some(_) => text(response.status(), format!("{}\n", response.status())),
+        match admin::reject_foreign(request, OwnNames::Cluster, false) {
+            Some(_) => text_response(response.status(), format!("{}\n", response.status())),
             None => response,
         }
     }
 
     /// Returns the metrics, for the permitted clients: they contain names of peers, and the application's own
     /// metrics.
-    async fn metrics(&self, request: &Request<Incoming>, client: IpAddr) -> Response<Full<Bytes>> {
+    async fn metrics_response(
+        &self,
+        request: &Request<Incoming>,
+        client: IpAddr,
+    ) -> Response<Full<Bytes>> {
         if !self.config.metrics_from.contains(client) {
-            return text(StatusCode::FORBIDDEN, NO_METRICS.into());
+            return text_response(StatusCode::FORBIDDEN, NO_METRICS.into());
         }
         // Prometheus may address the pod by the name of a Service.
-        match admin::foreign(request, OwnNames::Cluster, false) {
+        match admin::reject_foreign(request, OwnNames::Cluster, false) {
             Some(response) => response,
-            None => admin::metrics(&self.admin, request).await,
+            None => admin::metrics_response(&self.admin, request).await,
         }
     }
 
-    async fn probe(&self, path: &str) -> Response<Full<Bytes>> {
-        let Some(probe) = self.config.probes.at(path) else {
-            return text(StatusCode::NOT_FOUND, "no such probe\n".into());
+    async fn run_probe(&self, path: &str) -> Response<Full<Bytes>> {
+        let Some(probe) = self.config.probes.find_probe(path) else {
+            return text_response(StatusCode::NOT_FOUND, "no such probe\n".into());
         };
         let made = match timeout(TURN_WAIT, self.probing.acquire()).await {
-            Ok(Ok(_turn)) => probe.make(self.config.probed_at(), &self.config.interception).await,
+            Ok(Ok(_turn)) => {
+                probe.run_probe(self.config.probed_at(), &self.config.interception).await
+            }
             // A kubelet alone does not cause so many.
             _ => Err(Unwell::Busy),
         };
         match made {
-            Ok(()) => text(StatusCode::OK, "ok\n".into()),
+            Ok(()) => text_response(StatusCode::OK, "ok\n".into()),
             Err(unwell) => {
                 tracing::debug!(path, %unwell, "application probe failed");
-                text(unwell.status(), format!("{unwell}\n"))
+                text_response(unwell.status_code(), format!("{unwell}\n"))
             }
         }
     }

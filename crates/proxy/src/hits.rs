@@ -5,25 +5,25 @@ use leno_telemetry::{RuleLabels, RuleNumber, Shard};
 use leno_traffic::{CompiledRule, HitSlot, PolicyDecision};
 
 /// Counts a match of a route rule.
-pub(crate) fn route(shard: &Shard, rule: &CompiledRule) {
-    hit(shard, &rule.hits, || of_route(rule.kind.as_str(), &rule.route, rule.number));
+pub(crate) fn count_route(shard: &Shard, rule: &CompiledRule) {
+    count_hit(shard, &rule.hits, || of_route(rule.kind.as_str(), &rule.route, rule.number));
 }
 
 /// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
 /// series: a connection looks it up anyway.
-pub(crate) fn connection(shard: &Shard, kind: &'static str, route: &RouteName) {
-    shard.hit(shard.rule(&of_route(kind, route, 0)));
+pub(crate) fn count_connection_rule(shard: &Shard, kind: &'static str, route: &RouteName) {
+    shard.count_match(shard.rule_number(&of_route(kind, route, 0)));
 }
 
 /// The same, for a kind of route.
-pub(crate) fn shares(shard: &Shard, kind: RouteKind, route: &RouteName) {
-    connection(shard, kind.as_str(), route);
+pub(crate) fn count_route_kind(shard: &Shard, kind: RouteKind, route: &RouteName) {
+    count_connection_rule(shard, kind.as_str(), route);
 }
 
 /// Counts a match of an authorization rule.
-pub(crate) fn policy(shard: &Shard, decision: &PolicyDecision) {
-    hit(shard, decision.hits(), || RuleLabels {
-        kind: decision.kind(),
+pub(crate) fn count_policy(shard: &Shard, decision: &PolicyDecision) {
+    count_hit(shard, decision.hit_slot(), || RuleLabels {
+        kind: decision.policy_kind(),
         namespace: decision.policy.namespace.to_string(),
         name: decision.policy.name.to_string(),
         rule: decision.rule.as_deref().unwrap_or_default().to_owned(),
@@ -31,8 +31,8 @@ pub(crate) fn policy(shard: &Shard, decision: &PolicyDecision) {
 }
 
 /// Counts a match of a tag or lane rule.
-pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
-    hit(shard, slot, || RuleLabels {
+pub(crate) fn count_tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
+    count_hit(shard, slot, || RuleLabels {
         kind: origin.dialect.as_str(),
         namespace: origin.name.namespace.to_string(),
         name: origin.name.name.to_string(),
@@ -41,8 +41,8 @@ pub(crate) fn tags(shard: &Shard, (origin, slot): (&RuleOrigin, &HitSlot)) {
 }
 
 /// Counts a match of a policy as a whole, or of its only rule.
-pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
-    hit(shard, slot, || RuleLabels {
+pub(crate) fn count_whole_policy(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
+    count_hit(shard, slot, || RuleLabels {
         kind: policy.kind.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -51,8 +51,8 @@ pub(crate) fn whole(shard: &Shard, policy: &ServicePolicyName, slot: &HitSlot) {
 }
 
 /// Counts a retry by a retry policy.
-pub(crate) fn retry(shard: &Shard, (policy, slot): (&PolicyName, &HitSlot)) {
-    hit(shard, slot, || RuleLabels {
+pub(crate) fn count_retry(shard: &Shard, (policy, slot): (&PolicyName, &HitSlot)) {
+    count_hit(shard, slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -69,9 +69,9 @@ fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels 
     }
 }
 
-fn hit(shard: &Shard, slot: &HitSlot, labels: impl FnOnce() -> RuleLabels) {
-    let number = slot.number(|| shard.rule(&labels()).get());
+fn count_hit(shard: &Shard, slot: &HitSlot, labels: impl FnOnce() -> RuleLabels) {
+    let number = slot.index_or_find(|| shard.rule_number(&labels()).get());
     if let Some(rule) = RuleNumber::new(number) {
-        shard.hit(rule);
+        shard.count_match(rule);
     }
 }

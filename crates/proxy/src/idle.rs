@@ -15,7 +15,7 @@ pub(crate) struct IdleClients {
 
 impl IdleClients {
     /// Registers a connection as idle until dropped; resolves when it is to be closed.
-    pub(crate) async fn wait(&self) {
+    pub(crate) async fn wait_for_eviction(&self) {
         let place = Place { all: self, number: self.next.get() };
         self.next.set(place.number + 1);
         let shed = Rc::new(Notify::new());
@@ -24,7 +24,7 @@ impl IdleClients {
     }
 
     /// Evicts the connection that has waited longest. Returns false if there is none.
-    pub(crate) fn shed(&self) -> bool {
+    pub(crate) fn evict_oldest(&self) -> bool {
         let first = self.waiting.borrow_mut().pop_first();
         first.is_some_and(|(_, shed)| {
             shed.notify_one();
@@ -55,17 +55,18 @@ mod tests {
     fn the_one_that_waited_longest_goes_first() {
         let all = IdleClients::default();
         let mut cx = Context::from_waker(Waker::noop());
-        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
+        let (mut first, mut second) =
+            (pin!(all.wait_for_eviction()), pin!(all.wait_for_eviction()));
         {
-            let mut gone = pin!(all.wait());
+            let mut gone = pin!(all.wait_for_eviction());
             assert!(gone.as_mut().poll(&mut cx).is_pending());
         }
-        assert!(!all.shed(), "who has something to ask is not idle");
+        assert!(!all.evict_oldest(), "who has something to ask is not idle");
         assert!(first.as_mut().poll(&mut cx).is_pending());
         assert!(second.as_mut().poll(&mut cx).is_pending());
-        assert!(all.shed());
+        assert!(all.evict_oldest());
         assert_eq!(first.as_mut().poll(&mut cx), Poll::Ready(()));
         assert!(second.as_mut().poll(&mut cx).is_pending());
-        assert!(all.shed() && !all.shed());
+        assert!(all.evict_oldest() && !all.evict_oldest());
     }
 }

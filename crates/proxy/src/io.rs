@@ -63,21 +63,21 @@ impl Io {
         let size = match &*stream {
             Stream::Plain(tcp) => {
                 if buffer.is_empty() && tcp.poll_read_ready(cx)?.is_pending() {
-                    buffers::give(buffer, Size::Message);
+                    buffers::return_buffer(buffer, Size::Message);
                     return Poll::Pending;
                 }
                 if self.0.filled.get() { Size::Batch } else { Size::Message }
             }
             Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Size::Batch,
         };
-        buffers::furnish(buffer, size);
+        buffers::ensure_capacity(buffer, size);
         if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
             buffer.reserve(READ_BYTES);
         }
         let polled = pin!(stream.read_buf(buffer)).poll(cx);
         match polled {
             Poll::Ready(_) => self.0.filled.set(buffer.len() == buffer.capacity()),
-            Poll::Pending => buffers::give(buffer, size),
+            Poll::Pending => buffers::return_buffer(buffer, size),
         }
         polled
     }
@@ -124,7 +124,7 @@ impl Io {
 
     /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
     /// and the peer would lose the response: unread bytes are read and dropped for a short time.
-    pub(crate) async fn linger(&self) {
+    pub(crate) async fn close_lingering(&self) {
         let read_out = async {
             poll_fn(|cx| self.poll_shutdown(cx)).await?;
             let mut left = LINGER_BYTES_MAX;
@@ -174,7 +174,7 @@ impl Io {
     /// `LOOK_PERIOD`.
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(tcp) = self.tcp() else { return Poll::Pending };
+        let Some(tcp) = self.tcp_stream() else { return Poll::Pending };
         let mut next_look = self.0.next_look.borrow_mut();
         let look = next_look.get_or_insert_with(|| {
             let probes = TcpKeepalive::new()
@@ -199,34 +199,34 @@ impl Io {
         // A peek distinguishes end and data from silence and consumes neither; without an event in the event
         // loop it costs no system call.
         let mut cx = Context::from_waker(Waker::noop());
-        let Some(tcp) = self.tcp() else { return false };
+        let Some(tcp) = self.tcp_stream() else { return false };
         tcp.poll_peek(&mut cx, &mut ReadBuf::new(&mut [0])).is_pending()
     }
 
     /// Resets the connection when the last clone is dropped, so that the peer does not mistake the close for
     /// success.
-    pub(crate) fn reset(&self) {
+    pub(crate) fn reset_on_drop(&self) {
         // An error means that the socket is already closed.
-        if let Some(tcp) = self.tcp() {
+        if let Some(tcp) = self.tcp_stream() {
             drop(SockRef::from(&*tcp).set_linger(Some(Duration::ZERO)));
         }
     }
 
     /// Closes both directions at once: readers and writers get an error.
     pub(crate) fn cut(&self) {
-        self.reset();
-        if let Some(tcp) = self.tcp() {
+        self.reset_on_drop();
+        if let Some(tcp) = self.tcp_stream() {
             drop(SockRef::from(&*tcp).shutdown(std::net::Shutdown::Both));
         }
     }
 
     /// Passes the stream to a codec that reads and writes it directly.
-    pub(crate) fn with<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
+    pub(crate) fn with_stream<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
 
     /// Returns the TCP connection below, if there is one.
-    fn tcp(&self) -> Option<Ref<'_, TcpStream>> {
+    fn tcp_stream(&self) -> Option<Ref<'_, TcpStream>> {
         let tcp = Ref::filter_map(self.0.stream.borrow(), |stream| match stream {
             Stream::Plain(tcp) => Some(tcp),
             Stream::Server(tls) => Some(tls.get_ref().0),

@@ -23,7 +23,7 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     /// Queues a snapshot to be written.
-    pub(crate) fn keep(&self, update: Update) {
+    pub(crate) fn queue_snapshot(&self, update: Update) {
         self.latest.replace(Some(update));
         self.reported.notify_one();
     }
@@ -34,7 +34,7 @@ impl Keeper {
     }
 
     /// Ends [`Self::run`] after it has written the last snapshot.
-    pub(crate) fn end(&self) {
+    pub(crate) fn finish(&self) {
         self.ending.set(true);
         self.reported.notify_one();
         self.ended.notify_one();
@@ -45,16 +45,16 @@ impl Keeper {
     /// is one.
     pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
         loop {
-            note(state.problem());
+            note(state.write_problem());
             let Some(update) = self.latest.take() else {
                 if self.ending.get() {
                     return;
                 }
-                let fails = state.problem().is_some();
+                let fails = state.write_problem().is_some();
                 tokio::select! {
                     () = self.reported.notified() => {}
-                    () = state.failed(), if !fails => {}
-                    () = tokio::time::sleep(AGAIN) => self.tend(&state, fails).await,
+                    () = state.wait_for_failure(), if !fails => {}
+                    () = tokio::time::sleep(AGAIN) => self.rewrite_missing(&state, fails).await,
                 }
                 continue;
             };
@@ -78,7 +78,7 @@ impl Keeper {
 
 impl Keeper {
     /// Writes files that could not be written before, and files that were removed.
-    async fn tend(&self, state: &StateDir, fails: bool) {
+    async fn rewrite_missing(&self, state: &StateDir, fails: bool) {
         let stored = self.stored.borrow().clone();
         let is_damaged = state.is_damaged(stored.is_some());
         if !fails && !is_damaged {
@@ -87,7 +87,7 @@ impl Keeper {
         let state = state.clone();
         let written = tokio::task::spawn_blocking(move || {
             if is_damaged {
-                state.restore(stored.map(|update| update.to_bytes()).as_deref());
+                state.restore_files(stored.map(|update| update.to_bytes()).as_deref());
             }
             state.write_again();
         });

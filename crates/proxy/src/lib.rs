@@ -192,7 +192,7 @@ impl Proxy {
 
     /// Returns a function that begins the drain delay: the proxy continues to serve, but is not ready, and
     /// HTTP/1.1 clients get `Connection: close` with their next response.
-    pub fn leaving(&self) -> impl Fn() + use<> {
+    pub fn drain_starter(&self) -> impl Fn() + use<> {
         let phase = self.phase.clone();
         move || {
             phase.send_if_modified(|phase| {
@@ -222,7 +222,7 @@ impl Proxy {
     /// Returns the states of the listeners, once the first configuration is applied.
     #[must_use]
     pub fn open_listeners(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
-        self.open_listeners.watch()
+        self.open_listeners.subscribe()
     }
 
     /// Adds an application with port states reported by a supervisor.
@@ -238,7 +238,7 @@ impl Proxy {
         let (telemetry, application) = (Arc::clone(&self.telemetry), self.application.clone());
         move || {
             // In this order, a request that begins to wait in between counts as in progress.
-            let waiting = application.waiting();
+            let waiting = application.waiting_count();
             telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting)
         }
     }
@@ -251,7 +251,7 @@ impl Proxy {
     /// configured to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (world, wanted) = self.world();
+        let (world, wanted) = self.config_store();
         let connections = Arc::new(Connections::default());
         let removed = Arc::new(RemovedEndpoints::default());
         let phase = self.phase.clone();
@@ -263,13 +263,13 @@ impl Proxy {
             removed: removed.clone(),
             phase: phase.subscribe(),
             trace_queues: trace_queues.clone(),
-            shard: telemetry.shard(),
-            seed: seed(core),
+            shard: telemetry.new_shard(),
+            seed: random_seed(core),
         })?;
         drop(trace_queues);
         let admin = Admin {
             config: self.config.clone(),
-            shard: telemetry.shard(),
+            shard: telemetry.new_shard(),
             scraping: Scraping::default(),
             reaching: tokio::sync::Semaphore::new(1),
             telemetry: telemetry.clone(),
@@ -281,10 +281,10 @@ impl Proxy {
             was_open: false.into(),
             phase: phase.subscribe(),
         };
-        let courier = Courier::new(self.config.clone(), world.clone(), telemetry.shard());
+        let courier = Courier::new(self.config.clone(), world.clone(), telemetry.new_shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
         let (config, reports) = (self.config.clone(), (telemetry, world));
-        let follower = Follower::new(config, reports, self.state.clone(), page, seed(0));
+        let follower = Follower::new(config, reports, self.state.clone(), page, random_seed(0));
         let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
         let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();
@@ -292,17 +292,17 @@ impl Proxy {
         tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
         let pages = serve_pages(&tasks, (self.admin, self.health), admin);
         let Intakes { log, spans, taps } = intakes;
-        let (over, telling) = tell(&tasks, courier, (log, spans));
+        let (over, telling) = start_telemetry(&tasks, courier, (log, spans));
         let (state, follower) = (self.state.clone(), Rc::new(follower));
-        let keeping = tasks.spawn_local(keep(follower.clone()));
+        let keeping = tasks.spawn_local(run_snapshot_store(follower.clone()));
         tasks.spawn_local(watch_log(follower.clone()));
         let parts = (workers, self.open_listeners, self.state);
-        let requests = control(&tasks, follower.clone(), wanted, parts);
-        tasks.spawn_local(tapped::tell(taps, requests.clone()));
-        let failed = tasks.run_until(stopped(stop, &follower.fatal)).await;
+        let requests = start_control(&tasks, follower.clone(), wanted, parts);
+        tasks.spawn_local(tapped::send_entries(taps, requests.clone()));
+        let failed = tasks.run_until(wait_for_stop(stop, &follower.fatal)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
-        follower.keeper.end();
+        follower.keeper.finish();
         if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_ok() {
             state.release();
         } else {
@@ -311,25 +311,28 @@ impl Proxy {
                 has exited"
             );
         }
-        tasks.run_until(withdraw(&follower, &requests)).await;
+        tasks.run_until(withdraw_listeners(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
         tasks.run_until(join(threads)).await;
         // No other sender is left: the queues end after the last entries are exported.
         drop(over);
         phase.send_replace(Phase::Over);
-        let reports = tokio::time::timeout(TELL_MAX, finished(telling));
-        drop(tasks.run_until(async { tokio::join!(reports, finished(pages)) }).await);
+        let reports = tokio::time::timeout(TELL_MAX, wait_for_tasks(telling));
+        drop(tasks.run_until(async { tokio::join!(reports, wait_for_tasks(pages)) }).await);
         failed.map_or(Ok(()), Err)
     }
 }
 
 impl Proxy {
     /// Creates an empty configuration store with the start options.
-    fn world(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
-        let (world, wanted) =
-            World::with_application(self.application.clone(), self.state.names(), Instant::now());
+    fn config_store(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
+        let (world, wanted) = World::with_application(
+            self.application.clone(),
+            self.state.stored_names(),
+            Instant::now(),
+        );
         if let LogChoice::Own(log) = &self.config.access_log {
-            world.sights.log(log.clone());
+            world.sights.set_log(log.clone());
         }
         (world, wanted)
     }
@@ -337,7 +340,8 @@ impl Proxy {
 
 /// Binds the admin page. With port 0 the address of the previous run is tried first: scrapers know it.
 async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<TcpListener> {
-    let before = state.address(ADMIN).filter(|it| address.port() == 0 && it.ip() == address.ip());
+    let before =
+        state.listener_address(ADMIN).filter(|it| address.port() == 0 && it.ip() == address.ip());
     if let Some(before) = before {
         match TcpListener::bind(before).await {
             Ok(listener) => return Ok(listener),
@@ -355,7 +359,7 @@ async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<Tc
 }
 
 /// Waits until `stop` resolves, or until a failure ends the proxy.
-async fn stopped(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option<StartError> {
+async fn wait_for_stop(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option<StartError> {
     tokio::select! {
         () = stop => None,
         failure = fatal.wait() => Some(failure),
@@ -364,14 +368,14 @@ async fn stopped(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> Option
 
 /// Starts the access log and the exporters. They end with the data threads; the metrics exporter ends when the
 /// first returned value is dropped.
-fn tell(
+fn start_telemetry(
     tasks: &LocalSet,
     courier: Courier,
     (log, spans): (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>),
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let courier = Rc::new(courier);
     let (over, ended) = oneshot::channel();
-    let since = (SystemTime::now(), seed(0));
+    let since = (SystemTime::now(), random_seed(0));
     let telling = [
         tasks.spawn_local(access_log::write(log, courier.clone())),
         tasks.spawn_local(export::export_spans(courier.clone(), spans)),
@@ -388,15 +392,15 @@ fn serve_pages(
 ) -> Vec<tokio::task::JoinHandle<()>> {
     let health = health.map(|listener| {
         let health = Health::new(admin.config.clone(), admin.clone());
-        tasks.spawn_local(pages::bounded(admin.phase.clone(), health.serve(listener)))
+        tasks.spawn_local(pages::run_bounded(admin.phase.clone(), health.serve(listener)))
     });
     let phase = admin.phase.clone();
-    let page = tasks.spawn_local(pages::bounded(phase, admin::serve(page, admin)));
+    let page = tasks.spawn_local(pages::run_bounded(phase, admin::serve(page, admin)));
     health.into_iter().chain([page]).collect()
 }
 
 /// Waits until all tasks have ended.
-async fn finished(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<()>>) {
+async fn wait_for_tasks(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<()>>) {
     for task in tasks {
         task.await.ok();
     }
@@ -413,14 +417,15 @@ async fn join(threads: Vec<JoinHandle<()>>) {
 }
 
 /// Starts the control thread's tasks: the stream, subscriptions, listeners, certificates.
-fn control(
+fn start_control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
     wanted: mpsc::Receiver<Want>,
     (workers, open_listeners, state): (Vec<mpsc::Sender<Command>>, OpenListeners, StateDir),
 ) -> mpsc::Sender<Request> {
-    if let Some(credential) = state.credential(&follower.config.workload, SystemTime::now()) {
-        renew::adopt(&follower, credential);
+    if let Some(credential) = state.stored_credential(&follower.config.workload, SystemTime::now())
+    {
+        renew::replace_credential(&follower, credential);
     }
     let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
     let listeners = Listeners::new(workers, state);
@@ -430,7 +435,7 @@ fn control(
     if let Some(look_ups) = &follower.config.look_ups {
         look_ups::serve(tasks, &follower, look_ups);
     }
-    tasks.spawn_local(follow::follow(follower.clone(), inbox));
+    tasks.spawn_local(follow::follow_control(follower.clone(), inbox));
     tasks.spawn_local(control_loop::keep_subscriptions(follower.clone(), wanted, requests.clone()));
     tasks.spawn_local(renew::keep_fresh(follower.clone(), requests.clone()));
     tasks.spawn_local(control_loop::keep_listeners(
@@ -452,18 +457,18 @@ async fn watch_log(follower: Rc<Follower>) {
     }
 }
 
-async fn keep(follower: Rc<Follower>) {
+async fn run_snapshot_store(follower: Rc<Follower>) {
     let note = |problem| follower.note_state(problem);
     follower.keeper.run(follower.state.clone(), note).await;
 }
 
 /// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
 /// are still served. Later hellos withdraw them as well.
-async fn withdraw(follower: &Follower, requests: &mpsc::Sender<Request>) {
+async fn withdraw_listeners(follower: &Follower, requests: &mpsc::Sender<Request>) {
     follower.withdrawn.set(true);
     follower.listening.borrow_mut().clear();
     let reports = async {
-        let report = follower.report();
+        let report = follower.status_report();
         requests.send(Request::Listeners(Vec::new(), report)).await.ok()?;
         // All slots are free again once every request has been taken for sending.
         requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
@@ -484,13 +489,13 @@ fn spawn_all(count: usize, parts: impl Fn(usize) -> Parts) -> Result<DataThreads
     for core in 0..count {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         workers.push(commands);
-        threads.push(spawn(core, parts(core), inbox).map_err(StartError::Thread)?);
+        threads.push(start_worker(core, parts(core), inbox).map_err(StartError::Thread)?);
     }
     Ok((workers, threads))
 }
 
 /// Starts one data thread.
-fn spawn(
+fn start_worker(
     core: usize,
     parts: Parts,
     commands: mpsc::Receiver<Command>,
@@ -503,7 +508,7 @@ fn spawn(
 }
 
 /// Returns a seed for choices that must differ between threads and processes, but need not be secret.
-fn seed(core: usize) -> u64 {
+fn random_seed(core: usize) -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mixed = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
     mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)

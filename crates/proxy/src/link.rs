@@ -97,7 +97,7 @@ impl LinkHandle {
     }
 
     /// Opens a stream with the head that `write_head` writes; `end`: the head ends it.
-    pub(crate) fn open(
+    pub(crate) fn open_stream(
         &self,
         kind: StreamKind,
         end: bool,
@@ -107,8 +107,8 @@ impl LinkHandle {
         if state.broken || state.retired {
             return Err(OpenError::GoingAway);
         }
-        let id = state.writable().open(kind, end, write_head)?;
-        state.add(id).ours_ended = end;
+        let id = state.link_with_buffer().open_stream(kind, end, write_head)?;
+        state.add_slot(id).ours_ended = end;
         state.used = true;
         state.wake_driver();
         Ok(LinkStream::new(self.0.clone(), id))
@@ -117,7 +117,7 @@ impl LinkHandle {
     /// True if a new stream may be opened now.
     pub(crate) fn is_open(&self) -> bool {
         let state = self.0.state.borrow();
-        !state.broken && !state.retired && state.link.vacancies() > 0
+        !state.broken && !state.retired && state.link.vacant_streams() > 0
     }
 
     /// True if the peer supports the mark on requests of HTTP/2 clients.
@@ -137,7 +137,7 @@ impl LinkHandle {
     }
 
     /// True for the same link.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
@@ -149,7 +149,7 @@ impl LinkHandle {
     }
 
     /// The number of open streams.
-    pub(crate) fn streams(&self) -> usize {
+    pub(crate) fn stream_count(&self) -> usize {
         self.0.state.borrow().slots.len()
     }
 
@@ -174,24 +174,24 @@ impl LinkHandle {
     }
 
     /// Resolves when the peer's limits are known, so that all permitted streams can be opened.
-    pub(crate) async fn ready(&self) -> Result<(), Lost> {
-        self.wait(|state| state.greeted).await
+    pub(crate) async fn wait_ready(&self) -> Result<(), Lost> {
+        self.wait_for_state(|state| state.greeted).await
     }
 
     /// Resolves when the output of the link is no longer congested; `None` if it still is after `max_wait`.
-    pub(crate) async fn uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
+    pub(crate) async fn wait_uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
         let is_so = |state: &State| !state.link.is_congested();
-        match self.look(is_so) {
+        match self.check_state(is_so) {
             Some(seen) => Some(seen),
             // Boxed: rarely needed, and it would enlarge the future of every request.
-            None => Box::pin(timeout(max_wait, self.wait(is_so))).await.ok(),
+            None => Box::pin(timeout(max_wait, self.wait_for_state(is_so))).await.ok(),
         }
     }
 
-    async fn wait(&self, is_so: impl Fn(&State) -> bool) -> Result<(), Lost> {
+    async fn wait_for_state(&self, is_so: impl Fn(&State) -> bool) -> Result<(), Lost> {
         loop {
             let changed = self.0.changed.notified();
-            if let Some(seen) = self.look(&is_so) {
+            if let Some(seen) = self.check_state(&is_so) {
                 return seen;
             }
             changed.await;
@@ -199,7 +199,7 @@ impl LinkHandle {
     }
 
     /// Returns `Ok` if the condition holds, an error if it never will; `None`: not yet.
-    fn look(&self, is_so: impl Fn(&State) -> bool) -> Option<Result<(), Lost>> {
+    fn check_state(&self, is_so: impl Fn(&State) -> bool) -> Option<Result<(), Lost>> {
         let state = self.0.state.borrow();
         if state.broken {
             return Some(Err(Lost::Refused));
@@ -207,28 +207,28 @@ impl LinkHandle {
         is_so(&state).then_some(Ok(()))
     }
 
-    fn dispatch(&self, event: Event, on_open: &mut impl FnMut(Opened)) {
+    fn dispatch_event(&self, event: Event, on_open: &mut impl FnMut(Opened)) {
         let mut state = self.0.state.borrow_mut();
         match event {
             Event::Opened { stream, kind, head, end } => {
-                state.add(stream).theirs_ended = end;
+                state.add_slot(stream).theirs_ended = end;
                 state.used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
                 on_open(Opened { stream, kind, head, end });
             }
             Event::Head { stream, head, interim, rejected, end } => {
-                state.deliver(stream, Incoming::Head { head, interim, rejected, end });
+                state.deliver_item(stream, Incoming::Head { head, interim, rejected, end });
             }
             Event::Data { stream, data, end } => {
-                state.deliver(stream, Incoming::Data { data, end });
+                state.deliver_item(stream, Incoming::Data { data, end });
             }
             Event::Trailers { stream, trailers } => {
-                state.deliver(stream, Incoming::Trailers(trailers));
+                state.deliver_item(stream, Incoming::Trailers(trailers));
             }
             Event::Reset { stream, code, reason } => {
                 state.note_reason(stream, &reason);
-                state.lose(stream, Lost::from(code));
+                state.lose_stream(stream, Lost::from(code));
             }
             Event::Credit { stream } => state.resume_writer(stream),
             Event::GoAway { last, .. } => state.hear_go_away(last),
@@ -236,7 +236,7 @@ impl LinkHandle {
                 state.greeted = true;
                 self.0.changed.notify_waiters();
             }
-            Event::Pong if state.retired => state.conclude(),
+            Event::Pong if state.retired => state.announce_last(),
             Event::Pong => {}
         }
     }
@@ -247,7 +247,7 @@ impl LinkHandle {
         state.broken = true;
         state.congested.clear();
         for slot in state.slots.values_mut() {
-            slot.lose(Lost::Broken);
+            slot.end_early(Lost::Broken);
         }
         self.0.changed.notify_waiters();
     }
@@ -261,12 +261,12 @@ impl State {
     }
 
     /// Returns the state machine, with a buffer for its output.
-    fn writable(&mut self) -> &mut Link {
-        buffers::furnish(self.link.output(), Size::Turn);
+    fn link_with_buffer(&mut self) -> &mut Link {
+        buffers::ensure_capacity(self.link.output(), Size::Turn);
         &mut self.link
     }
 
-    fn add(&mut self, id: StreamId) -> &mut Slot {
+    fn add_slot(&mut self, id: StreamId) -> &mut Slot {
         let arrived = self.spare.pop().unwrap_or_default();
         self.slots.entry(id).or_insert(Slot { arrived, ..Slot::default() })
     }
@@ -290,16 +290,16 @@ impl State {
         self.retired || self.broken || self.link.is_going_away()
     }
 
-    fn deliver(&mut self, id: StreamId, incoming: Incoming) {
+    fn deliver_item(&mut self, id: StreamId, incoming: Incoming) {
         // Without a slot, this side has dropped the stream: data that still arrives is discarded.
         if let Some(slot) = self.slots.get_mut(&id) {
-            slot.deliver(incoming);
+            slot.queue_item(incoming);
         }
     }
 
-    fn lose(&mut self, id: StreamId, lost: Lost) {
+    fn lose_stream(&mut self, id: StreamId, lost: Lost) {
         if let Some(slot) = self.slots.get_mut(&id) {
-            slot.lose(lost);
+            slot.end_early(lost);
         }
     }
 
@@ -334,13 +334,13 @@ impl State {
         // An opener's GOAWAY does not refer to our streams: those that it opened continue.
         if self.role == Role::Opener {
             for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
-                slot.lose(Lost::Refused);
+                slot.end_early(Lost::Refused);
             }
         }
     }
 
     /// Announces the last stream.
-    fn conclude(&mut self) {
+    fn announce_last(&mut self) {
         self.link.go_away(GoAwayCode::Drain);
         self.concluded = true;
         self.wake_driver();

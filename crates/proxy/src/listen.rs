@@ -50,7 +50,8 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                     Some(Command::Open { gate, listener }) => {
                         let (close, closing) = oneshot::channel();
                         let at = (gate.clone(), listener);
-                        let accept = accept(worker.clone(), at, counts.clone(), closing);
+                        let accept =
+                            accept_connections(worker.clone(), at, counts.clone(), closing);
                         tokio::task::spawn_local(accept);
                         accepting.insert(gate, close);
                     }
@@ -64,20 +65,20 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                 }
             }
             drop(accepting);
-            drain(&worker, &counts).await;
+            wait_for_requests(&worker, &counts).await;
             following.abort();
         })
         .await;
 }
 
 /// Waits, for a bounded time, until requests in progress have finished.
-async fn drain(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
+async fn wait_for_requests(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
     let limits = &worker.config.limits;
     let finished = async {
         until_none(listeners).await;
         // Requests on connections that are idle now still need the upstreams.
         drop(tokio::time::timeout(drain::last_call(limits), until_none(open)).await);
-        worker.quiet().await;
+        worker.wait_until_idle().await;
         worker.retire_upstreams();
         until_none(open).await;
     };
@@ -94,7 +95,7 @@ async fn until_none(count: &Cell<usize>) {
 }
 
 /// Accepts connections until `closing` resolves, then also those already in the kernel's queue.
-async fn accept(
+async fn accept_connections(
     worker: Rc<Worker>,
     (gate, listener): (Gate, std::net::TcpListener),
     counts: Rc<Counts>,
@@ -126,16 +127,16 @@ async fn accept(
         };
         let max = worker.config.limits.connections_max;
         // An evicted connection takes a moment to close.
-        let is_made_room = || counts.open.get() < max + max / 8 && worker.idle.shed();
+        let is_made_room = || counts.open.get() < max + max / 8 && worker.idle.evict_oldest();
         if counts.open.get() >= max && !is_made_room() {
-            worker.shard.refuse(Reason::TooManyConnections.label());
+            worker.shard.count_rejected(Reason::TooManyConnections.label());
             continue;
         }
         let guard = Open::new(&counts, |counts| &counts.open);
         let listener_kind = match gate.listener_kind(&worker, &tcp) {
             Ok(listener_kind) => listener_kind,
             Err(reason) => {
-                worker.shard.refuse(reason.label());
+                worker.shard.count_rejected(reason.label());
                 // An error means that the client has already closed.
                 drop(tcp.set_zero_linger());
                 continue;
@@ -143,7 +144,7 @@ async fn accept(
         };
         let worker = worker.clone();
         tokio::task::spawn_local(async move {
-            connection::carry(worker, listener_kind, tcp, peer).await;
+            connection::serve_connection(worker, listener_kind, tcp, peer).await;
             drop(guard);
         });
     }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::config::{Config, Interception};
-use crate::dial::prepare;
+use crate::dial::set_options;
 use crate::listen::Command;
 use crate::redirect::Gate;
 use crate::session::ListenerKind;
@@ -44,7 +44,7 @@ impl Listeners {
         config: &Config,
         plan: &WorkloadPlan,
     ) -> Vec<ListenError> {
-        let wanted = wanted(config, plan);
+        let wanted = configured_listeners(config, plan);
         let stale: Vec<String> = self
             .open
             .iter()
@@ -71,7 +71,7 @@ impl Listeners {
         let mut problems = Vec::new();
         for (name, (gate, address)) in wanted {
             if !self.open.contains_key(&name)
-                && let Err(cause) = self.open(&name, gate, address).await
+                && let Err(cause) = self.open_listener(&name, gate, address).await
             {
                 problems.push(ListenError { name, address, cause });
             }
@@ -80,7 +80,11 @@ impl Listeners {
     }
 
     /// Returns the listeners of the application's ports for other sidecars.
-    pub(crate) fn inbound(&self, config: &Config, plan: &WorkloadPlan) -> Vec<InboundListener> {
+    pub(crate) fn inbound_listeners(
+        &self,
+        config: &Config,
+        plan: &WorkloadPlan,
+    ) -> Vec<InboundListener> {
         let inbound = |open: &Open| match open.gate {
             Gate::Fixed(ListenerKind::Inbound { port }) => {
                 Some(InboundListener { port, address: open.address })
@@ -119,7 +123,7 @@ impl Listeners {
     }
 
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
-    pub(crate) fn own(&self) -> BTreeMap<u16, SocketAddr> {
+    pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
         let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
         let own = own.filter_map(|(_, open)| match open.gate {
             Gate::Fixed(ListenerKind::Inbound { port }) => Some((port, open.address)),
@@ -137,7 +141,12 @@ impl Listeners {
         self.open.iter().map(|(name, open)| (name.clone(), open.address)).collect()
     }
 
-    async fn open(&mut self, name: &str, gate: Gate, wanted: SocketAddr) -> io::Result<()> {
+    async fn open_listener(
+        &mut self,
+        name: &str,
+        gate: Gate,
+        wanted: SocketAddr,
+    ) -> io::Result<()> {
         let first = match gate {
             // All addresses of both versions are one listener on a gateway.
             Gate::Fixed(ListenerKind::Gateway { .. }) if wanted.ip().is_unspecified() => {
@@ -147,7 +156,7 @@ impl Listeners {
             | Gate::Inbound
             | Gate::InboundOther
             | Gate::Outbound
-            | Gate::OutboundV6 => self.bind(name, wanted)?,
+            | Gate::OutboundV6 => self.bind_listener(name, wanted)?,
         };
         let address = first.local_addr()?;
         // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would permit another sidecar of
@@ -169,11 +178,11 @@ impl Listeners {
     }
 
     /// With port 0 the address of the previous run is tried first: peers without a control plane still know it.
-    fn bind(&self, name: &str, wanted: SocketAddr) -> io::Result<std::net::TcpListener> {
-        let before = self.state.address(name).filter(|before| before.ip() == wanted.ip());
-        match before.filter(|_| wanted.port() == 0).map(bind) {
+    fn bind_listener(&self, name: &str, wanted: SocketAddr) -> io::Result<std::net::TcpListener> {
+        let before = self.state.listener_address(name).filter(|before| before.ip() == wanted.ip());
+        match before.filter(|_| wanted.port() == 0).map(bind_address) {
             Some(Ok(listener)) => Ok(listener),
-            Some(Err(_)) | None => bind(wanted),
+            Some(Err(_)) | None => bind_address(wanted),
         }
     }
 
@@ -195,7 +204,10 @@ pub(crate) struct ListenError {
 }
 
 /// Returns the listeners of a configuration by name.
-fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, SocketAddr)> {
+fn configured_listeners(
+    config: &Config,
+    plan: &WorkloadPlan,
+) -> BTreeMap<String, (Gate, SocketAddr)> {
     let mut wanted = BTreeMap::new();
     let is_gateway = matches!(config.interception, Interception::Gateway { .. });
     for listener in plan.outbound_listeners.iter().filter(|_| !is_gateway) {
@@ -248,7 +260,7 @@ fn wanted(config: &Config, plan: &WorkloadPlan) -> BTreeMap<String, (Gate, Socke
     wanted
 }
 
-fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+fn bind_address(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     bind_for(address, true)
 }
 
@@ -256,7 +268,7 @@ fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 fn bind_for(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    prepare(SockRef::from(&socket))?;
+    set_options(SockRef::from(&socket))?;
     if matches!(address.ip(), IpAddr::V6(_)) {
         socket.set_only_v6(one_version)?;
     }

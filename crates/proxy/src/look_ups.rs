@@ -30,7 +30,7 @@ use crate::world::Want;
 pub use question::{BadDomain, ClusterDomain};
 
 use allowance::Allowance;
-use question::{Asked, Reading, failure, read};
+use question::{Asked, Reading, read, server_failure};
 use resolvers::Resolvers;
 pub(crate) use resolvers::is_answer;
 
@@ -55,12 +55,16 @@ pub struct DnsReplies {
 }
 
 /// Returns the replies to a packet if each service has the addresses `found`.
-pub(crate) fn replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
-    let failure = failure(packet);
+pub(crate) fn build_replies(
+    packet: &[u8],
+    domain: &ClusterDomain,
+    found: &DnsRecord,
+) -> DnsReplies {
+    let failure = server_failure(packet);
     match read(packet, domain) {
         Reading::Service(asked) => DnsReplies {
-            udp: asked.answer(found, Over::Udp),
-            tcp: asked.answer(found, Over::Tcp),
+            udp: asked.build_response(found, Over::Udp),
+            tcp: asked.build_response(found, Over::Tcp),
             service: Some(asked.service),
             failure,
         },
@@ -75,8 +79,8 @@ pub(crate) fn serve(tasks: &LocalSet, follower: &Rc<Follower>, look_ups: &LookUp
     let answerer = Rc::new(answerer);
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     for address in &look_ups.at {
-        tasks.spawn_local(answerer.clone().packets(*address));
-        tasks.spawn_local(answerer.clone().connections(*address, slots.clone()));
+        tasks.spawn_local(answerer.clone().serve_udp(*address));
+        tasks.spawn_local(answerer.clone().serve_tcp(*address, slots.clone()));
     }
 }
 
@@ -133,10 +137,11 @@ impl Answerer {
         &self.follower.world.conditions
     }
 
-    async fn packets(self: Rc<Self>, address: SocketAddr) {
-        let socket =
-            bound(self.conditions(), (address, Over::Udp), async || UdpSocket::bind(address).await)
-                .await;
+    async fn serve_udp(self: Rc<Self>, address: SocketAddr) {
+        let socket = bind_when_free(self.conditions(), (address, Over::Udp), async || {
+            UdpSocket::bind(address).await
+        })
+        .await;
         let socket = Rc::new(socket);
         // One extra byte reveals packets that are too long.
         let mut packet = vec![0_u8; QUERY_BYTES_MAX + 1];
@@ -150,7 +155,7 @@ impl Answerer {
                 continue;
             }
             let query = packet.get(..length).unwrap_or_default();
-            let (asked, slot) = match self.step(query, Over::Udp) {
+            let (asked, slot) = match self.handle_immediately(query, Over::Udp) {
                 Step::Reply(None) => continue,
                 Step::Reply(Some(reply)) => {
                     socket.send_to(&reply, client).await.ok();
@@ -160,7 +165,7 @@ impl Answerer {
             };
             let (answerer, socket, query) = (self.clone(), socket.clone(), query.to_vec());
             tokio::task::spawn_local(async move {
-                if let Some(reply) = answerer.ask(asked, &query, Over::Udp).await {
+                if let Some(reply) = answerer.resolve_query(asked, &query, Over::Udp).await {
                     socket.send_to(&reply, client).await.ok();
                 }
                 drop(slot);
@@ -168,8 +173,8 @@ impl Answerer {
         }
     }
 
-    async fn connections(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let listener = bound(self.conditions(), (address, Over::Tcp), async || {
+    async fn serve_tcp(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
+        let listener = bind_when_free(self.conditions(), (address, Over::Tcp), async || {
             TcpListener::bind(address).await
         })
         .await;
@@ -181,7 +186,7 @@ impl Answerer {
             let (tcp, _) = listener.accept().await;
             let answerer = self.clone();
             tokio::task::spawn_local(async move {
-                let ended = timeout(LIFE_MAX, answerer.converse(tcp)).await;
+                let ended = timeout(LIFE_MAX, answerer.serve_connection(tcp)).await;
                 tracing::trace!(?ended, "DNS connection ended");
                 drop(slot);
             });
@@ -189,7 +194,7 @@ impl Answerer {
     }
 
     /// Serves the queries of one connection in sequence (RFC 1035 §4.2.2).
-    async fn converse(&self, mut tcp: TcpStream) -> io::Result<()> {
+    async fn serve_connection(&self, mut tcp: TcpStream) -> io::Result<()> {
         loop {
             let read = async {
                 let length = usize::from(tcp.read_u16().await?);
@@ -200,10 +205,10 @@ impl Answerer {
                 tcp.read_exact(&mut query).await.map(|_| query)
             };
             let query = timeout(IDLE_MAX, read).await.map_err(io::Error::from)??;
-            let reply = self.reply(&query, Over::Tcp).await;
+            let reply = self.reply_to(&query, Over::Tcp).await;
             let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
             let write = async {
-                tcp.write_all(&resolvers::framed(&reply)).await?;
+                tcp.write_all(&resolvers::frame_message(&reply)).await?;
                 tcp.flush().await
             };
             timeout(IDLE_MAX, write).await.map_err(io::Error::from)??;
@@ -211,25 +216,25 @@ impl Answerer {
     }
 
     /// Returns the response to a query; `None` if it is malformed.
-    async fn reply(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
-        match self.step(query, over) {
+    async fn reply_to(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
+        match self.handle_immediately(query, over) {
             Step::Reply(reply) => reply,
-            Step::Ask(asked, _slot) => self.ask(asked, query, over).await,
+            Step::Ask(asked, _slot) => self.resolve_query(asked, query, over).await,
         }
     }
 
     /// Handles a query as far as possible without waiting: known names are resolved regardless of the number of
     /// pending queries.
-    fn step(&self, query: &[u8], over: Over) -> Step {
+    fn handle_immediately(&self, query: &[u8], over: Over) -> Step {
         let asked = match read(query, &self.domain) {
             Reading::Nonsense => {
                 self.count(Count::LookUpsFailed);
                 return Step::Reply(None);
             }
             Reading::Foreign => None,
-            Reading::Service(asked) => match self.known(&asked.service) {
+            Reading::Service(asked) => match self.known_record(&asked.service) {
                 None => Some(asked),
-                Some(found) => match self.answer(&asked, &found, over) {
+                Some(found) => match self.mesh_response(&asked, &found, over) {
                     Some(reply) => return Step::Reply(Some(reply)),
                     None => None,
                 },
@@ -237,15 +242,20 @@ impl Answerer {
         };
         match self.under_way.clone().try_acquire_owned() {
             Ok(slot) => Step::Ask(asked, slot),
-            Err(_) => Step::Reply(self.fail(query)),
+            Err(_) => Step::Reply(self.server_failure(query)),
         }
     }
 
     /// Queries the control plane about a service, and the resolvers if it has no record.
-    async fn ask(&self, asked: Option<Box<Asked>>, query: &[u8], over: Over) -> Option<Vec<u8>> {
+    async fn resolve_query(
+        &self,
+        asked: Option<Box<Asked>>,
+        query: &[u8],
+        over: Over,
+    ) -> Option<Vec<u8>> {
         if let Some(asked) = asked
-            && let Some(found) = self.find(&asked.service).await
-            && let Some(reply) = self.answer(&asked, &found, over)
+            && let Some(found) = self.request_record(&asked.service).await
+            && let Some(reply) = self.mesh_response(&asked, &found, over)
         {
             return Some(reply);
         }
@@ -253,24 +263,24 @@ impl Answerer {
             self.count(Count::LookUpsForwarded);
             return Some(reply);
         }
-        self.fail(query)
+        self.server_failure(query)
     }
 
     /// Returns the response of the mesh; `None` if the query has to be forwarded.
-    fn answer(&self, asked: &Asked, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
-        let reply = asked.answer(found, over).filter(|_| !found.is_forwarded())?;
+    fn mesh_response(&self, asked: &Asked, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
+        let reply = asked.build_response(found, over).filter(|_| !found.is_forwarded())?;
         self.expect_connections(asked, found);
         self.count(Count::LookUpsAnswered);
         Some(reply)
     }
 
-    fn fail(&self, query: &[u8]) -> Option<Vec<u8>> {
+    fn server_failure(&self, query: &[u8]) -> Option<Vec<u8>> {
         self.count(Count::LookUpsFailed);
-        failure(query)
+        server_failure(query)
     }
 
     /// Returns the record of a name, if it is known and current.
-    fn known(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
+    fn known_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         // Without a connection to the control plane, records may be outdated.
         let is_fresh = self.follower.connected.get();
         is_fresh.then(|| self.follower.world.dns_record(name)).flatten()
@@ -278,17 +288,17 @@ impl Answerer {
 
     /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
     /// valid response.
-    async fn find(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
+    async fn request_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         let Follower { world, connected, looked_up, .. } = &*self.follower;
         if !connected.get() {
             return None;
         }
         let now = Instant::now();
         let is_new = !looked_up.borrow().contains(name);
-        if is_new && !self.allowance.borrow_mut().permits(name, now) {
+        if is_new && !self.allowance.borrow_mut().try_withdraw(name, now) {
             return None;
         }
-        let mut changes = world.changes();
+        let mut changes = world.subscribe();
         world.want_in_passing(Want::Name(name.clone()));
         if self.silent_until.get().is_some_and(|until| now < until) {
             return None;
@@ -311,7 +321,7 @@ impl Answerer {
 
     /// Requests the entries of the addresses in a response: the application is about to connect.
     fn expect_connections(&self, asked: &Asked, found: &DnsRecord) {
-        let addresses = || found.addresses().iter().filter(|address| asked.wants(**address));
+        let addresses = || found.addresses().iter().filter(|address| asked.is_requested(**address));
         if addresses().count() > EXPECTED_MAX {
             return;
         }
@@ -327,7 +337,7 @@ impl Answerer {
 }
 
 /// Binds the address, as soon as it is free.
-pub(crate) async fn bound<T>(
+pub(crate) async fn bind_when_free<T>(
     conditions: &Conditions,
     (address, over): (SocketAddr, Over),
     bind: impl AsyncFn() -> io::Result<T>,
@@ -345,7 +355,7 @@ pub(crate) async fn bound<T>(
             }
             Err(error) if !failed => {
                 tracing::error!(%address, ?over, %error, "cannot open the DNS listener: free the port, or start without --dns");
-                conditions.set(kind::DNS_CLOSED, &subject, error.to_string());
+                conditions.set_condition(kind::DNS_CLOSED, &subject, error.to_string());
                 failed = true;
             }
             Err(_) => {}

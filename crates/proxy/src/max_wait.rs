@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 /// Polls `poll` for at most `limit`; returns `None` after the limit.
-pub(crate) async fn within<T>(
+pub(crate) async fn poll_within<T>(
     limit: Duration,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {
@@ -23,11 +23,11 @@ pub(crate) async fn within<T>(
 /// Awaits `future` for at most `limit`; returns `None` after the limit.
 pub(crate) async fn finished_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
-    within(limit, |cx| future.as_mut().poll(cx)).await
+    poll_within(limit, |cx| future.as_mut().poll(cx)).await
 }
 
 /// Resolves after an idle time of `max_wait` in both directions, at the latest after almost twice that.
-pub(crate) async fn silence(max_wait: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
+pub(crate) async fn wait_for_silence(max_wait: Duration, forth: &Cell<u64>, back: &Cell<u64>) {
     let mut before = None;
     loop {
         let now = Some((forth.get(), back.get()));

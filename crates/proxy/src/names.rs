@@ -34,7 +34,7 @@ impl Names {
             {
                 match is_evicted {
                     true => drop(given.evicted.insert(service, address)),
-                    false => given.give(service, address),
+                    false => given.assign(service, address),
                 }
             }
         }
@@ -57,25 +57,25 @@ impl Names {
 
     /// Returns the virtual address of a service, and whether it is new. A full table evicts the least recently
     /// used service.
-    pub(crate) fn address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
+    pub(crate) fn virtual_address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
         let mut given = self.lock();
         if let Some(address) = given.services.get(service).copied() {
-            given.note(address);
+            given.record_use(address);
             return Some((address, IsNew::No));
         }
         let is_full = given.addresses.len() >= NAMES_MAX;
-        let address = given.free(service)?;
-        given.give(service.clone(), address);
+        let address = given.free_address(service)?;
+        given.assign(service.clone(), address);
         Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
     }
 
     /// Returns the service of a virtual address of either IP version.
-    pub(crate) fn service(&self, address: IpAddr) -> Option<ServiceName> {
+    pub(crate) fn service_at(&self, address: IpAddr) -> Option<ServiceName> {
         let address = match address {
             IpAddr::V4(address) => address,
             IpAddr::V6(address) => from_v6(address)?,
         };
-        self.lock().note(address)
+        self.lock().record_use(address)
     }
 
     fn lock(&self) -> MutexGuard<'_, Given> {
@@ -84,7 +84,7 @@ impl Names {
 }
 
 impl Given {
-    fn give(&mut self, service: ServiceName, address: Ipv4Addr) {
+    fn assign(&mut self, service: ServiceName, address: Ipv4Addr) {
         if let Some((address, service)) = self.addresses.insert(address, service.clone()) {
             self.services.remove(&service);
             self.evicted.insert(service, address);
@@ -93,19 +93,19 @@ impl Given {
     }
 
     /// Records a use of an address.
-    fn note(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
+    fn record_use(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
         self.addresses.use_value(&address).cloned()
     }
 
     /// Returns an address for a service: its previous one, or one that no service had recently.
-    fn free(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
+    fn free_address(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
         if let Some(address) = self.evicted.remove(service) {
             return Some(address);
         }
         let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
         let start = hash(service);
         (0..HOSTS)
-            .map(|step| nth(start.wrapping_add(step) % HOSTS))
+            .map(|step| nth_address(start.wrapping_add(step) % HOSTS))
             .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
     }
 }
@@ -127,7 +127,7 @@ fn hash(service: &ServiceName) -> u32 {
 }
 
 /// The `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
-fn nth(n: u32) -> Ipv4Addr {
+fn nth_address(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
 }
 
@@ -155,7 +155,7 @@ const EVICTED: &str = "evicted ";
 mod tests {
     use super::*;
 
-    fn service(name: &str) -> ServiceName {
+    fn service_name(name: &str) -> ServiceName {
         ServiceName::new("bookinfo", name).unwrap()
     }
 
@@ -164,17 +164,18 @@ mod tests {
         let names = Names::default();
         let mut seen = HashSet::new();
         for index in 0..1000 {
-            let (address, is_new) = names.address(&service(&format!("s{index}"))).unwrap();
+            let (address, is_new) =
+                names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
             assert_eq!(is_new, IsNew::Yes);
             assert!(seen.insert(address), "{address} was given twice");
         }
         let restored = Names::from_text(&names.to_text());
         for index in 0..1000 {
-            let name = service(&format!("s{index}"));
-            let (address, is_new) = restored.address(&name).unwrap();
+            let name = service_name(&format!("s{index}"));
+            let (address, is_new) = restored.virtual_address(&name).unwrap();
             assert_eq!(is_new, IsNew::No);
             for address in [IpAddr::V4(address), IpAddr::V6(to_v6(address))] {
-                assert_eq!(names.service(address), Some(name.clone()));
+                assert_eq!(names.service_at(address), Some(name.clone()));
             }
         }
     }
@@ -182,77 +183,90 @@ mod tests {
     #[test]
     fn other_networks_stand_for_nothing() {
         let names = Names::default();
-        let (address, _) = names.address(&service("one")).unwrap();
+        let (address, _) = names.virtual_address(&service_name("one")).unwrap();
         let [.., a, b] = to_v6(address).segments();
         for network in ["::", "fd6c:656e:6f00:f1::", "fd6c:656e:6f00:f0:0:1::"] {
             let network = u128::from(network.parse::<Ipv6Addr>().unwrap());
             let host = (u128::from(a) << 16) | u128::from(b);
-            assert_eq!(names.service(Ipv6Addr::from(network | host).into()), None);
+            assert_eq!(names.service_at(Ipv6Addr::from(network | host).into()), None);
         }
     }
 
     #[test]
     fn a_full_table_evicts_the_service_that_was_not_used_for_the_longest_time() {
         let names = Names::default();
-        let first = names.address(&service("s0")).unwrap().0;
-        let second = names.address(&service("s1")).unwrap().0;
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        let second = names.virtual_address(&service_name("s1")).unwrap().0;
         for index in 2..NAMES_MAX {
-            assert_eq!(names.address(&service(&format!("s{index}"))).unwrap().1, IsNew::Yes);
+            assert_eq!(
+                names.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
+                IsNew::Yes
+            );
         }
         // A connection to its address is a use of a service.
-        assert_eq!(names.service(first.into()), Some(service("s0")));
-        let (new, is_new) = names.address(&service("new")).unwrap();
+        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
+        let (new, is_new) = names.virtual_address(&service_name("new")).unwrap();
         assert_eq!(is_new, IsNew::InPlaceOfAnother);
-        assert_eq!(names.service(new.into()), Some(service("new")));
-        assert_eq!(names.service(first.into()), Some(service("s0")));
-        assert_eq!(names.service(second.into()), None);
+        assert_eq!(names.service_at(new.into()), Some(service_name("new")));
+        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
+        assert_eq!(names.service_at(second.into()), None);
         // Many more names stay within the bound, and never get an address that was evicted just before.
         for index in 0..NAMES_MAX {
-            assert_ne!(names.address(&service(&format!("t{index}"))).unwrap().0, second);
+            assert_ne!(
+                names.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
+                second
+            );
         }
         assert_eq!(names.lock().services.len(), NAMES_MAX);
         assert_eq!(names.lock().addresses.len(), NAMES_MAX);
-        let again = names.address(&service("t0")).unwrap();
+        let again = names.virtual_address(&service_name("t0")).unwrap();
         assert_eq!(again.1, IsNew::No);
-        names.address(&service("one-more"));
+        names.virtual_address(&service_name("one-more"));
         assert!(names.lock().evicted.len() <= NAMES_MAX);
     }
 
     #[test]
     fn an_evicted_service_gets_its_address_again() {
         let names = Names::default();
-        let first = names.address(&service("s0")).unwrap().0;
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
         for index in 1..=NAMES_MAX {
-            names.address(&service(&format!("s{index}"))).unwrap();
+            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
-        assert_eq!(names.service(first.into()), None);
-        assert_eq!(names.address(&service("s0")), Some((first, IsNew::InPlaceOfAnother)));
+        assert_eq!(names.service_at(first.into()), None);
+        assert_eq!(
+            names.virtual_address(&service_name("s0")),
+            Some((first, IsNew::InPlaceOfAnother))
+        );
     }
     #[test]
     fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
         let names = Names::default();
-        let first = names.address(&service("s0")).unwrap().0;
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
         for index in 1..=NAMES_MAX {
-            names.address(&service(&format!("s{index}"))).unwrap();
+            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
-        names.address(&service("s1")).unwrap();
-        let second = names.address(&service("s2")).unwrap().0;
-        let third = names.address(&service("s3")).unwrap().0;
-        names.service(second.into());
+        names.virtual_address(&service_name("s1")).unwrap();
+        let second = names.virtual_address(&service_name("s2")).unwrap().0;
+        let third = names.virtual_address(&service_name("s3")).unwrap().0;
+        names.service_at(second.into());
         let used: Vec<String> = (4..=NAMES_MAX).map(|index| format!("s{index}")).collect();
         for name in &used {
-            names.address(&service(name)).unwrap();
+            names.virtual_address(&service_name(name)).unwrap();
         }
         // The least recent uses are now those of s1, s3 and s2.
         let restored = Names::from_text(&names.to_text());
         assert_eq!(restored.to_text(), names.to_text());
         for index in 0..2 {
-            let (address, is_new) = restored.address(&service(&format!("t{index}"))).unwrap();
+            let (address, is_new) =
+                restored.virtual_address(&service_name(&format!("t{index}"))).unwrap();
             assert_eq!(is_new, IsNew::InPlaceOfAnother);
             assert_ne!(address, first, "its own service may come back");
         }
-        assert_eq!(restored.service(third.into()), None);
-        assert_eq!(restored.service(second.into()), Some(service("s2")));
-        assert_eq!(restored.address(&service("s0")), Some((first, IsNew::InPlaceOfAnother)));
+        assert_eq!(restored.service_at(third.into()), None);
+        assert_eq!(restored.service_at(second.into()), Some(service_name("s2")));
+        assert_eq!(
+            restored.virtual_address(&service_name("s0")),
+            Some((first, IsNew::InPlaceOfAnother))
+        );
     }
 }

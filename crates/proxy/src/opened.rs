@@ -37,12 +37,12 @@ impl OpenListeners {
         });
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.0.subscribe()
     }
 
     /// Returns the current states; `None` before the first configuration.
-    pub(crate) fn now(&self) -> Option<Arc<ListenerStates>> {
+    pub(crate) fn current_states(&self) -> Option<Arc<ListenerStates>> {
         self.0.borrow().clone()
     }
 }

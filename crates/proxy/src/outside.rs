@@ -11,31 +11,36 @@ use leno_wire::sniff::Sniffed;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::connection::{Ended, until};
+use crate::connection::{Ended, serve_until};
 use crate::connections::Counted;
-use crate::dial::{dial, dial_reason};
-use crate::first_bytes::{detect, server_name};
+use crate::dial::{dial_address, dial_reason};
+use crate::first_bytes::{server_name, sniff_connection};
 use crate::http::message::{Reader, Writer};
-use crate::http::server::serve;
+use crate::http::server::serve_requests;
 use crate::io::{Io, Stream};
 use crate::record::Record;
 use crate::session::Session;
-use crate::splice::splice;
+use crate::splice::copy_bytes;
 use crate::worker::Worker;
 use crate::world::{ConfigSnapshot, World};
 
 /// Carries the application's connection to its original destination. The first bytes are awaited only if the
 /// address alone does not decide: in some protocols the server speaks first. `early`: bytes that were read
 /// already.
-pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: BytesMut) {
-    let reported = match reported(session, at, (&io, &mut early)).await {
+pub(crate) async fn serve_connection(
+    session: &Session,
+    at: SocketAddr,
+    io: Io,
+    mut early: BytesMut,
+) {
+    let reported = match detect_destination(session, at, (&io, &mut early)).await {
         Ok(Reported::Requests) => {
             // Each request is allowed or rejected individually.
-            let mut served = Box::pin(async { drop(serve(session, &io, early).await) });
+            let mut served = Box::pin(async { drop(serve_requests(session, &io, early).await) });
             let world = &session.worker.world;
-            let forbidden = Box::pin(forbidden(world, (at, &Reported::Requests)));
-            if until(served.as_mut(), forbidden, &io).await == Ended::Cut {
-                session.worker.shard.refuse(Reason::EgressDenied.label());
+            let forbidden = Box::pin(wait_until_forbidden(world, (at, &Reported::Requests)));
+            if serve_until(served.as_mut(), forbidden, &io).await == Ended::Cut {
+                session.worker.shard.count_rejected(Reason::EgressDenied.label());
             }
             return;
         }
@@ -44,18 +49,18 @@ pub(crate) async fn carry(session: &Session, at: SocketAddr, io: Io, mut early: 
     };
     let mut record = Record::open(session, PROTOCOL);
     let passed = match reported {
-        Ok(reported) => pass(session, (at, &reported), (&io, early), &record).await,
+        Ok(reported) => forward_bytes(session, (at, &reported), (&io, early), &record).await,
         Err(reason) => {
             record.count_opened();
             Err(reason)
         }
     };
     match passed {
-        Ok(()) => record.succeed(),
+        Ok(()) => record.mark_succeeded(),
         Err(reason) => {
             record.reason = Some(reason);
             // An orderly end is preserved; any error reaches the client as a reset.
-            io.reset();
+            io.reset_on_drop();
         }
     }
 }
@@ -78,13 +83,13 @@ impl Reported {
             return true;
         }
         match self {
-            Self::Address => plans.egress_rules.way(at) == Way::Open,
+            Self::Address => plans.egress_rules.permission_for(at) == Way::Open,
             Self::ServerName(name) => {
-                plans.egress_rules.way(at) == Way::Open
+                plans.egress_rules.permission_for(at) == Way::Open
                     || plans.egress_rules.by_server_name(at, name).is_some()
             }
             // Allowed if some requests may be; each is checked individually.
-            Self::Requests => match plans.egress_rules.way(at) {
+            Self::Requests => match plans.egress_rules.permission_for(at) {
                 Way::Open => true,
                 Way::Inspected { by_request, .. } => by_request,
                 Way::Closed => false,
@@ -94,25 +99,26 @@ impl Reported {
 }
 
 /// Determines the destination of a connection as far as egress rules need it.
-async fn reported(
+async fn detect_destination(
     session: &Session,
     at: SocketAddr,
     (io, early): (&Io, &mut BytesMut),
 ) -> Result<Reported, Reason> {
     let worker = &session.worker;
-    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &config.plans;
     if plans.snapshot.plan.egress == Egress::Allow {
         return Ok(Reported::Address);
     }
-    let (by_request, by_server_name) = match plans.egress_rules.way(at) {
+    let (by_request, by_server_name) = match plans.egress_rules.permission_for(at) {
         Way::Closed => return Err(Reason::EgressDenied),
         Way::Open => return Ok(Reported::Address),
         Way::Inspected { by_request, by_server_name } => (by_request, by_server_name),
     };
     drop(config);
     let max_wait = worker.config.limits.head_timeout;
-    let sniffed = timeout(max_wait, detect(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
+    let sniffed =
+        timeout(max_wait, sniff_connection(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
     match sniffed {
         Sniffed::Http1 if by_request => Ok(Reported::Requests),
         Sniffed::Tls if by_server_name => {
@@ -126,51 +132,51 @@ async fn reported(
     }
 }
 
-async fn pass(
+async fn forward_bytes(
     session: &Session,
     (at, reported): (SocketAddr, &Reported),
     (io, early): (&Io, BytesMut),
     record: &Record<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
-    let connected = connected(worker, (at, reported)).await;
+    let connected = connect_outside(worker, (at, reported)).await;
     record.count_opened();
     let tcp = connected?;
-    let _counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    let _counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.idle_connection;
     let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), max_wait));
     let server = Io::new(Stream::Plain(tcp));
     let mut client = ends(io);
     client.0.buffer = early;
     tokio::select! {
-        spliced = splice((client, ends(&server)), max_wait, record, None) => spliced,
-        () = forbidden(&worker.world, (at, reported)) => {
-            server.reset();
+        spliced = copy_bytes((client, ends(&server)), max_wait, record, None) => spliced,
+        () = wait_until_forbidden(&worker.world, (at, reported)) => {
+            server.reset_on_drop();
             Err(Reason::EgressDenied)
         }
     }
 }
 
 /// Connects to an address outside the mesh, if egress to it is allowed.
-async fn connected(
+async fn connect_outside(
     worker: &Worker,
     (at, reported): (SocketAddr, &Reported),
 ) -> Result<TcpStream, Reason> {
-    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     if !reported.is_let_out(&config, at) {
         return Err(Reason::EgressDenied);
     }
     drop(config);
-    let dialled = dial(at, &worker.config.interception);
+    let dialled = dial_address(at, &worker.config.interception);
     let dialled = timeout(worker.config.limits.connect_timeout, dialled).await;
     dialled.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
 /// Resolves when egress of a connection is no longer allowed.
-async fn forbidden(world: &World, (at, reported): (SocketAddr, &Reported)) {
+async fn wait_until_forbidden(world: &World, (at, reported): (SocketAddr, &Reported)) {
     let mut changes = world.egress_changes();
     loop {
-        if world.config().is_some_and(|config| !reported.is_let_out(&config, at)) {
+        if world.current_config().is_some_and(|config| !reported.is_let_out(&config, at)) {
             return;
         }
         if changes.changed().await.is_err() {

@@ -41,7 +41,7 @@ impl Pages {
 
 /// Serves a connection of a page. Once the proxy is over, the connection ends after the request in progress;
 /// the codec closes a connection without a request at once.
-pub(crate) async fn serve<S>(
+pub(crate) async fn serve_page<S>(
     half_open: &HalfOpen,
     connection: Connection<TokioIo<TcpStream>, S>,
     mut phase: watch::Receiver<Phase>,
@@ -53,7 +53,7 @@ where
     let mut connection = pin!(connection);
     tokio::select! {
         biased;
-        served = half_open.serving(connection.as_mut()) => return served,
+        served = half_open.serve_connection(connection.as_mut()) => return served,
         _ = phase.wait_for(|phase| *phase == Phase::Over) => {}
     }
     connection.as_mut().graceful_shutdown();
@@ -61,7 +61,10 @@ where
 }
 
 /// Runs `serving`, which ends after the last response, but at most `LAST_MAX` after the proxy is over.
-pub(crate) async fn bounded(mut phase: watch::Receiver<Phase>, serving: impl Future<Output = ()>) {
+pub(crate) async fn run_bounded(
+    mut phase: watch::Receiver<Phase>,
+    serving: impl Future<Output = ()>,
+) {
     let late = async {
         // The sender outlives the pages.
         drop(phase.wait_for(|phase| *phase == Phase::Over).await);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use leno_identity::offers;
+use leno_identity::offers_protocol;
 use leno_model::Protocol;
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
@@ -53,7 +53,7 @@ async fn offers_link(tcp: &TcpStream) -> bool {
             Err(_) if ready.is_read_closed() => return true,
             Err(_) => continue,
         }
-        match offers(hello.get(..seen).unwrap_or_default(), ALPN_LINK) {
+        match offers_protocol(hello.get(..seen).unwrap_or_default(), ALPN_LINK) {
             Some(offered) => return offered,
             None if seen == hello.len() => return false,
             None => {}
@@ -79,7 +79,7 @@ mod tests {
     use crate::tests::fixture::run;
 
     /// Returns the classification of a client that sends these pieces and then closes if `ends`.
-    async fn judged(pieces: &[&[u8]], ends: bool) -> Option<bool> {
+    async fn classify_pieces(pieces: &[&[u8]], ends: bool) -> Option<bool> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.set_nodelay(true).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         timeout(Duration::from_millis(500), judging).await.ok()
     }
 
-    fn hello(protocol: &[u8]) -> Vec<u8> {
+    fn client_hello(protocol: &[u8]) -> Vec<u8> {
         let mut config = ClientConfig::builder_with_provider(Arc::new(
             rustls::crypto::aws_lc_rs::default_provider(),
         ))
@@ -118,10 +118,10 @@ mod tests {
     fn a_hello_is_judged_when_it_is_whole_however_it_comes() {
         run(async {
             for (protocol, expected) in [(ALPN_LINK, true), (b"h2".as_slice(), false)] {
-                let bytes = hello(protocol);
-                assert_eq!(judged(&[&bytes], false).await, Some(expected));
+                let bytes = client_hello(protocol);
+                assert_eq!(classify_pieces(&[&bytes], false).await, Some(expected));
                 let pieces = [&bytes[..1], &bytes[1..9], &bytes[9..]];
-                assert_eq!(judged(&pieces, false).await, Some(expected));
+                assert_eq!(classify_pieces(&pieces, false).await, Some(expected));
             }
         });
     }
@@ -129,9 +129,13 @@ mod tests {
     #[test]
     fn what_never_comes_whole_is_left_to_who_reads_it() {
         run(async {
-            let bytes = hello(ALPN_LINK);
-            assert_eq!(judged(&[&bytes[..40]], true).await, Some(true));
-            assert_eq!(judged(&[&bytes[..40]], false).await, None, "there may be more to come");
+            let bytes = client_hello(ALPN_LINK);
+            assert_eq!(classify_pieces(&[&bytes[..40]], true).await, Some(true));
+            assert_eq!(
+                classify_pieces(&[&bytes[..40]], false).await,
+                None,
+                "there may be more to come"
+            );
         });
     }
 }

@@ -51,13 +51,13 @@ impl Probes {
     ///
     /// # Errors
     /// [`ProbesError`] that names the probe.
-    pub fn parse(text: &str) -> Result<Self, ProbesError> {
+    pub fn from_json(text: &str) -> Result<Self, ProbesError> {
         let raw: BTreeMap<String, BTreeMap<Kind, Raw>> = serde_json::from_str(text)?;
         let mut probes = BTreeMap::new();
         for (container, kinds) in raw {
             let mut parsed = BTreeMap::new();
             for (kind, raw) in kinds {
-                let probe = Probe::of(raw);
+                let probe = Probe::from_raw(raw);
                 let probe = probe.ok_or_else(|| {
                     let (container, kind) = (container.clone(), format!("{kind:?}").to_lowercase());
                     ProbesError::Action { container, kind }
@@ -70,7 +70,7 @@ impl Probes {
     }
 
     /// Returns the probe at `CONTAINER/KIND`.
-    pub(crate) fn at(&self, path: &str) -> Option<&Probe> {
+    pub(crate) fn find_probe(&self, path: &str) -> Option<&Probe> {
         let (container, kind) = path.split_once('/')?;
         let kind = match kind {
             "startup" => Kind::Startup,
@@ -86,7 +86,7 @@ impl FromStr for Probes {
     type Err = ProbesError;
 
     fn from_str(text: &str) -> Result<Self, ProbesError> {
-        Self::parse(text)
+        Self::from_json(text)
     }
 }
 
@@ -109,7 +109,7 @@ pub enum ProbesError {
 }
 
 impl Probe {
-    fn of(raw: Raw) -> Option<Self> {
+    fn from_raw(raw: Raw) -> Option<Self> {
         let action = match (raw.http_get, raw.tcp_socket, raw.grpc) {
             (Some(get), None, None) => Action::Http(get),
             (None, Some(socket), None) => Action::Tcp(socket.port),
@@ -122,7 +122,7 @@ impl Probe {
     }
 
     /// Runs the probe against the application at `address`.
-    pub(crate) async fn make(
+    pub(crate) async fn run_probe(
         &self,
         address: IpAddr,
         interception: &Interception,
@@ -130,9 +130,9 @@ impl Probe {
         let at = |port: NonZeroU16| SocketAddr::new(address, port.get());
         let made = async {
             match &self.action {
-                Action::Http(get) => get.make(at(get.port), interception).await,
-                Action::Tcp(port) => dial(at(*port), interception).await.map(drop),
-                Action::Grpc(check) => check.make(at(check.port), interception).await,
+                Action::Http(get) => get.run_check(at(get.port), interception).await,
+                Action::Tcp(port) => dial_application(at(*port), interception).await.map(drop),
+                Action::Grpc(check) => check.run_check(at(check.port), interception).await,
             }
         };
         tokio::time::timeout(self.timeout, made).await.unwrap_or(Err(Unwell::Late))
@@ -140,11 +140,11 @@ impl Probe {
 }
 
 /// Opens a connection of the sidecar's own, which is not redirected back to it.
-async fn dial(
+async fn dial_application(
     address: SocketAddr,
     interception: &Interception,
 ) -> Result<tokio::net::TcpStream, Unwell> {
-    let dialed = crate::dial::dial(address, interception).await;
+    let dialed = crate::dial::dial_address(address, interception).await;
     dialed.map_err(|error| Unwell::Connect(address.port(), error.kind()))
 }
 
@@ -171,7 +171,7 @@ pub(crate) enum Unwell {
 impl Unwell {
     /// Returns the status of the response to the kubelet, which appears in its event: the application's own
     /// status, if there is one.
-    pub(crate) fn status(self) -> StatusCode {
+    pub(crate) fn status_code(self) -> StatusCode {
         match self {
             // The kubelet does not treat lower ones as failures.
             Self::Status(status) if status >= 400 => {

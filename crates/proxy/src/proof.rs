@@ -30,7 +30,7 @@ impl Proof {
     }
 
     /// Removes a one-time token after its use.
-    pub(crate) fn spend(self) {
+    pub(crate) fn remove_token(self) {
         if let Some(file) = self.once {
             // A used token that remains would only confuse operators.
             drop(std::fs::remove_file(file));

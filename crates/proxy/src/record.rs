@@ -89,7 +89,7 @@ impl<'a> Record<'a> {
         let worker = &session.worker;
         Self {
             session,
-            _underway: worker.enter(),
+            _underway: worker.start_exchange(),
             started: Instant::now(),
             subject: Subject { protocol, service: None, port: 0, route: None },
             head: FinalHead::default(),
@@ -101,19 +101,19 @@ impl<'a> Record<'a> {
             hedge: None,
             audited: None,
             has_stream: Cell::new(false),
-            trace: worker.view().map(RequestTrace::new),
+            trace: worker.observability_config().map(RequestTrace::new),
         }
     }
 
     /// Opens the record of a request that cannot be parsed and is rejected for this reason.
     #[cold]
-    pub(crate) fn unread(session: &'a Session, reason: Reason) -> Self {
+    pub(crate) fn unreadable(session: &'a Session, reason: Reason) -> Self {
         let mut record = Self::open(session, "http");
         record.reason = Some(reason);
         record.head.status.set(reason.status());
         record.name_called();
         if let Some(trace) = &mut record.trace {
-            trace.unread(&session.worker);
+            trace.record_unreadable(&session.worker);
         }
         record
     }
@@ -121,14 +121,14 @@ impl<'a> Record<'a> {
     /// Records that the client's sidecar abandoned the attempt while the client still waits and has not gone
     /// away.
     #[cold]
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn mark_abandoned(&mut self) {
         if self.reason == Some(Reason::DownstreamClosed) {
             self.reason = Some(Reason::AttemptAbandoned);
         }
     }
 
     /// Records an orderly end: a response of the application, or a rejection by its sidecar.
-    pub(crate) fn succeed(&mut self) {
+    pub(crate) fn mark_succeeded(&mut self) {
         self.reason = self.head.rejection.get();
         // A rejected call has the status 200 on the wire. Both sidecars count it by the status of the reason.
         if let Some(reason) = self.reason.filter(|_| self.grpc.get().is_some()) {
@@ -155,7 +155,7 @@ impl<'a> Record<'a> {
     }
 
     /// Records a failure, and a match of the policy that decided it, if any.
-    pub(crate) fn fail(&mut self, failure: &Failure) {
+    pub(crate) fn record_failure(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
         if self.subject.port == 0 {
             self.name_called();
@@ -174,7 +174,7 @@ impl<'a> Record<'a> {
                     | Reason::RateLimitUnavailable
             )
         {
-            hits::policy(&self.session.worker.shard, decision);
+            hits::count_policy(&self.session.worker.shard, decision);
         }
         if let Some(trace) = &mut self.trace {
             trace.policy.clone_from(&failure.policy);
@@ -183,7 +183,7 @@ impl<'a> Record<'a> {
 
     /// Counts a byte stream that was opened or rejected: long ones are reported before they end.
     pub(crate) fn count_opened(&self) {
-        let series = self.session.series(&self.subject);
+        let series = self.session.series_for(&self.subject);
         self.session.worker.shard.count_opened(series.id);
     }
 
@@ -192,19 +192,19 @@ impl<'a> Record<'a> {
     #[inline(never)]
     pub(crate) fn count_stream(&self) {
         if !self.has_stream.replace(true) {
-            let series = self.session.series(&self.subject);
+            let series = self.session.series_for(&self.subject);
             self.session.worker.shard.count_stream_opened(series.id);
         }
     }
 
     /// Records the allow decision, and its reason for denial if it is allowed only because policies are not
     /// enforced.
-    pub(crate) fn permit(&mut self, access: &InboundAccess, permit: Permit) {
+    pub(crate) fn record_permit(&mut self, access: &InboundAccess, permit: Permit) {
         if let Some(decision) = access.decision(permit)
             // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
         {
-            hits::policy(&self.session.worker.shard, decision);
+            hits::count_policy(&self.session.worker.shard, decision);
         }
         if let Some(reason) = permit.would_deny() {
             self.audited = Some(reason);
@@ -223,7 +223,7 @@ impl<'a> Record<'a> {
 impl Drop for Record<'_> {
     fn drop(&mut self) {
         let worker = &self.session.worker;
-        let series = self.session.series(&self.subject);
+        let series = self.session.series_for(&self.subject);
         let outcome = Outcome {
             status: self.head.status.get(),
             reason: self.reason.map(Reason::label),
@@ -232,21 +232,21 @@ impl Drop for Record<'_> {
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
         };
-        worker.shard.record(series.id, &outcome);
+        worker.shard.record_request(series.id, &outcome);
         if self.has_stream.get() {
             worker.shard.count_stream_ended(series.id);
         }
         if let Some(reason) = self.audited {
-            worker.shard.audit(series.id, reason.label());
+            worker.shard.count_audited(series.id, reason.label());
         }
         if let Some(trace) = &self.trace {
             if let Some(span) = trace.span.filter(|span| span.is_sampled) {
                 let taken = (outcome.duration, SystemTime::now());
-                worker.shard.exemplify(series.id, (span.trace, span.id), taken);
+                worker.shard.store_exemplar(series.id, (span.trace, span.id), taken);
             }
             let (retries, hedge, audited) = (self.retries, self.hedge, self.audited);
             let (labels, downstream) = (&series.labels, self.session.peer);
-            trace.tell(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
+            trace.publish(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
         }
     }
 }

@@ -45,13 +45,13 @@ impl Gate {
                     let listener_kind = (!is_own).then_some(ListenerKind::Address(wanted));
                     return listener_kind.ok_or(Reason::UnknownService);
                 }
-                let service = worker.world.names().service(wanted.ip());
+                let service = worker.world.names().service_at(wanted.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(ListenerKind::Service { service, port: wanted.port() })
             }
             Self::Inbound | Self::InboundOther => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
-                let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+                let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
                 let ports = &config.plans.snapshot.plan.ports;
                 // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);

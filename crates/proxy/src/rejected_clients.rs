@@ -24,7 +24,7 @@ struct PortClients {
 
 impl RejectedClients {
     /// Records a rejected connection. Returns true if the conditions change.
-    pub(crate) fn note(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
+    pub(crate) fn record(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
         self.ports.retain(|_, clients| clients.keep_recent(now));
         let (clients, evicted_port) = self.ports.entry(port, PortClients::default);
         let client = client.to_canonical();
@@ -92,7 +92,7 @@ const CLIENTS_MAX: usize = 8;
 mod tests {
     use super::*;
 
-    fn client(number: u16) -> IpAddr {
+    fn client_address(number: u16) -> IpAddr {
         format!("::ffff:10.0.0.{number}").parse().unwrap()
     }
 
@@ -103,10 +103,10 @@ mod tests {
         let found = |table: &RejectedClients, now| -> Vec<(String, String)> {
             table.conditions(now).into_iter().map(|it| (it.subject, it.reason)).collect()
         };
-        assert!(table.note(80, client(1), start));
-        assert!(!table.note(80, client(1), start), "the same client is no news");
+        assert!(table.record(80, client_address(1), start));
+        assert!(!table.record(80, client_address(1), start), "the same client is no news");
         let later = start + REMEMBERED / 2;
-        assert!(table.note(80, client(2), later));
+        assert!(table.record(80, client_address(2), later));
         let both = [("port 80".to_owned(), "10.0.0.1, 10.0.0.2".to_owned())];
         assert_eq!(found(&table, later), both);
         assert_eq!(table.next_end(later), Some(start + REMEMBERED));
@@ -122,20 +122,23 @@ mod tests {
         let now = Instant::now();
         let most = u16::try_from(CLIENTS_MAX).unwrap();
         for number in 0..most {
-            assert!(table.note(80, client(number), now));
+            assert!(table.record(80, client_address(number), now));
         }
-        assert!(table.note(80, client(most), now), "others are news once");
-        assert!(!table.note(80, client(most + 1), now));
+        assert!(table.record(80, client_address(most), now), "others are news once");
+        assert!(!table.record(80, client_address(most + 1), now));
         let reason = table.conditions(now)[0].reason.clone();
         assert!(reason.ends_with("10.0.0.7, 10.0.0.8, 10.0.0.9, others"), "the newest: {reason}");
         assert!(!reason.contains("10.0.0.1,"), "{reason}");
-        assert!(table.note(80, client(most + 2), now + REPORT_EVERY), "and once in a while");
+        assert!(
+            table.record(80, client_address(most + 2), now + REPORT_EVERY),
+            "and once in a while"
+        );
         let ports = u16::try_from(PORTS_MAX).unwrap();
         for port in 100..100 + ports {
-            table.note(port, client(1), now);
+            table.record(port, client_address(1), now);
         }
         assert_eq!(table.conditions(now).len(), PORTS_MAX);
-        assert!(table.note(99, client(1), now + REMEMBERED));
+        assert!(table.record(99, client_address(1), now + REMEMBERED));
         assert_eq!(table.conditions(now + REMEMBERED).len(), 1);
     }
 }

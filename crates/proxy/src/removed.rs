@@ -27,12 +27,12 @@ pub(crate) struct Entry {
 
 impl RemovedEndpoints {
     /// Returns a number for new cluster state.
-    pub(crate) fn number(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Replaces the ejected endpoints of one cluster state.
-    pub(crate) fn set(&self, cluster: u64, entries: Vec<Entry>) {
+    pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<Entry>) {
         match entries.is_empty() {
             true => self.lock().remove(&cluster),
             false => self.lock().insert(cluster, entries),

@@ -14,7 +14,7 @@ use crate::config::OnExpiry;
 use crate::follow::Follower;
 
 /// Verifies an issued certificate, stores it on disk and makes it current.
-pub(crate) fn accept(
+pub(crate) fn accept_issued(
     follower: &Follower,
     key: PrivateKey,
     issued: IssuedBytes,
@@ -31,24 +31,24 @@ pub(crate) fn accept(
         // The proxy continues; the certificate is only missing after a restart without a control plane.
         tracing::warn!(%error, "cannot write the certificate to disk");
     }
-    Ok(adopt(follower, credential))
+    Ok(replace_credential(follower, credential))
 }
 
 /// Makes a certificate current.
-pub(crate) fn adopt(follower: &Follower, credential: Credential) -> Arc<Credential> {
+pub(crate) fn replace_credential(follower: &Follower, credential: Credential) -> Arc<Credential> {
     for (level, at) in [
-        (Level::CertificateIssued, credential.issued()),
+        (Level::CertificateIssued, credential.issue_time()),
         (Level::CertificateExpiry, credential.not_after()),
     ] {
         let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        follower.telemetry.set(level, since_epoch.as_secs());
+        follower.telemetry.set_level(level, since_epoch.as_secs());
     }
-    follower.world.renew(credential)
+    follower.world.replace_credential(credential)
 }
 
 /// Renews at half-life, and soon after a failure, for as long as the proxy lives.
 pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Request>) {
-    let mut changes = follower.world.changes();
+    let mut changes = follower.world.subscribe();
     let mut answered = 0;
     loop {
         let Some(credential) = follower.world.credential() else {
@@ -57,18 +57,18 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
             }
             continue;
         };
-        let wanted = wanted(&follower);
+        let wanted = current_generation(&follower);
         if wanted == credential.ca_generation() {
             answered = 0;
         }
         let reissue = ![0, credential.ca_generation(), answered].contains(&wanted);
-        if !due(&follower, &credential, reissue, &mut changes).await {
+        if !wait_until_due(&follower, &credential, reissue, &mut changes).await {
             continue;
         }
         // A response after the expiry would be too late.
         let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
         let max_wait = left.clamp(RETRY_MIN, ANSWER_MAX);
-        let renewed = renew(&follower, &requests, max_wait).await;
+        let renewed = renew_certificate(&follower, &requests, max_wait).await;
         let count = if renewed.is_ok() {
             Count::CertificateRenewed
         } else {
@@ -82,7 +82,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
         }
         if let Err(reason) = renewed {
             if credential.is_expired(SystemTime::now()) {
-                expire(&follower);
+                handle_expiry(&follower);
                 // No control plane accepts an expired certificate for a renewal.
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
@@ -95,7 +95,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
 }
 
 /// Handles an expired certificate: peers reject it from now on.
-fn expire(follower: &Follower) {
+fn handle_expiry(follower: &Follower) {
     match follower.config.on_expiry {
         OnExpiry::Continue if follower.config.account_token.is_some() => {
             tracing::error!("the certificate has expired: joining again as soon as possible");
@@ -108,18 +108,18 @@ fn expire(follower: &Follower) {
             tracing::error!(
                 "the certificate has expired: this sidecar exits because of --on-expiry fail"
             );
-            follower.fatal.end(StartError::Expired);
+            follower.fatal.report_cause(StartError::Expired);
         }
     }
 }
 
 /// Returns the current CA generation; 0 if it is unknown.
-fn wanted(follower: &Follower) -> u64 {
-    follower.world.config().map_or(0, |config| config.plans.snapshot.plan.ca_generation)
+fn current_generation(follower: &Follower) -> u64 {
+    follower.world.current_config().map_or(0, |config| config.plans.snapshot.plan.ca_generation)
 }
 
 /// Waits until the next check; returns true if this certificate is due for renewal.
-async fn due(
+async fn wait_until_due(
     follower: &Follower,
     credential: &Credential,
     reissue: bool,
@@ -142,14 +142,14 @@ async fn due(
     }
 }
 
-async fn renew(
+async fn renew_certificate(
     follower: &Follower,
     requests: &mpsc::Sender<Request>,
     max_wait: Duration,
 ) -> Result<(), Unusable> {
     let key = PrivateKey::generate();
     let (answer, issued) = oneshot::channel();
-    let request = Request::Renew { csr: key.request(), answer };
+    let request = Request::Renew { csr: key.certificate_request(), answer };
     let asked = async {
         requests.send(request).await.ok()?;
         issued.await.ok()
@@ -157,7 +157,7 @@ async fn renew(
     let answered = tokio::time::timeout(max_wait, asked).await;
     let issued = answered.ok().flatten().ok_or(Unusable::Unanswered)?;
     let issued = issued.map_err(|not| Unusable::Refused(not.reason))?;
-    accept(follower, key, issued)?;
+    accept_issued(follower, key, issued)?;
     Ok(())
 }
 

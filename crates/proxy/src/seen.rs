@@ -96,51 +96,60 @@ impl<'a> RequestTrace<'a> {
     }
 
     /// Records a parsed request and creates its span.
-    pub(crate) fn request(&mut self, request: &'a Request<'a>, worker: &Worker) {
+    pub(crate) fn record_request(&mut self, request: &'a Request<'a>, worker: &Worker) {
         self.request = Some(request);
-        let Some(tracing) = self.view.view.tracing() else { return };
+        let Some(tracing) = self.view.view.tracing_settings() else { return };
         let mut carrier = Carrier::default();
         for field in &request.head.fields {
             // Fields named by `Connection` must not be read (RFC 9110 §7.6.1).
             if !field.hop_by_hop {
-                carrier.note(field.name.of(&request.bytes), field.value.of(&request.bytes));
+                carrier.record_header(
+                    field.name.slice_in(&request.bytes),
+                    field.value.slice_in(&request.bytes),
+                );
             }
         }
-        let forms = forms(tracing.begins);
-        let samples = |draw| tracing.sampling.takes(draw);
-        self.span = Some(Span::of(&carrier, forms, &mut || worker.draw(), samples));
+        let forms = header_forms(tracing.begins);
+        let samples = |draw| tracing.sampling.is_sampled(draw);
+        self.span =
+            Some(Span::from_carrier(&carrier, forms, &mut || worker.random_number(), samples));
     }
 
     /// Records an unreadable request, which begins a new trace.
     #[cold]
-    pub(crate) fn unread(&mut self, worker: &Worker) {
-        let Some(tracing) = self.view.view.tracing() else { return };
-        let samples = |draw| tracing.sampling.takes(draw);
-        let forms = forms(tracing.begins);
-        self.span = Some(Span::of(&Carrier::default(), forms, &mut || worker.draw(), samples));
+    pub(crate) fn record_unreadable(&mut self, worker: &Worker) {
+        let Some(tracing) = self.view.view.tracing_settings() else { return };
+        let samples = |draw| tracing.sampling.is_sampled(draw);
+        let forms = header_forms(tracing.begins);
+        self.span = Some(Span::from_carrier(
+            &Carrier::default(),
+            forms,
+            &mut || worker.random_number(),
+            samples,
+        ));
     }
 
     /// Queues the entry for the access log, the span exporter and taps, and copies data only if one of them
     /// needs it.
-    pub(crate) fn tell(&self, worker: &Worker, ended: &Ended<'_>) {
+    pub(crate) fn publish(&self, worker: &Worker, ended: &Ended<'_>) {
         let thread = &self.view;
         let view = &thread.view;
         let failed = ended.outcome.is_failure();
-        let is_logged = view
-            .log()
-            .is_some_and(|log| (failed && log.errors) || log.sampling.takes(worker.draw()));
-        let errors = view.tracing().is_some_and(|tracing| tracing.errors);
+        let is_logged = view.access_log().is_some_and(|log| {
+            (failed && log.errors) || log.sampling.is_sampled(worker.random_number())
+        });
+        let errors = view.tracing_settings().is_some_and(|tracing| tracing.errors);
         let is_traced = self.span.is_some_and(|span| span.is_sampled || (failed && errors));
         let drawn = match view.taps() {
             [] => Tapping::default(),
-            _ => self.tapping(thread, ended),
+            _ => self.matching_taps(thread, ended),
         };
         if !is_logged && !is_traced && drawn == Tapping::default() {
             return;
         }
         let TraceQueues { log, spans, taps } = &worker.trace_queues;
-        let seen = Arc::new(self.seen(ended));
-        thread.tell(drawn, &seen, taps);
+        let seen = Arc::new(self.to_entry(ended));
+        thread.queue_entry(drawn, &seen, taps);
         if is_logged && log.try_send(seen.clone()).is_err() {
             worker.shard.add(Count::AccessLogDropped, 1);
         }
@@ -150,14 +159,14 @@ impl<'a> RequestTrace<'a> {
     }
 
     /// Returns the taps that match and have not reached their rate limit.
-    fn tapping(&self, thread: &ThreadView, ended: &Ended<'_>) -> Tapping {
+    fn matching_taps(&self, thread: &ThreadView, ended: &Ended<'_>) -> Tapping {
         // Most requests are for another service: they need no parsing here.
-        if !thread.view.taps().iter().any(|tap| tap.concerns(&ended.labels.service)) {
+        if !thread.view.taps().iter().any(|tap| tap.is_for(&ended.labels.service)) {
             return Tapping::default();
         }
         let is_inbound = ended.labels.direction == "inbound";
         let aim = self.request.and_then(|request| request.aim_of_any_scheme().ok());
-        thread.draw(&Tappable {
+        thread.select_taps(&Tappable {
             is_inbound,
             service: &ended.labels.service,
             from: if is_inbound { &ended.labels.peer } else { &thread.caller },
@@ -167,15 +176,15 @@ impl<'a> RequestTrace<'a> {
         })
     }
 
-    fn seen(&self, ended: &Ended<'_>) -> Seen {
+    fn to_entry(&self, ended: &Ended<'_>) -> Seen {
         let request = self.request;
         let field = |name: &str| {
             let value = request.and_then(|it| it.head.find(&it.bytes, name).next());
-            String::from_utf8_lossy(cut(value.unwrap_or_default())).into_owned()
+            String::from_utf8_lossy(truncate_text(value.unwrap_or_default())).into_owned()
         };
         let aim = request.and_then(|request| request.aim_of_any_scheme().ok());
         let text = |text: Option<&str>| {
-            String::from_utf8_lossy(cut(text.unwrap_or_default().as_bytes())).into_owned()
+            String::from_utf8_lossy(truncate_text(text.unwrap_or_default().as_bytes())).into_owned()
         };
         Seen {
             ended: SystemTime::now(),
@@ -201,12 +210,12 @@ impl<'a> RequestTrace<'a> {
 
 impl Seen {
     /// Returns the start time.
-    pub(crate) fn began(&self) -> SystemTime {
+    pub(crate) fn started_at(&self) -> SystemTime {
         self.ended.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
-fn forms(form: ContextForm) -> Forms {
+fn header_forms(form: ContextForm) -> Forms {
     let none = Forms::default();
     match form {
         ContextForm::W3c => Forms { w3c: true, ..none },
@@ -216,7 +225,7 @@ fn forms(form: ContextForm) -> Forms {
 }
 
 /// Truncates text that clients choose: queue entries must stay small.
-fn cut(text: &[u8]) -> &[u8] {
+fn truncate_text(text: &[u8]) -> &[u8] {
     text.get(..leno_telemetry::access_log::TEXT_BYTES_MAX).unwrap_or(text)
 }
 

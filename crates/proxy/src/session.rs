@@ -129,7 +129,7 @@ impl Session {
 
     /// Creates a session for the same peer, for a part of its connection in which HTTP was detected. `http2`:
     /// the version is HTTP/2.
-    pub(crate) fn inner(&self, http2: bool) -> Self {
+    pub(crate) fn for_detected_http(&self, http2: bool) -> Self {
         let (worker, listener_kind) = (self.worker.clone(), self.listener_kind.clone());
         let (expires, carrier) = (self.expires, self.carrier.clone());
         let session = Self::new(worker, listener_kind, self.identity.clone(), self.peer);
@@ -146,10 +146,10 @@ impl Session {
 
     /// Resolves when this idle connection is evicted for another one. Only external clients are evicted, at a
     /// gateway or at ports that allow clients outside the mesh.
-    pub(crate) async fn shed(&self) {
+    pub(crate) async fn wait_for_eviction(&self) {
         match self.edge.is_some() || (self.is_inbound() && self.identity.is_none()) {
             // Boxed, so that other connections need no memory for it.
-            true => Box::pin(self.worker.idle.wait()).await,
+            true => Box::pin(self.worker.idle.wait_for_eviction()).await,
             false => std::future::pending().await,
         }
     }
@@ -164,7 +164,7 @@ impl Session {
     }
 
     /// Returns the application port of inbound connections; 0 on the application's own connections.
-    fn port(&self) -> u16 {
+    fn inbound_port(&self) -> u16 {
         match self.listener_kind {
             ListenerKind::Inbound { port } => port,
             ListenerKind::Outbound { .. }
@@ -183,7 +183,7 @@ impl Session {
 
     /// Returns the authorization decision of `config` for the peer, cached per connection and configuration, for
     /// a request that began `at`.
-    pub(crate) fn permit(
+    pub(crate) fn authorize_peer(
         &self,
         config: &ConfigSnapshot,
         at: Instant,
@@ -191,13 +191,14 @@ impl Session {
         let access = &config.plans.access;
         // Well-behaved peers have stopped long before.
         if self.expires.is_some_and(|expires| expires + EXPIRY_SLACK <= at) {
-            return Err(Denial::unnamed(Reason::ExpiredPeer));
+            return Err(Denial::without_policy(Reason::ExpiredPeer));
         }
         let mut held = self.permit.borrow_mut();
         if let Some(permit) = held.as_ref().filter(|permit| access.is_current(permit)) {
             return Ok(permit.clone());
         }
-        let permit = access.visit((self.identity.as_deref(), self.port()), Some(self.origin()))?;
+        let permit =
+            access.visit((self.identity.as_deref(), self.inbound_port()), Some(self.origin()))?;
         *held = Some(permit.clone());
         Ok(permit)
     }
@@ -215,7 +216,7 @@ impl Session {
             true => self.peer.ip().to_string(),
             false => identity.clone(),
         };
-        let line = self.worker.logs.permit(source, Instant::now());
+        let line = self.worker.logs.permit_line(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
                 "audit: allowed; strict mode would deny it");
@@ -224,7 +225,7 @@ impl Session {
 
     /// Returns the series of `subject`, from the cache if possible.
     #[inline]
-    pub(crate) fn series(&self, subject: &Subject) -> Rc<Series> {
+    pub(crate) fn series_for(&self, subject: &Subject) -> Rc<Series> {
         let mut known = self.series.borrow_mut();
         if let Some(series) = known.iter().find(|series| series.subject == *subject) {
             return series.clone();
@@ -239,12 +240,12 @@ impl Session {
 
     #[cold]
     fn new_series(&self, subject: &Subject) -> Series {
-        let labels = self.labels(subject);
-        let id = self.worker.shard.series(&labels);
+        let labels = self.request_labels(subject);
+        let id = self.worker.shard.series_id(&labels);
         Series { subject: subject.clone(), labels, id }
     }
 
-    fn labels(&self, subject: &Subject) -> RequestLabels {
+    fn request_labels(&self, subject: &Subject) -> RequestLabels {
         let Subject { protocol, service, port, route } = subject;
         let account = self.identity.as_ref().map(|identity| &identity.account);
         RequestLabels {

@@ -32,12 +32,12 @@ pub(crate) struct View {
 
 impl View {
     /// Returns the tracing settings.
-    pub(crate) fn tracing(&self) -> Option<&Tracing> {
+    pub(crate) fn tracing_settings(&self) -> Option<&Tracing> {
         self.sight.tracing.as_ref()
     }
 
     /// Returns the access log settings.
-    pub(crate) fn log(&self) -> Option<&AccessLog> {
+    pub(crate) fn access_log(&self) -> Option<&AccessLog> {
         self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
     }
 
@@ -47,7 +47,7 @@ impl View {
     }
 
     fn is_blind(&self) -> bool {
-        self.tracing().is_none() && self.log().is_none() && self.taps.is_empty()
+        self.tracing_settings().is_none() && self.access_log().is_none() && self.taps.is_empty()
     }
 }
 
@@ -58,18 +58,18 @@ impl Sights {
     }
 
     /// Returns the current configuration; `None` if no observability is active.
-    pub(crate) fn view(&self) -> Option<View> {
+    pub(crate) fn active_settings(&self) -> Option<View> {
         let view = self.current.load();
         (!view.is_blind()).then(|| View::clone(&view))
     }
 
     /// Subscribes to the push target of metrics.
-    pub(crate) fn metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
+    pub(crate) fn subscribe_metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
         self.metrics.subscribe()
     }
 
     /// Applies the settings of the control plane.
-    pub(crate) fn say(&self, sight: &Sight) {
+    pub(crate) fn apply_settings(&self, sight: &Sight) {
         self.metrics.send_if_modified(|metrics| {
             let changes = *metrics != sight.metrics;
             metrics.clone_from(&sight.metrics);
@@ -77,18 +77,18 @@ impl Sights {
         });
         let known = self.current.load();
         if known.sight != *sight {
-            self.change(&known, |view| view.sight.clone_from(sight));
+            self.update_settings(&known, |view| view.sight.clone_from(sight));
         }
     }
 
     /// Sets the access log of the start options.
-    pub(crate) fn log(&self, log: Option<AccessLog>) {
+    pub(crate) fn set_log(&self, log: Option<AccessLog>) {
         let known = self.current.load();
-        self.change(&known, |view| view.own_log = Some(log));
+        self.update_settings(&known, |view| view.own_log = Some(log));
     }
 
     /// Replaces the active taps.
-    pub(crate) fn tap(&self, taps: &[Tap]) {
+    pub(crate) fn replace_taps(&self, taps: &[Tap]) {
         let known = self.current.load();
         if known.taps.is_empty() && taps.is_empty() {
             return;
@@ -99,11 +99,11 @@ impl Sights {
             stays.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
         };
         let taps = taps.iter().map(open).collect();
-        self.change(&known, |view| view.taps = taps);
+        self.update_settings(&known, |view| view.taps = taps);
     }
 
     /// Only the control thread calls this.
-    fn change(&self, known: &View, change: impl FnOnce(&mut View)) {
+    fn update_settings(&self, known: &View, change: impl FnOnce(&mut View)) {
         let mut view = known.clone();
         change(&mut view);
         self.current.store(view.into());
@@ -118,16 +118,16 @@ mod tests {
     #[test]
     fn what_a_sidecar_was_started_with_stands_above_what_it_is_reported() {
         let sights = Sights::default();
-        assert!(sights.view().is_none() && sights.version() == 0);
-        sights.say(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
-        assert_eq!(sights.view().unwrap().log(), Some(&AccessLog::json()));
-        sights.log(None);
-        assert!(sights.view().is_none());
+        assert!(sights.active_settings().is_none() && sights.version() == 0);
+        sights.apply_settings(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
+        assert_eq!(sights.active_settings().unwrap().access_log(), Some(&AccessLog::json()));
+        sights.set_log(None);
+        assert!(sights.active_settings().is_none());
         let before = sights.version();
-        sights.say(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
+        sights.apply_settings(&Sight { access_log: Some(AccessLog::json()), ..Sight::default() });
         assert_eq!(sights.version(), before, "nothing changed");
-        sights.say(&Sight::default());
-        sights.log(Some(AccessLog::json()));
-        assert!(sights.view().is_some());
+        sights.apply_settings(&Sight::default());
+        sights.set_log(Some(AccessLog::json()));
+        assert!(sights.active_settings().is_some());
     }
 }

@@ -10,9 +10,9 @@ use bytes::BytesMut;
 use leno_model::Protocol;
 use tokio::time::timeout;
 
-use crate::connection::{Spoken, spoken};
+use crate::connection::{Spoken, detect_protocol};
 use crate::drain::{Phase, last_call};
-use crate::first_bytes::begins;
+use crate::first_bytes::await_first;
 use crate::io::Io;
 use crate::worker::Worker;
 
@@ -25,13 +25,13 @@ pub(crate) async fn spoken_in(
     needs_requests: impl Fn() -> bool,
 ) -> Option<Spoken> {
     loop {
-        let spoken = spoken(worker, (declared, max_wait), io, early).await?;
+        let spoken = detect_protocol(worker, (declared, max_wait), io, early).await?;
         let is_silent = spoken == Spoken::Opaque && early.is_empty();
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
             return Some(spoken);
         }
         // Boxed, so that other connections need no memory for it.
-        if !Box::pin(sends(worker, max_wait, io, early)).await {
+        if !Box::pin(wait_for_bytes(worker, max_wait, io, early)).await {
             return None;
         }
     }
@@ -39,7 +39,7 @@ pub(crate) async fn spoken_in(
 
 /// Waits for the first bytes of a client. Returns false if none arrive in time, if the connection ends, or if
 /// the proxy drains.
-pub(crate) async fn sends(
+pub(crate) async fn wait_for_bytes(
     worker: &Worker,
     max_wait: Duration,
     io: &Io,
@@ -48,10 +48,10 @@ pub(crate) async fn sends(
     let mut phase = worker.phase.clone();
     tokio::select! {
         biased;
-        begins = timeout(max_wait, begins(io, early)) => return begins.unwrap_or(false),
+        begins = timeout(max_wait, await_first(io, early)) => return begins.unwrap_or(false),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {}
     }
     // The first request may be in flight.
     let last_call = last_call(&worker.config.limits).min(max_wait);
-    timeout(last_call, begins(io, early)).await.unwrap_or(false)
+    timeout(last_call, await_first(io, early)).await.unwrap_or(false)
 }

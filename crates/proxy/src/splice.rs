@@ -7,16 +7,16 @@ use leno_model::Reason;
 use leno_wire::http1::BodyLength;
 
 use crate::error::{downstream_reason, upstream_reason};
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
 use crate::http::message::{Reader, Writer};
 use crate::io::Io;
-use crate::max_wait::silence;
+use crate::max_wait::wait_for_silence;
 use crate::record::Record;
 use crate::tcp::Examination;
 
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
 /// for `max_wait`. With an `examination` the client's first line is checked.
-pub(crate) async fn splice(
+pub(crate) async fn copy_bytes(
     (client, server): ((Reader, Writer), (Reader, Writer)),
     max_wait: Duration,
     record: &Record<'_>,
@@ -25,38 +25,38 @@ pub(crate) async fn splice(
     let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
     let ends = (to_client.io.clone(), to_server.io.clone());
     let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
-    let noted = |bytes| Noted::response(bytes, None);
+    let noted = |bytes| Noted::for_response(bytes, None);
     let forth = async {
-        let mut source = Source::http1(&mut client, BodyLength::UntilClose);
+        let mut source = Source::from_http1(&mut client, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };
         if let Some(examination) = examination {
-            examination.carry(&mut source, &mut sink, bytes_in).await?;
+            examination.forward_inspected(&mut source, &mut sink, bytes_in).await?;
         }
-        pump(&mut source, &mut sink, Silence::Allowed, &noted(bytes_in)).await?;
-        end(&ends.1).await
+        forward_body(&mut source, &mut sink, Silence::Allowed, &noted(bytes_in)).await?;
+        end_direction(&ends.1).await
     };
     let back = async {
-        let mut source = Source::http1(&mut server, BodyLength::UntilClose);
+        let mut source = Source::from_http1(&mut server, BodyLength::UntilClose);
         let mut sink = Sink::Http1 { writer: &mut to_client, chunked: false };
-        pump(&mut source, &mut sink, Silence::Allowed, &noted(bytes_out)).await?;
-        end(&ends.0).await
+        forward_body(&mut source, &mut sink, Silence::Allowed, &noted(bytes_out)).await?;
+        end_direction(&ends.0).await
     };
     let forth = async { forth.await.map_err(|broken| reason_forth(&broken)) };
     let back = async { back.await.map_err(|broken| reason_back(&broken)) };
     let spliced = tokio::select! {
         biased;
         spliced = async { tokio::try_join!(forth, back) } => spliced.map(|((), ())| ()),
-        () = silence(max_wait, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
+        () = wait_for_silence(max_wait, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
     };
     if spliced.is_err() {
         // Resets both, so that neither peer mistakes it for an orderly end.
-        ends.0.reset();
-        ends.1.reset();
+        ends.0.reset_on_drop();
+        ends.1.reset_on_drop();
     }
     spliced
 }
 
-async fn end(io: &Io) -> Result<(), Broken> {
+async fn end_direction(io: &Io) -> Result<(), Broken> {
     poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
 }
 

@@ -54,7 +54,7 @@ impl StateDir {
     /// their addresses and displace each other at the control plane.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         create_private_directory(path)?;
-        let lock = match locked(path) {
+        let lock = match lock_directory(path) {
             Ok(file) => Lock::Held(file),
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
@@ -96,26 +96,26 @@ impl StateDir {
             Lock::Absent => true,
             Lock::Released => return false,
         };
-        let written = lock(&self.written);
+        let written = lock_mutex(&self.written);
         let lacks = |name: &str| is_absent(&self.path.join(name));
         lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(WORLD_FILE))
     }
 
     /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
     /// owner.
-    pub(crate) fn restore(&self, world: Option<&[u8]>) {
+    pub(crate) fn restore_files(&self, world: Option<&[u8]>) {
         if let Err(error) = self.lock_again() {
-            if self.unwritten().failed(LOCK_FILE, b"", &error) {
+            if self.unwritten_files().record_failed(LOCK_FILE, b"", &error) {
                 tracing::warn!(%error, "the state directory was removed, and creating it again fails");
             }
             return;
         }
-        self.unwritten().written(LOCK_FILE);
-        let files = lock(&self.written).clone();
+        self.unwritten_files().record_written(LOCK_FILE);
+        let files = lock_mutex(&self.written).clone();
         let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         for (name, bytes) in files.chain(world.map(|bytes| (WORLD_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
-                self.keep(name, bytes);
+                self.write_file(name, bytes);
             }
         }
     }
@@ -129,17 +129,17 @@ impl StateDir {
             Lock::Released => return Ok(()),
         }
         create_private_directory(&self.path)?;
-        *lock = Lock::Held(locked(&self.path)?);
+        *lock = Lock::Held(lock_directory(&self.path)?);
         tracing::warn!(path = %self.path.display(), "the state directory was removed; creating it again");
         Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Lock> {
-        lock(&self.lock)
+        lock_mutex(&self.lock)
     }
 
     /// Returns the certificate of `workload`, if there is a valid one.
-    pub(crate) fn credential(
+    pub(crate) fn stored_credential(
         &self,
         workload: &WorkloadName,
         now: SystemTime,
@@ -156,7 +156,7 @@ impl StateDir {
     }
 
     /// Returns the stored snapshot, if there is one.
-    pub(crate) fn subscriber(&self) -> Subscriber {
+    pub(crate) fn stored_subscriber(&self) -> Subscriber {
         let Some(bytes) = self.read(WORLD_FILE) else {
             return Subscriber::new();
         };
@@ -167,11 +167,11 @@ impl StateDir {
     }
 
     pub(crate) fn keep_world(&self, world: &[u8]) {
-        self.keep(WORLD_FILE, world);
+        self.write_file(WORLD_FILE, world);
     }
 
     /// Returns the previous address of a listener, so that peers find it at the address they know.
-    pub(crate) fn address(&self, listener: &str) -> Option<SocketAddr> {
+    pub(crate) fn listener_address(&self, listener: &str) -> Option<SocketAddr> {
         let text = String::from_utf8(self.read(&address_file(listener))?).ok()?;
         text.trim().parse().ok()
     }
@@ -181,7 +181,7 @@ impl StateDir {
     }
 
     /// Returns the stored virtual addresses of services.
-    pub(crate) fn names(&self) -> Names {
+    pub(crate) fn stored_names(&self) -> Names {
         let text = self.read(NAMES_FILE).unwrap_or_default();
         Names::from_text(&String::from_utf8_lossy(&text))
     }
@@ -191,8 +191,8 @@ impl StateDir {
     }
 
     fn keep_small(&self, name: &str, bytes: &[u8]) {
-        lock(&self.written).insert(name.to_owned(), bytes.to_vec());
-        self.keep(name, bytes);
+        lock_mutex(&self.written).insert(name.to_owned(), bytes.to_vec());
+        self.write_file(name, bytes);
     }
 
     fn read(&self, name: &str) -> Option<Vec<u8>> {
@@ -206,13 +206,13 @@ impl StateDir {
     }
 
     /// Writes a file atomically. On a full disk the proxy continues; only the state for a restart is lost.
-    fn keep(&self, name: &str, bytes: &[u8]) {
+    fn write_file(&self, name: &str, bytes: &[u8]) {
         // The snapshot of a gateway contains private keys.
         let checked = check_private_directory(&self.path);
         match checked.and_then(|()| replace_private(&self.path.join(name), bytes)) {
-            Ok(()) => self.unwritten().written(name),
+            Ok(()) => self.unwritten_files().record_written(name),
             Err(error) => {
-                if self.unwritten().failed(name, bytes, &error) {
+                if self.unwritten_files().record_failed(name, bytes, &error) {
                     tracing::warn!(name, %error, "cannot write the state directory");
                 }
                 self.failed.notify_one();
@@ -223,9 +223,9 @@ impl StateDir {
     /// Records the result of a write of the certificate, which its owner retries.
     pub(crate) fn note_certificate(&self, written: &io::Result<()>) {
         match written {
-            Ok(()) => self.unwritten().written(CERTIFICATE),
+            Ok(()) => self.unwritten_files().record_written(CERTIFICATE),
             Err(error) => {
-                self.unwritten().failed(CERTIFICATE, b"", error);
+                self.unwritten_files().record_failed(CERTIFICATE, b"", error);
                 self.failed.notify_one();
             }
         }
@@ -233,38 +233,38 @@ impl StateDir {
 
     /// Retries all failed writes.
     pub(crate) fn write_again(&self) {
-        let files = self.unwritten().files.clone();
+        let files = self.unwritten_files().files.clone();
         let is_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
         for (name, bytes) in files.into_iter().filter(|(name, _)| is_content(name)) {
-            self.keep(&name, &bytes);
+            self.write_file(&name, &bytes);
         }
     }
 
     /// Returns the error of the last failed write while any file is unwritten.
-    pub(crate) fn problem(&self) -> Option<String> {
-        self.unwritten().problem.clone()
+    pub(crate) fn write_problem(&self) -> Option<String> {
+        self.unwritten_files().problem.clone()
     }
 
     /// True while the current certificate is not on disk.
     pub(crate) fn lacks_certificate(&self) -> bool {
         let is_released = matches!(*self.lock(), Lock::Released);
         !is_released
-            && (self.unwritten().files.contains_key(CERTIFICATE)
+            && (self.unwritten_files().files.contains_key(CERTIFICATE)
                 || !Credential::is_saved(&self.path))
     }
 
     /// Resolves after a write has failed.
-    pub(crate) async fn failed(&self) {
+    pub(crate) async fn wait_for_failure(&self) {
         self.failed.notified().await;
     }
 
-    fn unwritten(&self) -> MutexGuard<'_, Unwritten> {
-        lock(&self.unwritten)
+    fn unwritten_files(&self) -> MutexGuard<'_, Unwritten> {
+        lock_mutex(&self.unwritten)
     }
 }
 
 /// Locks the directory, for one proxy at a time.
-fn locked(directory: &Path) -> io::Result<File> {
+fn lock_directory(directory: &Path) -> io::Result<File> {
     let file = open_lock(&directory.join(LOCK_FILE))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -280,12 +280,12 @@ fn is_absent(path: &Path) -> bool {
     found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Unwritten {
-    fn written(&mut self, name: &str) {
+    fn record_written(&mut self, name: &str) {
         self.files.remove(name);
         if self.files.is_empty() {
             self.problem = None;
@@ -293,7 +293,7 @@ impl Unwritten {
     }
 
     /// Records a failed write. Returns true for the first failure of a file.
-    fn failed(&mut self, name: &str, bytes: &[u8], error: &dyn std::fmt::Display) -> bool {
+    fn record_failed(&mut self, name: &str, bytes: &[u8], error: &dyn std::fmt::Display) -> bool {
         self.problem = Some(format!("{name}: {error}"));
         self.files.insert(name.to_owned(), bytes.to_vec()).is_none()
     }
@@ -338,13 +338,13 @@ mod tests {
         std::fs::create_dir_all(path.join(WORLD_FILE).join("in the way")).unwrap();
         state.keep_world(b"one");
         state.keep_world(b"two");
-        let problem = state.problem().unwrap();
+        let problem = state.write_problem().unwrap();
         assert!(problem.starts_with(WORLD_FILE), "{problem}");
         state.write_again();
-        assert!(state.problem().is_some());
+        assert!(state.write_problem().is_some());
         std::fs::remove_dir_all(path.join(WORLD_FILE)).unwrap();
         state.write_again();
-        assert_eq!(state.problem(), None);
+        assert_eq!(state.write_problem(), None);
         assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"two");
     }
 
@@ -363,14 +363,14 @@ mod tests {
                 false => std::fs::remove_file(&removed).unwrap(),
             }
             assert!(state.is_damaged(true), "{removed:?}");
-            state.restore(Some(b"world"));
-            assert!(!state.is_damaged(true) && state.problem().is_none(), "{removed:?}");
+            state.restore_files(Some(b"world"));
+            assert!(!state.is_damaged(true) && state.write_problem().is_none(), "{removed:?}");
             let found = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
             assert_eq!(
                 (found(WORLD_FILE).as_str(), found(NAMES_FILE).as_str()),
                 ("world", "names")
             );
-            assert_eq!(state.address("admin"), Some("127.0.0.1:7".parse().unwrap()));
+            assert_eq!(state.listener_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
             assert!(StateDir::open(&path).is_err(), "the lock is held again");
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700);
@@ -380,25 +380,29 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(state.is_damaged(true));
-        state.restore(Some(b"world"));
+        state.restore_files(Some(b"world"));
         state.keep_world(b"world");
         assert!(
-            state.problem().unwrap().contains("other users can write"),
+            state.write_problem().unwrap().contains("other users can write"),
             "{:?}",
-            state.problem()
+            state.write_problem()
         );
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
-        state.restore(Some(b"world"));
-        assert_eq!(state.problem(), None);
+        state.restore_files(Some(b"world"));
+        assert_eq!(state.write_problem(), None);
         std::fs::remove_dir_all(&path).unwrap();
         let other = StateDir::open(&path).unwrap();
-        state.restore(Some(b"world"));
-        assert!(state.problem().unwrap().contains("another proxy"), "{:?}", state.problem());
+        state.restore_files(Some(b"world"));
+        assert!(
+            state.write_problem().unwrap().contains("another proxy"),
+            "{:?}",
+            state.write_problem()
+        );
         assert!(is_absent(&path.join(WORLD_FILE)));
         drop(other);
-        state.restore(Some(b"world"));
-        assert_eq!(state.problem(), None);
+        state.restore_files(Some(b"world"));
+        assert_eq!(state.write_problem(), None);
         state.release();
         std::fs::remove_dir_all(&path).unwrap();
         assert!(!state.is_damaged(true));
@@ -416,11 +420,11 @@ mod tests {
         let (done, result) = std::sync::mpsc::channel();
         let reader = state.clone();
         std::thread::spawn(move || {
-            reader.subscriber();
-            reader.names();
+            reader.stored_subscriber();
+            reader.stored_names();
             let workload = "shop/web-1".parse().unwrap();
-            let found = reader.credential(&workload, SystemTime::UNIX_EPOCH).is_some();
-            done.send((reader.address("admin"), found))
+            let found = reader.stored_credential(&workload, SystemTime::UNIX_EPOCH).is_some();
+            done.send((reader.listener_address("admin"), found))
         });
         let read = result.recv_timeout(std::time::Duration::from_secs(20));
         assert_eq!(read.expect("the reads wait for nothing"), (None, false));

@@ -50,7 +50,7 @@ impl Table {
     }
 
     /// Returns the reason of its condition.
-    pub(crate) fn reason(self) -> String {
+    pub(crate) fn condition_reason(self) -> String {
         let cause = match self {
             Self::UnknownServices => {
                 "the application requests very many services that do not exist"
@@ -68,7 +68,7 @@ impl Table {
     }
 
     /// Returns the counter of its evictions.
-    pub(crate) const fn count(self) -> Count {
+    pub(crate) const fn eviction_counter(self) -> Count {
         match self {
             Self::UnknownServices => Count::EvictedUnknownService,
             Self::Services => Count::EvictedService,
@@ -127,7 +127,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
     }
 
     /// Evicts up to `count` of the entries with a priority: smallest first, and the oldest among equal ones.
-    pub(crate) fn evict(
+    pub(crate) fn evict_smallest(
         &mut self,
         count: usize,
         priority: impl Fn(&K) -> Option<Priority>,
@@ -159,11 +159,15 @@ mod tests {
             4 => Some(Priority::Absent(9)),
             _ => None,
         };
-        assert_eq!(table.evict(0, priority), Vec::<i32>::new());
-        assert_eq!(table.evict(3, priority), [1, 4, 3]);
-        assert_eq!(table.evict(9, priority), [0, 2], "an entry without a priority stays");
+        assert_eq!(table.evict_smallest(0, priority), Vec::<i32>::new());
+        assert_eq!(table.evict_smallest(3, priority), [1, 4, 3]);
+        assert_eq!(table.evict_smallest(9, priority), [0, 2], "an entry without a priority stays");
         assert_eq!(table.keys().collect::<Vec<_>>(), [&5]);
         assert!(table.insert(1) && table.insert(0));
-        assert_eq!(table.evict(1, |_| Some(Priority::Pending)), [5], "the oldest of equal ones");
+        assert_eq!(
+            table.evict_smallest(1, |_| Some(Priority::Pending)),
+            [5],
+            "the oldest of equal ones"
+        );
     }
 }

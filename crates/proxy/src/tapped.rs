@@ -50,15 +50,15 @@ impl ThreadView {
     }
 
     /// Returns the taps that receive a request; taps at their rate limit count it as dropped.
-    pub(crate) fn draw(&self, request: &Tappable<'_>) -> Tapping {
+    pub(crate) fn select_taps(&self, request: &Tappable<'_>) -> Tapping {
         let mut bits = 0;
         let taps = self.view.taps().iter().zip(&self.allowances);
         for (index, (tap, allowance)) in taps.enumerate() {
-            if !tap.matcher.takes(request) {
+            if !tap.matcher.matches_request(request) {
                 continue;
             }
             let mut left = allowance.get();
-            match left.takes(tap.matcher.tap().per_second, Instant::now()) {
+            match left.try_take(tap.matcher.tap().per_second, Instant::now()) {
                 true => bits |= 1 << index,
                 false => tap.drop_one(),
             }
@@ -68,7 +68,7 @@ impl ThreadView {
     }
 
     /// Queues a request for the control thread.
-    pub(crate) fn tell(&self, to: Tapping, seen: &Arc<Seen>, queue: &mpsc::Sender<Drawn>) {
+    pub(crate) fn queue_entry(&self, to: Tapping, seen: &Arc<Seen>, queue: &mpsc::Sender<Drawn>) {
         for (index, tap) in self.view.taps().iter().enumerate() {
             if to.0 & 1 << index != 0
                 && queue.try_send(Drawn { tap: tap.clone(), seen: seen.clone() }).is_err()
@@ -92,7 +92,7 @@ impl OpenTap {
     }
 
     /// True if the tap is for the service `namespace/name`.
-    pub(crate) fn concerns(&self, service: &str) -> bool {
+    pub(crate) fn is_for(&self, service: &str) -> bool {
         let ServiceName { namespace, name } = &self.matcher.tap().service;
         let rest = service.strip_prefix(namespace.as_str()).and_then(|it| it.strip_prefix('/'));
         rest == Some(name.as_str())
@@ -114,7 +114,7 @@ impl Allowance {
     }
 
     /// True if the rate limit permits one more request; it is then counted.
-    pub(crate) fn takes(&mut self, per_second: u32, now: Instant) -> bool {
+    pub(crate) fn try_take(&mut self, per_second: u32, now: Instant) -> bool {
         if self.until <= now {
             *self = Self { until: now + SECOND, left: per_second };
         }
@@ -126,17 +126,20 @@ impl Allowance {
 
 /// Sends tapped requests to the control plane until all data threads have ended. Requests that do not fit into
 /// the stream are dropped and counted: other messages of this sidecar have priority.
-pub(crate) async fn tell(mut drawn: mpsc::Receiver<Drawn>, requests: mpsc::Sender<Request>) {
+pub(crate) async fn send_entries(
+    mut drawn: mpsc::Receiver<Drawn>,
+    requests: mpsc::Sender<Request>,
+) {
     while let Some(first) = drawn.recv().await {
         let until = Instant::now() + GATHER;
-        let mut batches = vec![Batch::of(first)];
+        let mut batches = vec![Batch::from_drawn(first)];
         let mut count = 1;
         while count < RECORDS_MAX {
             let Ok(Some(next)) = timeout_at(until, drawn.recv()).await else { break };
             count += 1;
             match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next.tap)) {
                 Some(batch) => batch.add(&next.seen),
-                None => batches.push(Batch::of(next)),
+                None => batches.push(Batch::from_drawn(next)),
             }
         }
         for batch in batches {
@@ -153,7 +156,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn of(Drawn { tap, seen }: Drawn) -> Self {
+    fn from_drawn(Drawn { tap, seen }: Drawn) -> Self {
         let mut batch = Self { tap, records: Vec::new(), bytes: 0 };
         batch.add(&seen);
         batch
@@ -161,7 +164,7 @@ impl Batch {
 
     fn add(&mut self, seen: &Seen) {
         let mut line = String::new();
-        access_log::line(seen, &LogForm::Json, &mut line);
+        access_log::append_line(seen, &LogForm::Json, &mut line);
         line.truncate(line.trim_end().len());
         if self.bytes + line.len() > BYTES_MAX {
             return self.tap.drop_one();
@@ -198,9 +201,9 @@ mod tests {
     fn an_allowance_is_for_a_second() {
         let now = Instant::now();
         let mut allowance = Allowance::new(now);
-        let taken = (0..10).filter(|_| allowance.takes(3, now)).count();
+        let taken = (0..10).filter(|_| allowance.try_take(3, now)).count();
         assert_eq!(taken, 3);
-        assert!(!allowance.takes(3, now + SECOND / 2));
-        assert!(allowance.takes(3, now + SECOND));
+        assert!(!allowance.try_take(3, now + SECOND / 2));
+        assert!(allowance.try_take(3, now + SECOND));
     }
 }

@@ -29,7 +29,7 @@ struct Seat {
 
 impl TaskPool {
     /// Serves an HTTP stream in a pooled task: the one that was busy last, or a new one.
-    pub(crate) fn serve(session: Rc<Session>, opened: Opened) {
+    pub(crate) fn serve_stream(session: Rc<Session>, opened: Opened) {
         let job = Job { session, opened };
         let idle = job.session.worker.task_pool.0.borrow_mut().pop();
         match idle {
@@ -39,12 +39,12 @@ impl TaskPool {
                     waker.wake();
                 }
             }
-            None => drop(tokio::task::spawn_local(work(job))),
+            None => drop(tokio::task::spawn_local(run_jobs(job))),
         }
     }
 
     /// Adds a task to the idle ones. Returns false if the pool is full.
-    fn rest(&self, seat: &Rc<Seat>) -> bool {
+    fn add_idle(&self, seat: &Rc<Seat>) -> bool {
         let mut idle = self.0.borrow_mut();
         let is_wanted = idle.len() < IDLE_MAX;
         if is_wanted {
@@ -54,14 +54,14 @@ impl TaskPool {
     }
 }
 
-async fn work(first: Job) {
+async fn run_jobs(first: Job) {
     let worker = first.session.worker.clone();
     let seat = Rc::new(Seat::default());
     let mut next = Some(first);
     while let Some(Job { session, opened }) = next {
         serve_stream(&session, &opened).await;
         drop((session, opened));
-        next = match worker.task_pool.rest(&seat) {
+        next = match worker.task_pool.add_idle(&seat) {
             true => Some(seat.next().await),
             false => None,
         };

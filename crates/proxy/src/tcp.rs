@@ -19,37 +19,37 @@ use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::StreamKind;
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::{Sniffed, sniff_protocol};
 use tokio::time::timeout;
 
 use crate::application_ports::START_MAX_WAIT;
 use crate::awaited::Outdated;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
-use crate::first_bytes::{detect, server_name};
+use crate::first_bytes::{server_name, sniff_connection};
 use crate::handshake;
 use crate::hits;
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
 use crate::http::edge;
 use crate::http::message::{Reader, Writer};
 use crate::http::route;
-use crate::http2::client::{Http2Lease, Http2Pool, greet};
+use crate::http2::client::{Http2Lease, Http2Pool, connect_http2};
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, LinkStream};
-use crate::max_wait::silence;
+use crate::max_wait::wait_for_silence;
 use crate::record::Record;
 use crate::session::{ListenerKind, Session};
-use crate::splice::splice;
+use crate::splice::copy_bytes;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{
-    Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick, wait_for,
+    Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick_endpoint, wait_for,
 };
 use crate::worker::Worker;
 use crate::world::ConfigSnapshot;
 
 pub(crate) use hidden::Examination;
-pub(crate) use inbound::{needs_requests, plainly, to_application};
+pub(crate) use inbound::{forward_plaintext, needs_requests, to_application};
 pub(crate) use silent::injects_faults;
 
 /// Forwards the application's connection to a service. `early`: the bytes already read.
@@ -62,15 +62,15 @@ pub(crate) async fn to_service(
     let mut record = Record::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let mut opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+    let mut opened = open_upstream(session, (service, port), (&io, &mut early), &mut record).await;
     while let Err(unopened) = &opened
         && let Some(outdated) = unopened.outdated
         && Box::pin(may_be_opened(session, outdated, &record)).await
     {
-        opened = open(session, (service, port), (&io, &mut early), &mut record).await;
+        opened = open_upstream(session, (service, port), (&io, &mut early), &mut record).await;
     }
     record.count_opened();
-    pass(session, opened, (&io, early), record).await;
+    forward_connection(session, opened, (&io, early), record).await;
 }
 
 /// Waits until another attempt to open the connection is possible.
@@ -94,11 +94,11 @@ pub(crate) async fn through_gateway(
     let mut early = BytesMut::new();
     let opened = open_from_edge(session, half_open, plan, (&io, &mut early), &mut record).await;
     record.count_opened();
-    pass(session, opened, (&io, early), record).await;
+    forward_connection(session, opened, (&io, early), record).await;
 }
 
 /// Forwards bytes in both directions, once the upstream is open.
-async fn pass(
+async fn forward_connection(
     session: &Session,
     opened: Result<Opening, Unopened>,
     (io, early): (&Io, BytesMut),
@@ -112,26 +112,27 @@ async fn pass(
     };
     let carried = match opened {
         Ok((passage, _under_way)) if early.is_empty() && silent::is_detected(session, &record) => {
-            Box::pin(silent::pass(session, passage, ends(early), &record)).await
+            Box::pin(silent::forward_bytes(session, passage, ends(early), &record)).await
         }
         Ok((Passage::Link(stream), _under_way)) => {
             let carried =
-                carry(&mut ends(early), &stream, Towards::Link, max_wait, &mut record).await;
-            carried.map_err(|reason| stream.rejection().unwrap_or(reason))
+                forward_streams(&mut ends(early), &stream, Towards::Link, max_wait, &mut record)
+                    .await;
+            carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
         }
         Ok((Passage::Plain(connection), _under_way)) => {
             let server = Writer::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
-            Box::pin(splice((ends(early), server), max_wait, &record, None)).await
+            Box::pin(copy_bytes((ends(early), server), max_wait, &record, None)).await
         }
-        Err(unopened) => Err(unopened.counted()),
+        Err(unopened) => Err(unopened.counted_reason()),
     };
     match carried {
-        Ok(()) => record.succeed(),
+        Ok(()) => record.mark_succeeded(),
         Err(reason) => {
             record.reason = Some(reason);
             // A clean end stays one; anything else reaches the client as a reset.
-            io.reset();
+            io.reset_on_drop();
         }
     }
 }
@@ -158,17 +159,22 @@ impl From<Reason> for Unopened {
 
 impl Unopened {
     /// Returns the reason under which the connection is counted.
-    fn counted(self) -> Reason {
+    fn counted_reason(self) -> Reason {
         self.rejection.unwrap_or(self.reason)
     }
 
     /// Adds the configuration version of these endpoints. None of them has received any bytes.
     #[cold]
-    fn among(self, worker: &Worker, config: &ConfigSnapshot, priorities: &Priorities) -> Self {
+    fn with_outdated(
+        self,
+        worker: &Worker,
+        config: &ConfigSnapshot,
+        priorities: &Priorities,
+    ) -> Self {
         let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
             || self.reason.retry() != Retry::Never;
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
-        let outdated = Outdated::by(&worker.world, config, priorities, has_lost_port);
+        let outdated = Outdated::detect(&worker.world, config, priorities, has_lost_port);
         Self { outdated: outdated.filter(|_| may_repeat), ..self }
     }
 }
@@ -189,7 +195,7 @@ const MEMORY_BYTES: usize = 16 * 1024;
 /// The kind of routes for TLS sessions that applications terminate.
 const TLS_ROUTE: &str = "TLSRoute";
 
-async fn open(
+async fn open_upstream(
     session: &Session,
     (service, port): (&ServiceName, u16),
     client: (&Io, &mut BytesMut),
@@ -197,13 +203,13 @@ async fn open(
 ) -> Result<Opening, Unopened> {
     let worker = &session.worker;
     if let ListenerKind::Pinned { at, id } = &session.listener_kind {
-        let begins = sniff(client.1);
+        let begins = sniff_protocol(client.1);
         let (stream, under_way) = open_pinned(session, (*at, id), begins, record).await?;
         return Ok((Passage::Link(stream), under_way));
     }
     let max_wait = worker.config.limits.discovery_timeout;
     let (config, plan) = worker.world.with_service(service, max_wait).await?;
-    worker.sweep(&config);
+    worker.retire_removed(&config);
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
@@ -215,7 +221,7 @@ async fn open(
             by_server_name(worker, (&config, called), client, record).await?
         }
     };
-    open_among(worker, (&config, chosen), sniff(client.1), record).await
+    open_among(worker, (&config, chosen), sniff_protocol(client.1), record).await
 }
 
 /// Opens the destination of a gateway port without HTTP.
@@ -232,27 +238,28 @@ async fn open_from_edge(
         GatewayPortPlan::Passthrough(routes) => {
             // TLS routes apply to no other protocol.
             let named = async {
-                match detect(io, early).await {
+                match sniff_connection(io, early).await {
                     Sniffed::Tls => Ok(server_name(io, early).await),
                     _ => Err(Reason::NoRoute),
                 }
             };
             let named = timeout(limits.handshake_timeout, named);
-            let named = handshake::begun(worker, &half_open, named).await;
+            let named = handshake::await_start(worker, &half_open, named).await;
             let name = named.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
-            let (route, backend) = match routes.choose(name.as_deref(), worker.draw()) {
-                TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
-                TlsChoice::InvalidBackend { rule } => (&rule.route, None),
-                TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
-            };
-            hits::connection(&worker.shard, TLS_ROUTE, route);
+            let (route, backend) =
+                match routes.choose_backend(name.as_deref(), worker.random_number()) {
+                    TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
+                    TlsChoice::InvalidBackend { rule } => (&rule.route, None),
+                    TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
+                };
+            hits::count_connection_rule(&worker.shard, TLS_ROUTE, route);
             record.subject.route = Some(route.clone());
             backend
         }
         GatewayPortPlan::Tcp(rule) => {
-            hits::shares(&worker.shard, rule.kind, &rule.route);
+            hits::count_route_kind(&worker.shard, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            tcp_backend(rule, worker.draw())
+            tcp_backend(rule, worker.random_number())
         }
         GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute.into()),
     };
@@ -262,7 +269,8 @@ async fn open_from_edge(
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, (&config, ChosenPort::direct(port)), sniff(early), record).await
+    open_among(worker, (&config, ChosenPort::from_called(port)), sniff_protocol(early), record)
+        .await
 }
 
 /// The destination port of a connection, and the policies that apply to it.
@@ -276,7 +284,7 @@ struct ChosenPort<'a> {
 }
 
 impl<'a> ChosenPort<'a> {
-    fn direct(port: &'a PortPlan) -> Self {
+    fn from_called(port: &'a PortPlan) -> Self {
         Self { called: port, port, policies: port.own_policies() }
     }
 
@@ -301,33 +309,34 @@ async fn open_among(
         return Err(Reason::DeniedByPolicy.into());
     }
     let ChosenPort { port, policies, .. } = chosen;
-    let cluster = worker.cluster(policies.0, (port, config.version));
-    let priorities = route::tagged(worker, port, None)?;
+    let cluster = worker.cluster_for(policies.0, (port, config.version));
+    let priorities = route::permitted_endpoints(worker, port, None)?;
     let mut held = match &cluster {
         None => None,
-        Some(cluster) => cluster.hold(|under_way| &under_way.connections)?,
+        Some(cluster) => cluster.acquire_slot(|under_way| &under_way.connections)?,
     };
-    let hashed = route::hashed((config, port), policies, None);
+    let hashed = route::request_hash((config, port), policies, None);
     let mut tried = None;
     loop {
         let among = (&priorities, cluster.as_deref());
-        let upstream = pick(worker, among, hashed.as_ref(), tried.as_ref());
-        let upstream =
-            upstream.map_err(|reason| Unopened::from(reason).among(worker, config, &priorities))?;
+        let upstream = pick_endpoint(worker, among, hashed.as_ref(), tried.as_ref());
+        let upstream = upstream
+            .map_err(|reason| Unopened::from(reason).with_outdated(worker, config, &priorities))?;
         tried = Some(upstream.endpoint.id.clone());
-        let in_flight = upstream.enter();
+        let in_flight = upstream.start_request();
         let trial = match &cluster {
             None => None,
-            Some(cluster) => Some(cluster.begin(&upstream, None)?),
+            Some(cluster) => Some(cluster.start_attempt(&upstream, None)?),
         };
-        let wait = Wait::under(cluster.as_deref(), || wait_for(record.retries, priorities.len()));
+        let wait =
+            Wait::for_cluster(cluster.as_deref(), || wait_for(record.retries, priorities.len()));
         let opened = open_at(&upstream, worker, (begins, wait)).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
-            trial.end(worker, broken.unwrap_or(Ending::Opened));
+            trial.finish(worker, broken.unwrap_or(Ending::Opened));
         }
         Destined::Upstream(upstream)
-            .learn(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
+            .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
         let opened = opened.map(|stream| (stream, (in_flight, held.take())));
         let attempt = Attempt {
             sent: Sent::Nothing,
@@ -339,8 +348,8 @@ async fn open_among(
             waited: record.started.elapsed(),
         };
         match opened {
-            Err(unopened) if retry::retry(unopened.reason, &attempt) => record.retries += 1,
-            opened => return opened.map_err(|it| it.among(worker, config, &priorities)),
+            Err(unopened) if retry::may_retry(unopened.reason, &attempt) => record.retries += 1,
+            opened => return opened.map_err(|it| it.with_outdated(worker, config, &priorities)),
         }
     }
 }
@@ -354,10 +363,10 @@ async fn open_pinned(
 ) -> Result<(LinkStream, (InFlight, Option<Held>)), Unopened> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.world.pinned(at, id, max_wait).await?;
-    worker.sweep(&config);
-    let upstream = worker.upstream(&endpoint);
-    let in_flight = upstream.enter();
+    let (config, endpoint) = worker.world.pinned_endpoint(at, id, max_wait).await?;
+    worker.retire_removed(&config);
+    let upstream = worker.upstream_for(&endpoint);
+    let in_flight = upstream.start_request();
     let whole = (begins, Wait::Whole);
     let mut opened = open_stream(&upstream, worker, whole).await;
     // A link may have ended at the moment of its selection.
@@ -365,7 +374,8 @@ async fn open_pinned(
         record.retries += 1;
         opened = open_stream(&upstream, worker, whole).await;
     }
-    Destined::Upstream(upstream).learn(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
+    Destined::Upstream(upstream)
+        .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
     opened.map(|stream| (stream, (in_flight, None)))
 }
 
@@ -379,22 +389,22 @@ async fn by_server_name<'a>(
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
     // Silence indicates a protocol in which the server sends first.
-    match timeout(limits.detect_timeout, detect(io, early)).await {
+    match timeout(limits.detect_timeout, sniff_connection(io, early)).await {
         Ok(Sniffed::Tls) => {}
         Ok(_) | Err(_) => return by_share(worker, (config, port), record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
-    match port.tls_routes.choose(name.as_deref(), worker.draw()) {
-        TlsChoice::Direct => Ok(ChosenPort::direct(port)),
+    match port.tls_routes.choose_backend(name.as_deref(), worker.random_number()) {
+        TlsChoice::Direct => Ok(ChosenPort::from_called(port)),
         TlsChoice::To { rule, backend } => {
-            hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
+            hits::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            behind((config, port), backend, record)
+            backend_port((config, port), backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
-            hits::connection(&worker.shard, TLS_ROUTE, &rule.route);
+            hits::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend)
         }
@@ -408,16 +418,16 @@ fn by_share<'a>(
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let Some(rule) = &port.tcp_rule else {
-        return Ok(ChosenPort::direct(port));
+        return Ok(ChosenPort::from_called(port));
     };
-    hits::shares(&worker.shard, rule.kind, &rule.route);
+    hits::count_route_kind(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
-    let backend = tcp_backend(rule, worker.draw()).ok_or(Reason::InvalidBackend)?;
-    behind((config, port), backend, record)
+    let backend = tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
+    backend_port((config, port), backend, record)
 }
 
 /// Returns the port of a rule's backend.
-fn behind<'a>(
+fn backend_port<'a>(
     (config, called): (&'a ConfigSnapshot, &'a PortPlan),
     backend: &WeightedBackend,
     record: &mut Record<'_>,
@@ -449,7 +459,7 @@ async fn open_stream(
     worker: &Rc<Worker>,
     (begins, wait): (Sniffed, Wait),
 ) -> Result<LinkStream, Unopened> {
-    let link = match upstream.lease(worker, None, wait).await? {
+    let link = match upstream.acquire(worker, None, wait).await? {
         Lease::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
         Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported.into()),
@@ -468,13 +478,14 @@ async fn opened_stream(
             out.extend_from_slice(FACT_HTTP2);
         }
     };
-    let stream = link.open(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
+    let stream =
+        link.open_stream(StreamKind::Tcp, false, facts).map_err(|_| Reason::UpstreamRefused)?;
     // The sidecar of a starting application waits for it, as for requests.
     let max_wait = worker.config.limits.connect_timeout + START_MAX_WAIT;
-    let answered = timeout(max_wait, stream.answered()).await;
+    let answered = timeout(max_wait, stream.wait_for_item()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
     answered.map_err(|lost| Unopened {
-        rejection: stream.rejection(),
+        rejection: stream.rejection_reason(),
         ..Unopened::from(lost_reason(lost))
     })?;
     Ok(stream)
@@ -487,21 +498,22 @@ pub(crate) async fn http2_tunnel(
     worker: &Rc<Worker>,
 ) -> Result<Http2Lease, Reason> {
     let opened = opened_stream(link, worker, Sniffed::Http2).await;
-    let stream = opened.map_err(Unopened::counted)?;
+    let stream = opened.map_err(Unopened::counted_reason)?;
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
     let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
     let max_wait = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let mut plain = (Reader::new(near.clone()), Writer::new(near, max_wait));
         let (sent, received) = (Cell::new(0), Cell::new(0));
-        let carried = relay(&mut plain, &stream, Towards::Link, max_wait, (&sent, &received)).await;
+        let carried =
+            forward_counted(&mut plain, &stream, Towards::Link, max_wait, (&sent, &received)).await;
         if let Err(reason) = carried {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
     });
-    let greeted = timeout(worker.config.limits.connect_timeout, greet(far, ())).await;
+    let greeted = timeout(worker.config.limits.connect_timeout, connect_http2(far, ())).await;
     let send = greeted.map_err(|_| Reason::ConnectTimeout)??;
-    Ok(Http2Pool::default().add(send, None))
+    Ok(Http2Pool::default().add_and_acquire(send, None))
 }
 
 /// The direction of the client's bytes.
@@ -513,7 +525,7 @@ enum Towards<'a> {
 }
 
 /// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
-async fn carry(
+async fn forward_streams(
     ends: &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards<'_>,
@@ -524,44 +536,46 @@ async fn carry(
         Towards::Link => (&record.bytes_in, &record.bytes_out),
         Towards::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
-    relay(ends, stream, towards, max_wait, counted).await
+    forward_counted(ends, stream, towards, max_wait, counted).await
 }
 
 /// The same, with counters for the bytes to and from the stream.
-async fn relay(
+async fn forward_counted(
     (reader, writer): &mut (Reader, Writer),
     stream: &LinkStream,
     towards: Towards<'_>,
     max_wait: Duration,
     (to_stream, to_plain): (&Cell<u64>, &Cell<u64>),
 ) -> Result<(), Reason> {
-    let mut from_plain = Source::http1(reader, BodyLength::UntilClose);
+    let mut from_plain = Source::from_http1(reader, BodyLength::UntilClose);
     let mut into_stream = Sink::Link { stream, max_wait };
-    let mut from_stream = Source::link(stream, BodyLength::UntilClose);
-    let noted = |bytes| Noted::response(bytes, None);
+    let mut from_stream = Source::from_link(stream, BodyLength::UntilClose);
+    let noted = |bytes| Noted::for_response(bytes, None);
     let io = writer.io.clone();
     let mut into_plain = Sink::Http1 { writer, chunked: false };
     let forth = async {
         let pumped =
-            pump(&mut from_plain, &mut into_stream, Silence::Allowed, &noted(to_stream)).await;
-        pumped.map_err(|broken| towards.reason(Way::Forth, &broken))
+            forward_body(&mut from_plain, &mut into_stream, Silence::Allowed, &noted(to_stream))
+                .await;
+        pumped.map_err(|broken| towards.failure_reason(Way::Forth, &broken))
     };
     let back = async {
         let pumped = async {
             if let Towards::Application(Some(examination)) = towards {
-                examination.carry(&mut from_stream, &mut into_plain, to_plain).await?;
+                examination.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
             }
-            pump(&mut from_stream, &mut into_plain, Silence::Allowed, &noted(to_plain)).await?;
+            forward_body(&mut from_stream, &mut into_plain, Silence::Allowed, &noted(to_plain))
+                .await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
         };
-        pumped.await.map_err(|broken| towards.reason(Way::Back, &broken))
+        pumped.await.map_err(|broken| towards.failure_reason(Way::Back, &broken))
     };
     tokio::select! {
         biased;
         carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
         // One side may be stuck; the other does not wait for it.
-        _ = stream.lost() => Err(towards.lost()),
-        () = silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
+        _ = stream.wait_until_lost() => Err(towards.loss_reason()),
+        () = wait_for_silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
     }
 }
 
@@ -574,7 +588,7 @@ enum Way {
 
 impl Towards<'_> {
     /// Returns the reason for a broken pump, by the side at fault.
-    fn reason(self, way: Way, broken: &Broken) -> Reason {
+    fn failure_reason(self, way: Way, broken: &Broken) -> Reason {
         match (self, way, broken) {
             (Self::Link, Way::Forth, Broken::Source(error))
             | (Self::Application(_), Way::Back, Broken::Source(error)) => downstream_reason(error),
@@ -589,7 +603,7 @@ impl Towards<'_> {
     }
 
     /// Returns the reason for a lost stream, by the side at fault.
-    fn lost(self) -> Reason {
+    fn loss_reason(self) -> Reason {
         match self {
             Self::Link => Reason::UpstreamReset,
             Self::Application(_) => Reason::DownstreamClosed,

@@ -8,9 +8,10 @@ use std::time::{Instant, SystemTime};
 
 use leno_identity::{
     Credential, ExternalPrincipal, Peer, Roots, VerifyError, client_config, external_principal,
-    external_principal_server_config, is_member_chain, open_server_config, peer, server_config,
+    external_principal_server_config, is_member_chain, open_server_config, server_config,
+    session_peer,
 };
-use leno_listen::{HalfOpen, read_hello, reset, shake_hands};
+use leno_listen::{HalfOpen, read_hello, reset_on_drop, shake_hands};
 use leno_model::{Name, Reason, SpiffeId};
 use rustls::{ClientConfig, ServerConfig};
 use socket2::SockRef;
@@ -78,7 +79,7 @@ impl Offer {
 
 impl TlsConfigs {
     /// Returns the client configuration that accepts only the peer `expected`.
-    pub(crate) fn client(
+    pub(crate) fn client_config(
         &self,
         credential: &Arc<Credential>,
         (expected, offer): (SpiffeId, Offer),
@@ -99,7 +100,7 @@ impl TlsConfigs {
     }
 
     /// Returns the server configuration for mesh members, and for other clients if they are allowed.
-    fn server(
+    fn server_config(
         &self,
         credential: &Arc<Credential>,
         clients: Clients,
@@ -165,29 +166,33 @@ impl Client {
     /// if there is one.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
-            Self::Member(peer) => (Some(peer.id), Arc::default(), Some(until(peer.not_after))),
+            Self::Member(peer) => {
+                (Some(peer.id), Arc::default(), Some(expiry_instant(peer.not_after)))
+            }
             Self::External(peer) => {
                 let SpiffeId { account, trust_domain } = &peer.id;
                 let name = format!("{}.{}.{trust_domain}", account.name, account.namespace);
                 let names = Name::new(&name).into_iter().collect();
-                (None, names, Some(until(peer.not_after)))
+                (None, names, Some(expiry_instant(peer.not_after)))
             }
-            Self::ExternalPrincipal(external_principal) => {
-                (None, external_principal.names.into(), Some(until(external_principal.not_after)))
-            }
+            Self::ExternalPrincipal(external_principal) => (
+                None,
+                external_principal.names.into(),
+                Some(expiry_instant(external_principal.not_after)),
+            ),
             Self::Anonymous => (None, Arc::default(), None),
         }
     }
 }
 
 /// Converts the expiry of a certificate to the monotonic clock.
-pub(crate) fn until(not_after: SystemTime) -> Instant {
+pub(crate) fn expiry_instant(not_after: SystemTime) -> Instant {
     Instant::now() + not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
 /// Waits for the first byte of a handshake. Plaintext gets no response, not even a TLS alert that its sender
 /// could mistake for one.
-pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
+pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
     let mut first = [0_u8; 1];
     let reason = match tcp.peek(&mut first).await {
         Ok(1) if first == [TLS_HANDSHAKE] => return Ok(()),
@@ -198,25 +203,25 @@ pub(crate) async fn expect(tcp: &TcpStream) -> Result<(), Reason> {
 }
 
 /// Terminates mutual TLS. On failure the connection is reset, so that no peer mistakes it for an orderly end.
-pub(crate) async fn accept(
+pub(crate) async fn accept_tls(
     worker: &Worker,
     half_open: &HalfOpen,
     (credential, clients): (&Arc<Credential>, Clients),
     tcp: TcpStream,
 ) -> Result<Accepted, Reason> {
-    let config = worker.tls.server(credential, clients)?;
+    let config = worker.tls.server_config(credential, clients)?;
     let hello = match read_hello(half_open, tcp).await {
         Ok(hello) => hello,
         Err((error, tcp)) => {
-            tcp.as_ref().inspect(|tcp| reset(tcp));
-            return Err(handshake::reason(worker, &error));
+            tcp.as_ref().inspect(|tcp| reset_on_drop(tcp));
+            return Err(handshake::failure_reason(worker, &error));
         }
     };
     // Set before the handshake, since a failed one does not return the socket.
-    reset(&hello.io);
+    reset_on_drop(&hello.io);
     let tls = shake_hands(half_open, hello, config).await;
-    let tls = tls.map_err(|error| handshake::reason(worker, &error))?;
-    match client(&tls, (credential.roots(), clients), SystemTime::now()) {
+    let tls = tls.map_err(|error| handshake::failure_reason(worker, &error))?;
+    match identify_client(&tls, (credential.roots(), clients), SystemTime::now()) {
         Ok(client) => {
             // An error means that the socket is already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
@@ -227,7 +232,7 @@ pub(crate) async fn accept(
 }
 
 /// Returns the client as the session reports it; the session may be a resumed one.
-fn client(
+fn identify_client(
     tls: &TlsStream<TcpStream>,
     (roots, clients): (&Roots, Clients),
     now: SystemTime,
@@ -237,7 +242,7 @@ fn client(
         VerifyError::Expired => Reason::ExpiredPeer,
         _ => Reason::UntrustedPeer,
     };
-    match (peer(shown, now), shown.and_then(<[_]>::first)) {
+    match (session_peer(shown, now), shown.and_then(<[_]>::first)) {
         (Ok(Some(peer)), _)
             if clients != Clients::Members
                 && !shown.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
@@ -268,14 +273,14 @@ pub(crate) async fn accept_external_client(
 ) -> Result<TlsStream<TcpStream>, Reason> {
     let failed = |error: &io::Error| {
         tracing::debug!(%error, "TLS session with an external client failed");
-        handshake::reason(worker, error)
+        handshake::failure_reason(worker, error)
     };
     let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| failed(&error))?;
     shake_hands(half_open, hello, config).await.map_err(|error| failed(&error))
 }
 
 pub(crate) fn cut_off(tcp: &TcpStream, reason: Reason) -> Reason {
-    reset(tcp);
+    reset_on_drop(tcp);
     reason
 }
 

@@ -16,13 +16,13 @@ pub use crate::look_ups::DnsReplies;
 /// The reason of the response that the client receives.
 pub fn http2_request(mut parts: request::Parts) -> Result<(Bytes, bool), Reason> {
     let is_upgrade = connect::to_upgrade(&mut parts, || [0; 16]);
-    head::request(&parts).map(|bytes| (bytes.freeze(), is_upgrade))
+    head::request_to_http1(&parts).map(|bytes| (bytes.freeze(), is_upgrade))
 }
 
 /// Converts an HTTP/2 response head to HTTP/1.1.
 #[must_use]
 pub fn http2_response(parts: &response::Parts) -> Bytes {
-    head::response(parts)
+    head::response_to_http1(parts)
 }
 
 /// Converts the head parsed from `bytes` to an HTTP/2 request; `place` is scheme, authority and target.
@@ -46,7 +46,7 @@ pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<(
 /// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
 #[must_use]
 pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
-    look_ups::replies(packet, domain, found)
+    look_ups::build_replies(packet, domain, found)
 }
 
 /// True if the sidecar accepts `reply` of a resolver as the reply to `query`.

@@ -120,7 +120,7 @@ impl Upstream {
 
     /// Returns a link or connection to the endpoint, and opens one if necessary; `wait` applies only then. The
     /// time of an attempt (`timed`) excludes that wait.
-    pub(crate) async fn lease(
+    pub(crate) async fn acquire(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
@@ -131,25 +131,25 @@ impl Upstream {
             return Ok(Lease::Link(link));
         }
         if self.is_foreign.get()
-            && let Some(connection) = self.foreign.take()
+            && let Some(connection) = self.foreign.take_recent()
         {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http1(connection));
         }
-        if let Some(lease) = self.http2.ready() {
+        if let Some(lease) = self.http2.acquire_ready() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http2(lease));
         }
         let wait = wait.into();
         let leased = if self.is_plain() {
-            let spoken = connect::speaks(self, worker);
-            Box::pin(connect::plainly(self, worker, (spoken, wait))).await
+            let spoken = connect::declared_protocol(self, worker);
+            Box::pin(connect::acquire_plaintext(self, worker, (spoken, wait))).await
         } else {
             worker.shard.add(Count::LeaseOpened, 1);
-            connect::endpoint(self, worker, wait).await
+            connect::acquire_connection(self, worker, wait).await
         };
         if let Some(timed) = timed {
-            timed.connected();
+            timed.mark_connected();
         }
         leased
     }
@@ -161,12 +161,12 @@ impl Upstream {
         worker: &Rc<Worker>,
         wait: Wait,
     ) -> Result<Lease, Reason> {
-        match self.http2.ready() {
+        match self.http2.acquire_ready() {
             Some(lease) => {
                 worker.shard.add(Count::LeaseReused, 1);
                 Ok(Lease::Http2(lease))
             }
-            None => connect::plainly(self, worker, (Speaks::Http2, wait)).await,
+            None => connect::acquire_plaintext(self, worker, (Speaks::Http2, wait)).await,
         }
     }
 
@@ -181,15 +181,15 @@ impl Upstream {
     }
 
     /// Counts a request as in flight until the guard is dropped.
-    pub(crate) fn enter(self: &Rc<Self>) -> InFlight {
+    pub(crate) fn start_request(self: &Rc<Self>) -> InFlight {
         self.in_flight.set(self.in_flight.get() + 1);
         InFlight(self.clone())
     }
 
     /// The same, and measures the response latency since it was picked, if there was a choice.
-    pub(crate) fn time(self: &Rc<Self>) -> Timed {
+    pub(crate) fn start_timed(self: &Rc<Self>) -> Timed {
         let stage = Cell::new(Stage::Asking);
-        Timed { in_flight: self.enter(), began: self.picked.clone(), stage }
+        Timed { in_flight: self.start_request(), began: self.picked.clone(), stage }
     }
 
     /// Returns its load, as this thread sees it. `times`: the current time, if latency is considered.
@@ -199,15 +199,15 @@ impl Upstream {
             None => Load { under_way: in_flight, step: None, weight },
             Some(now) => {
                 let (latency, now) = (self.latency.get(), self.age(now));
-                let failures = u32::from(latency.failures(now));
-                Load { under_way: in_flight + failures, step: latency.step(now), weight }
+                let failures = u32::from(latency.failure_count(now));
+                Load { under_way: in_flight + failures, step: latency.latency_step(now), weight }
             }
         }
     }
 
     /// Records when it was picked from several endpoints; `None` without a choice, when there is nothing to
     /// measure.
-    pub(crate) fn choose(&self, at: Option<Instant>) {
+    pub(crate) fn record_pick(&self, at: Option<Instant>) {
         self.picked.set(at);
     }
 
@@ -230,28 +230,28 @@ impl Upstream {
 
     /// Tries to connect to an unresponsive endpoint after its backoff, independently of requests.
     #[inline(never)]
-    pub(crate) fn probe(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
+    pub(crate) fn probe_unresponsive(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
         let is_due = self.avoided_until.get().is_some_and(|until| until <= now);
         if is_due && self.is_unresponsive.get() && self.attempt.borrow().is_none() {
-            connect::probe(self, worker);
+            connect::start_probe(self, worker);
         }
     }
 
     /// Starts a backoff after a failure to reach the endpoint or its application: others are preferred.
-    fn avoid(&self, worker: &Worker) {
+    fn back_off(&self, worker: &Worker) {
         // Concurrent failures count as one.
         let now = Instant::now();
         if self.avoided_until.get().is_none_or(|until| until <= now) {
             let failures = self.failures.get().saturating_add(1);
             self.failures.set(failures);
-            let pause = leno_traffic::backoff::delay(failures, worker.draw());
+            let pause = leno_traffic::backoff::backoff_delay(failures, worker.random_number());
             self.avoided_until.set(Some(now + pause));
             worker.shard.add(Count::EndpointBackoffs, 1);
         }
     }
 
     /// Clears its failures after a success.
-    fn welcome(&self) {
+    fn clear_failures(&self) {
         self.failures.set(0);
         self.avoided_until.set(None);
         self.is_unresponsive.set(false);
@@ -273,7 +273,7 @@ impl Upstream {
     }
 
     /// Extends the limit of connection attempts to that of a request.
-    fn allow(&self, wait: Wait) {
+    fn extend_wait(&self, wait: Wait) {
         if let Wait::Limited(limit) = wait {
             self.connect_timeout.set(self.connect_timeout.get().max(Some(limit)));
         }
@@ -292,7 +292,7 @@ impl Upstream {
     fn open_link(&self) -> Option<LinkHandle> {
         let mut links = self.links.borrow_mut();
         links.retain(|link| !link.is_broken());
-        links.iter().find(|link| link.is_open() && link.streams() < STREAMS_PER_LINK).cloned()
+        links.iter().find(|link| link.is_open() && link.stream_count() < STREAMS_PER_LINK).cloned()
     }
 
     fn add_link(&self, link: LinkHandle) {
@@ -314,7 +314,7 @@ impl Application {
     }
 
     /// Returns a server outside the mesh, for HTTP/1.1.
-    pub(crate) fn outside(address: SocketAddr) -> Self {
+    pub(crate) fn outside_mesh(address: SocketAddr) -> Self {
         Self { is_outside: true, ..Self::new(address, Speaks::Http1) }
     }
 
@@ -325,7 +325,7 @@ impl Application {
 
     /// Keeps idle connections only while the port is open, so that an application that is about to stop gets no
     /// further request over them.
-    pub(crate) fn follow(&self, states: &PortStates) {
+    pub(crate) fn apply_states(&self, states: &PortStates) {
         self.pool.set_open(states.is_open(self.address.port()));
     }
 
@@ -336,11 +336,11 @@ impl Application {
     }
 
     /// Returns a connection to the application, idle or new.
-    pub(crate) async fn lease(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
-            self.permit(worker).await?;
+            self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
-            let leased = self.http2.lease(self.address, worker, max_wait).await;
+            let leased = self.http2.acquire_within(self.address, worker, max_wait).await;
             // A wait for room at the only application is not retried.
             let leased = leased.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
@@ -348,37 +348,40 @@ impl Application {
             });
             return leased.map(Lease::Http2);
         }
-        if let Some(connection) = self.pool.take() {
+        if let Some(connection) = self.pool.take_recent() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(Lease::Http1(connection));
         }
         worker.shard.add(Count::LeaseOpened, 1);
-        Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
+        Ok(Lease::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Returns a connection that no other client uses; not available with HTTP/2.
     async fn lease_alone(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
         if self.speaks == Speaks::Http2 {
-            return self.lease(worker).await;
+            return self.acquire(worker).await;
         }
         worker.shard.add(Count::LeaseOpened, 1);
-        Ok(Lease::Http1(Box::new(self.connect(worker).await?)))
+        Ok(Lease::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
-    async fn permit(&self, worker: &Worker) -> Result<(), Reason> {
+    async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
         let application = &worker.world.application;
         if self.is_outside || !application.may_be_closed() {
             return Ok(());
         }
-        Box::pin(application.permit(self.address.port(), START_MAX_WAIT)).await
+        Box::pin(application.wait_for_port(self.address.port(), START_MAX_WAIT)).await
     }
 
     /// Returns an exclusive connection, never shared with other requests.
-    pub(crate) async fn connect(&self, worker: &Rc<Worker>) -> Result<Http1Upstream, Reason> {
-        self.permit(worker).await?;
+    pub(crate) async fn connect_exclusive(
+        &self,
+        worker: &Rc<Worker>,
+    ) -> Result<Http1Upstream, Reason> {
+        self.check_port(worker).await?;
         let max_wait = worker.config.limits.connect_timeout;
-        let mut connection = connect::application(self.address, worker, max_wait).await?;
+        let mut connection = connect::connect_application(self.address, worker, max_wait).await?;
         connection.reader.is_tolerant = !self.is_outside;
         Ok(connection)
     }
@@ -415,52 +418,52 @@ enum Stage {
 impl Timed {
     /// Restarts the measurement when the connection is ready. The time for connecting does not count, or rarely
     /// used endpoints would seem slow.
-    pub(crate) fn connected(&self) {
+    pub(crate) fn mark_connected(&self) {
         self.began.set(self.began.get().map(|_| Instant::now()));
     }
 
     /// Records that the whole request was sent at once.
-    pub(crate) fn waits(&self) {
+    pub(crate) fn mark_waiting(&self) {
         self.stage.set(Stage::Waiting);
     }
 
     /// Records that the body was sent; until then the time depended on the client.
-    pub(crate) fn sent(&self) {
-        self.connected();
-        self.waits();
+    pub(crate) fn mark_sent(&self) {
+        self.mark_connected();
+        self.mark_waiting();
     }
 
     /// Records the status of the response.
-    pub(crate) fn answers(&self, status: u16) {
+    pub(crate) fn record_response(&self, status: u16) {
         self.stage.set(Stage::Over);
         match status {
-            429 | 500.. => self.fails(),
-            400..=499 => self.learn(Latency::refused),
-            _ => self.learn(Latency::answered),
+            429 | 500.. => self.count_failure(),
+            400..=499 => self.update_latency(Latency::record_rejection),
+            _ => self.update_latency(Latency::record_response),
         }
     }
 
     /// Records the end of the attempt without a response. Only upstream reasons count as failures: a
     /// disconnected client or an unsent request reveals nothing about the endpoint.
-    pub(crate) fn ends(&self, reason: Reason) {
+    pub(crate) fn record_failure(&self, reason: Reason) {
         if reason.side() == Side::Upstream && self.stage.get() != Stage::Over {
             if self.stage.replace(Stage::Over) == Stage::Asking {
-                self.connected();
+                self.mark_connected();
             }
-            self.fails();
+            self.count_failure();
         }
     }
 
     /// Records a failure. With outlier detection the policy evaluates failures, and a single one does not move
     /// load away.
-    fn fails(&self) {
+    fn count_failure(&self) {
         match self.in_flight.0.slot.get() {
-            watch::NOWHERE => self.learn(Latency::failed),
-            _ => self.learn(Latency::peaked),
+            watch::NOWHERE => self.update_latency(Latency::record_failure),
+            _ => self.update_latency(Latency::record_pending),
         }
     }
 
-    fn learn(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
+    fn update_latency(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
         let Some(began) = self.began.get() else { return };
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
         let took = now.saturating_duration_since(began);
@@ -474,7 +477,7 @@ impl Drop for Timed {
     /// Without a response, the elapsed time is a lower bound of the latency.
     fn drop(&mut self) {
         if self.stage.get() == Stage::Waiting {
-            self.learn(Latency::peaked);
+            self.update_latency(Latency::record_pending);
         }
     }
 }
@@ -495,7 +498,7 @@ pub(crate) enum Destined {
 
 impl Destined {
     /// Returns the endpoint; `None` for the application.
-    pub(crate) fn endpoint(&self) -> Option<EndpointId> {
+    pub(crate) fn endpoint_id(&self) -> Option<EndpointId> {
         match self {
             Self::Application(_) => None,
             Self::Upstream(upstream) => Some(upstream.endpoint.id.clone()),
@@ -511,47 +514,52 @@ impl Destined {
     }
 
     /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
-    pub(crate) fn enter(&self) -> Option<Timed> {
+    pub(crate) fn start_timed(&self) -> Option<Timed> {
         match self {
             Self::Application(_) => None,
-            Self::Upstream(upstream) => Some(upstream.time()),
+            Self::Upstream(upstream) => Some(upstream.start_timed()),
         }
     }
 
     /// Records an attempt for circuit breakers and outlier detection.
-    pub(crate) fn begin(&self, cluster: &Rc<UpstreamCluster>) -> Result<Option<Trial>, Reason> {
+    pub(crate) fn start_attempt(
+        &self,
+        cluster: &Rc<UpstreamCluster>,
+    ) -> Result<Option<Trial>, Reason> {
         match self {
             Self::Application(_) => Ok(None),
-            Self::Upstream(upstream) => cluster.begin(upstream, Some(|it| &it.requests)).map(Some),
+            Self::Upstream(upstream) => {
+                cluster.start_attempt(upstream, Some(|it| &it.requests)).map(Some)
+            }
         }
     }
 
     /// Checks out a connection for one request. `found_http2`: the client uses HTTP/2 on a port without a
     /// declared protocol.
-    pub(crate) async fn lease(
+    pub(crate) async fn acquire(
         &self,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
         (found_http2, wait): (bool, impl Into<Wait>),
     ) -> Result<Lease, Reason> {
         match self {
-            Self::Application(application) => application.lease(worker).await,
+            Self::Application(application) => application.acquire(worker).await,
             // Boxed to keep the future small for other requests.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
                 let leased = Box::pin(upstream.lease_http2(worker, wait.into())).await;
-                timed.into_iter().for_each(Timed::connected);
+                timed.into_iter().for_each(Timed::mark_connected);
                 leased
             }
-            Self::Upstream(upstream) => upstream.lease(worker, timed, wait).await,
+            Self::Upstream(upstream) => upstream.acquire(worker, timed, wait).await,
         }
     }
 
     /// Updates the backoff of the endpoint with the outcome of an attempt.
-    pub(crate) fn learn(&self, worker: &Worker, outcome: Result<(), Reason>) {
+    pub(crate) fn record_outcome(&self, worker: &Worker, outcome: Result<(), Reason>) {
         let Self::Upstream(upstream) = self else { return };
         match outcome {
-            Ok(()) => upstream.welcome(),
-            Err(reason) if connect::is_of_application(reason) => upstream.avoid(worker),
+            Ok(()) => upstream.clear_failures(),
+            Err(reason) if connect::is_of_application(reason) => upstream.back_off(worker),
             Err(_) => {}
         }
     }
@@ -568,7 +576,7 @@ impl Destined {
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
         };
         if let Some(timed) = timed {
-            timed.connected();
+            timed.mark_connected();
         }
         leased
     }
@@ -581,10 +589,10 @@ impl Destined {
     ) -> Result<Lease, Reason> {
         let leased = match self {
             Self::Application(application) => application.lease_alone(worker).await,
-            Self::Upstream(upstream) => connect::alone(upstream, worker, wait).await,
+            Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
         };
         if let Some(timed) = timed {
-            timed.connected();
+            timed.mark_connected();
         }
         leased
     }
@@ -593,8 +601,8 @@ impl Destined {
     pub(crate) fn give_back(&self, connection: Box<Http1Upstream>) {
         let now = Instant::now();
         match self {
-            Self::Application(application) => application.pool.put(connection, now),
-            Self::Upstream(upstream) => upstream.foreign.put(connection, now),
+            Self::Application(application) => application.pool.put_back(connection, now),
+            Self::Upstream(upstream) => upstream.foreign.put_back(connection, now),
         }
     }
 }

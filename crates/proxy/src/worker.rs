@@ -147,7 +147,7 @@ impl Worker {
 
     /// Permits a log line that a peer caused, by the peer's address.
     pub(crate) fn log_line(&self, peer: SocketAddr) -> Option<PermittedLine> {
-        self.logs.permit(peer.ip().to_string(), Instant::now())
+        self.logs.permit_line(peer.ip().to_string(), Instant::now())
     }
 
     /// Logs a violation of the link protocol by a peer.
@@ -159,7 +159,7 @@ impl Worker {
     }
 
     /// Returns a pseudo-random number (xorshift64*): fast and seeded, for choices but not for secrets.
-    pub(crate) fn draw(&self) -> u64 {
+    pub(crate) fn random_number(&self) -> u64 {
         let mut x = self.draws.get();
         x ^= x >> 12;
         x ^= x << 25;
@@ -169,11 +169,11 @@ impl Worker {
     }
 
     /// Returns the observability configuration; `None` if none is active.
-    pub(crate) fn view(&self) -> Option<Rc<ThreadView>> {
+    pub(crate) fn observability_config(&self) -> Option<Rc<ThreadView>> {
         let version = self.world.sights.version();
         if self.view_version.replace(version) != version {
-            let view = self.world.sights.view();
-            self.view.replace(view.map(|view| Rc::new(ThreadView::new(view, self.account()))));
+            let view = self.world.sights.active_settings();
+            self.view.replace(view.map(|view| Rc::new(ThreadView::new(view, self.account_name()))));
         }
         self.view.borrow().clone()
     }
@@ -197,13 +197,13 @@ impl Worker {
     }
 
     /// Returns the account of the workload; empty before the first configuration.
-    fn account(&self) -> String {
-        let config = self.world.config();
+    fn account_name(&self) -> String {
+        let config = self.world.current_config();
         config.map(|config| config.plans.snapshot.plan.account.to_string()).unwrap_or_default()
     }
 
     /// Returns this thread's state of an endpoint: its connections and its load.
-    pub(crate) fn upstream(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
+    pub(crate) fn upstream_for(self: &Rc<Self>, endpoint: &Arc<Endpoint>) -> Rc<Upstream> {
         let known = self.upstreams.borrow().get(&endpoint.id).cloned();
         let same = |known: &&Rc<Upstream>| {
             Arc::ptr_eq(&known.endpoint, endpoint) || known.endpoint.is_same_place(endpoint)
@@ -225,13 +225,13 @@ impl Worker {
 
     /// Returns the cluster state of a port with the traffic policy of one route to it; `None` if no policy
     /// observes attempts.
-    pub(crate) fn cluster(
+    pub(crate) fn cluster_for(
         self: &Rc<Self>,
         traffic_policy: Option<&Arc<PortTrafficPolicy>>,
         (plan, version): (&PortPlan, u64),
     ) -> Option<Rc<UpstreamCluster>> {
         let traffic_policy = traffic_policy.filter(|it| it.is_watchful())?;
-        let key = UpstreamCluster::key(traffic_policy);
+        let key = UpstreamCluster::policy_key(traffic_policy);
         let known = self
             .clusters
             .borrow()
@@ -254,7 +254,7 @@ impl Worker {
                 cluster
             }
         };
-        cluster.attend(self, &plan.endpoints, version);
+        cluster.update_endpoints(self, &plan.endpoints, version);
         Some(cluster)
     }
 
@@ -272,12 +272,12 @@ impl Worker {
     }
 
     /// Returns the application behind this sidecar at one of its addresses.
-    pub(crate) fn application(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
+    pub(crate) fn application_at(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
         let application = applications.entry((address, speaks));
         let new = || {
             let application = Application::new(address, speaks);
-            application.follow(&self.world.application.states());
+            application.apply_states(&self.world.application.states());
             Rc::new(application)
         };
         application.or_insert_with(new).clone()
@@ -289,7 +289,7 @@ impl Worker {
         loop {
             let now = Arc::clone(&states.borrow_and_update());
             for application in self.applications.borrow().values() {
-                application.follow(&now);
+                application.apply_states(&now);
             }
             if states.changed().await.is_err() {
                 return std::future::pending().await;
@@ -298,14 +298,15 @@ impl Worker {
     }
 
     /// Retires endpoints that the configuration no longer contains: their requests finish, then they close.
-    pub(crate) fn sweep(&self, config: &ConfigSnapshot) {
+    pub(crate) fn retire_removed(&self, config: &ConfigSnapshot) {
         if self.swept.replace(config.version) == config.version {
             return;
         }
         self.sweep_clusters(config);
         let mut upstreams = self.upstreams.borrow_mut();
         let services = &config.plans.snapshot.services;
-        let pinned: FxHashSet<&EndpointId> = config.pinned().map(|endpoint| &endpoint.id).collect();
+        let pinned: FxHashSet<&EndpointId> =
+            config.pinned_endpoints().map(|endpoint| &endpoint.id).collect();
         upstreams.retain(|id, upstream| {
             let known = services.get(&id.service).and_then(|view| view.ports.get(&id.port));
             let kept = known.is_some_and(|port| port.endpoints.iter().any(|e| e.id == *id))
@@ -337,7 +338,7 @@ impl Worker {
         self.slow_start_endpoints.borrow_mut().retain(|(service, port), _| {
             let plan = config.plans.services.get(service).and_then(|plan| plan.ports.get(port));
             let own = plan.and_then(|plan| plan.traffic_policy.as_deref());
-            let mut forwarded = config.plans.forwarded();
+            let mut forwarded = config.plans.forwarded_ports();
             own.is_some_and(warms_up)
                 || forwarded.any(|it| {
                     it.port == *port && it.service == *service && warms_up(&it.traffic_policy)
@@ -377,14 +378,14 @@ impl Worker {
     }
 
     /// Counts an exchange in progress until the guard is dropped.
-    pub(crate) fn enter(self: &Rc<Self>) -> Underway {
+    pub(crate) fn start_exchange(self: &Rc<Self>) -> Underway {
         self.exchanges.set(self.exchanges.get() + 1);
         self.shard.raise(Gauge::RequestsInFlight, 1);
         Underway(self.clone())
     }
 
     /// Resolves when no exchange is in progress.
-    pub(crate) async fn quiet(&self) {
+    pub(crate) async fn wait_until_idle(&self) {
         while self.exchanges.get() > 0 {
             self.quiet.notified().await;
         }

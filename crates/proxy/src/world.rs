@@ -117,7 +117,7 @@ struct Usage {
 }
 
 impl Usage {
-    fn note(&self) {
+    fn record_use(&self) {
         // Shared by threads: an unneeded write would invalidate the cache line.
         if !self.is_used.load(Ordering::Relaxed) {
             self.is_used.store(true, Ordering::Relaxed);
@@ -125,7 +125,7 @@ impl Usage {
     }
 
     /// Checks for a new use, and returns the time of the last observed one.
-    fn look(&self, now: u64) -> u64 {
+    fn last_use(&self, now: u64) -> u64 {
         if self.is_used.swap(false, Ordering::Relaxed) {
             self.seen.store(now, Ordering::Relaxed);
         }
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Returns the current snapshot; `None` before the first.
-    pub(crate) fn config(&self) -> Option<Arc<ConfigSnapshot>> {
+    pub(crate) fn current_config(&self) -> Option<Arc<ConfigSnapshot>> {
         self.config.load_full()
     }
 
@@ -186,15 +186,15 @@ impl World {
     }
 
     /// Subscribes to swaps of the snapshot or the certificate.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
     /// Makes an update the current snapshot. Requests in progress keep theirs.
-    pub(crate) fn swap(&self, update: &Update) -> Result<(), BadPattern> {
-        let previous = self.config();
+    pub(crate) fn apply_update(&self, update: &Update) -> Result<(), BadPattern> {
+        let previous = self.current_config();
         let plans = Plans::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
-        let now = self.seconds();
+        let now = self.elapsed_seconds();
         let known = |name: &ServiceName| {
             let before = previous.as_ref().and_then(|config| config.known.get(name));
             let usage = before.map(|known| known.usage.clone());
@@ -208,8 +208,10 @@ impl World {
         let addresses =
             known_answers(&plans.snapshot.addresses, before.map(|config| &config.addresses), now);
         let names = known_answers(&plans.snapshot.names, before.map(|config| &config.names), now);
-        let edge =
-            edge::configs(&plans, previous.as_ref().map(|config| (&config.plans, &config.edge)));
+        let edge = edge::build_configs(
+            &plans,
+            previous.as_ref().map(|config| (&config.plans, &config.edge)),
+        );
         let version = *self.version.borrow() + 1;
         let plan = &update.snapshot.plan;
         let (accounts, workloads) = (&plan.revoked, &plan.revoked_workloads);
@@ -238,7 +240,7 @@ impl World {
             edge,
             version,
         })));
-        self.sights.say(&update.snapshot.plan.sight);
+        self.sights.apply_settings(&update.snapshot.plan.sight);
         self.version.send_replace(version);
         self.revoked.send_if_modified(|known| {
             let has_changed = (&known.accounts, &known.workloads) != (accounts, workloads);
@@ -270,7 +272,7 @@ impl World {
     }
 
     /// Resolves when a peer's account or workload is revoked.
-    pub(crate) async fn revoked(&self, peer: &Peer) {
+    pub(crate) async fn wait_until_revoked(&self, peer: &Peer) {
         let covers = |revoked: &Revocations| {
             revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
         };
@@ -283,7 +285,7 @@ impl World {
     pub(crate) async fn kept_out(&self, port: u16, origin: Origin) {
         let mut changes = self.access_changes();
         loop {
-            if self.config().is_some_and(|config| !config.lets_in_unproved(port, &origin)) {
+            if self.current_config().is_some_and(|config| !config.lets_in_unproved(port, &origin)) {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -299,7 +301,7 @@ impl World {
     }
 
     /// Makes a new key and certificate the current ones.
-    pub(crate) fn renew(&self, credential: Credential) -> Arc<Credential> {
+    pub(crate) fn replace_credential(&self, credential: Credential) -> Arc<Credential> {
         let credential = Arc::new(credential);
         self.credential.store(Some(credential.clone()));
         self.version.send_modify(|version| *version += 1);
@@ -316,9 +318,9 @@ impl World {
         if let Some(found) = self.look_up(service) {
             return found;
         }
-        let mut changes = self.changes();
+        let mut changes = self.subscribe();
         let found = async {
-            self.want(Want::Service(service.clone())).await;
+            self.request_resource(Want::Service(service.clone())).await;
             loop {
                 // Checked again before the first wait: the answer may have arrived between the check above and
                 // the subscription.
@@ -343,9 +345,9 @@ impl World {
         if let Some(address_entry) = self.look_at(address) {
             return Ok(address_entry);
         }
-        let mut changes = self.changes();
+        let mut changes = self.subscribe();
         let found = async {
-            self.want(Want::Address(address)).await;
+            self.request_resource(Want::Address(address)).await;
             loop {
                 // Checked again before the first wait, as for services.
                 if let Some(address_entry) = self.look_at(address) {
@@ -358,8 +360,8 @@ impl World {
     }
 
     /// Returns the protocol of a service port, if the current snapshot has it.
-    pub(crate) fn protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
-        let config = self.config()?;
+    pub(crate) fn declared_protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
+        let config = self.current_config()?;
         config.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
@@ -372,7 +374,7 @@ impl World {
     }
 
     /// Returns the application port of a workload at `at`, if the workload still exists.
-    pub(crate) async fn pinned(
+    pub(crate) async fn pinned_endpoint(
         &self,
         at: SocketAddr,
         id: &EndpointId,
@@ -387,7 +389,7 @@ impl World {
                 None
             }
         };
-        let config = self.config().ok_or(Reason::DiscoveryTimeout)?;
+        let config = self.current_config().ok_or(Reason::DiscoveryTimeout)?;
         Ok((config, endpoint.ok_or(Reason::NoEndpoint)?))
     }
 
@@ -396,7 +398,7 @@ impl World {
     pub(crate) fn own_listener(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
         let listeners = self.own_listeners.load();
         let listener = *listeners.as_ref()?.get(&endpoint.address.port())?;
-        let config = self.config()?;
+        let config = self.current_config()?;
         (config.plans.snapshot.plan.workload == endpoint.id.workload).then_some(listener)
     }
 
@@ -408,70 +410,70 @@ impl World {
 
     /// True if the current snapshot has this endpoint at this address.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
-        let Some(config) = self.config() else {
+        let Some(config) = self.current_config() else {
             return false;
         };
         let service = config.plans.snapshot.services.get(&endpoint.id.service);
         let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
         port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
-            || config.pinned().any(|known| known.is_same_place(endpoint))
+            || config.pinned_endpoints().any(|known| known.is_same_place(endpoint))
     }
 
     /// Returns the eviction priority of each service, by its last use.
     pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
-        let (config, now) = (self.config(), self.seconds());
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |name| match config.as_ref().and_then(|config| config.known.get(name)) {
             None => Priority::Pending,
-            Some(known) if known.plan.is_none() => Priority::Absent(known.usage.look(now)),
-            Some(known) => Priority::Used(known.usage.look(now)),
+            Some(known) if known.plan.is_none() => Priority::Absent(known.usage.last_use(now)),
+            Some(known) => Priority::Used(known.usage.last_use(now)),
         }
     }
 
     /// The same for addresses.
     pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> Priority + use<> {
-        let (config, now) = (self.config(), self.seconds());
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |address| by_use(config.as_ref().and_then(|it| it.addresses.get(address)), now)
     }
 
     /// The same for names.
     pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> Priority + use<> {
-        let (config, now) = (self.config(), self.seconds());
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |name| by_use(config.as_ref().and_then(|it| it.names.get(name)), now)
     }
 
     /// Returns the services that were not used for `idle`, if called more often than that.
     pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
-        let Some(config) = self.config() else {
+        let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        let now = self.seconds();
+        let now = self.elapsed_seconds();
         let oldest = now.saturating_sub(idle.as_secs());
         let known = config.known.iter();
-        let idle = known.filter(|(_, known)| known.usage.look(now) < oldest);
+        let idle = known.filter(|(_, known)| known.usage.last_use(now) < oldest);
         idle.map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns the addresses that were not used for `idle`.
     pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
-        let Some(config) = self.config() else {
+        let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.addresses, idle, self.seconds())
+        idle_keys(&config.addresses, idle, self.elapsed_seconds())
     }
 
     /// Returns the names that were not used for `idle`.
     pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
-        let Some(config) = self.config() else {
+        let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.names, idle, self.seconds())
+        idle_keys(&config.names, idle, self.elapsed_seconds())
     }
 
     /// Returns the DNS record of a name, if the control plane has sent one.
     pub(crate) fn dns_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         let config = self.config.load();
         let known = config.as_ref()?.names.get(name)?;
-        known.usage.note();
+        known.usage.record_use();
         Some(Arc::clone(&known.answer))
     }
 
@@ -487,7 +489,7 @@ impl World {
     }
 
     /// Requests a resource, and waits for room in the queue.
-    async fn want(&self, want: Want) {
+    async fn request_resource(&self, want: Want) {
         // The queue is closed when the proxy ends.
         drop(self.wants.send(want).await);
     }
@@ -495,19 +497,19 @@ impl World {
     fn look_at(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
         let config = self.config.load();
         let known = config.as_ref()?.addresses.get(&address)?;
-        known.usage.note();
+        known.usage.record_use();
         Some(Arc::clone(&known.answer))
     }
 
     fn look_up(&self, service: &ServiceName) -> Option<Result<Found, Reason>> {
-        let config = self.config()?;
+        let config = self.current_config()?;
         let known = config.known.get(service)?;
-        known.usage.note();
+        known.usage.record_use();
         let plan = known.plan.clone();
         Some(plan.map(|plan| (config, plan)).ok_or(Reason::UnknownService))
     }
 
-    fn seconds(&self) -> u64 {
+    fn elapsed_seconds(&self) -> u64 {
         self.started.elapsed().as_secs()
     }
 }
@@ -535,7 +537,7 @@ fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
 }
 
 fn by_use<A>(known: Option<&KnownAnswer<A>>, now: u64) -> Priority {
-    known.map_or(Priority::Pending, |known| Priority::Used(known.usage.look(now)))
+    known.map_or(Priority::Pending, |known| Priority::Used(known.usage.last_use(now)))
 }
 
 /// Returns the keys that were not used for `idle`.
@@ -545,13 +547,13 @@ fn idle_keys<K: Clone, A>(
     now: u64,
 ) -> Vec<K> {
     let oldest = now.saturating_sub(idle.as_secs());
-    let idle = known.iter().filter(|(_, known)| known.usage.look(now) < oldest);
+    let idle = known.iter().filter(|(_, known)| known.usage.last_use(now) < oldest);
     idle.map(|(key, _)| key.clone()).collect()
 }
 
 impl ConfigSnapshot {
     /// Returns the endpoints of workloads that are reached by their own addresses.
-    pub(crate) fn pinned(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+    pub(crate) fn pinned_endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         let ports = self.addresses.values().flat_map(|known| match &*known.answer {
             AddressEntry::Workload { ports, .. } => Some(ports.values()),
             AddressEntry::Service(_) | AddressEntry::Outside => None,
@@ -580,7 +582,7 @@ impl ConfigSnapshot {
     }
 
     /// Returns the requested services that do not exist.
-    pub(crate) fn absent(&self) -> impl Iterator<Item = &ServiceName> {
+    pub(crate) fn absent_services(&self) -> impl Iterator<Item = &ServiceName> {
         self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)
     }
 }

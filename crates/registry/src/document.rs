@@ -15,9 +15,9 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 ///
 /// # Errors
 /// [`Unreadable`] if the text is not YAML or exceeds a bound. No document is returned then.
-pub(crate) fn documents(text: &str) -> Result<Vec<Node>, Unreadable> {
+pub(crate) fn parse_documents(text: &str) -> Result<Vec<Node>, Unreadable> {
     let documents: Vec<Node> =
-        documents_as_written(text)?.into_iter().flat_map(list::documents).collect();
+        documents_as_written(text)?.into_iter().flat_map(list::expand_list).collect();
     match documents.get(DOCUMENTS_MAX) {
         Some(beyond) => Err(too_many_documents(beyond.mark)),
         None => Ok(documents),
@@ -34,7 +34,7 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> 
     let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if brackets > BRACKETS_MAX {
         let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
-        return Err(Unreadable::bound(Mark::START, problem, "split the file"));
+        return Err(Unreadable::limit_exceeded(Mark::START, problem, "split the file"));
     }
     let not_json = match read_json(text) {
         Some(Ok(documents)) => return Ok(documents),
@@ -56,14 +56,14 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> 
         let corrected = with_spaces(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
-            _ => return Err(later(not_json, Unreadable::syntax(&error))),
+            _ => return Err(furthest_error(not_json, Unreadable::from_scan_error(&error))),
         }
     }
 }
 
 fn too_many_documents(mark: Mark) -> Unreadable {
     let problem = format!("has more than {DOCUMENTS_MAX} documents");
-    Unreadable::bound(mark, problem, "split the file")
+    Unreadable::limit_exceeded(mark, problem, "split the file")
 }
 
 /// Removes the byte order marks at the starts of documents (YAML 1.2, 5.2): at the beginning of the text, and
@@ -102,7 +102,7 @@ fn read_json(text: &str) -> Option<Result<Vec<Node>, json::Failure>> {
 }
 
 /// Returns the error of the parser that got further.
-fn later(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
+fn furthest_error(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
     let place = |error: &Unreadable| (error.mark.line, error.mark.column);
     match json {
         Some(json) if place(&json) >= place(&yaml) => json,
@@ -155,7 +155,7 @@ fn read_into(builder: &mut Builder, text: &str) -> Result<Option<ScanError>, Unr
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         match event {
-            Ok((event, span)) => builder.take(event, Mark::of(span))?,
+            Ok((event, span)) => builder.handle_event(event, Mark::from_span(span))?,
             Err(error) => return Ok(Some(error)),
         }
     }
@@ -183,14 +183,14 @@ pub(crate) struct Node {
 
 impl Node {
     /// Moves the node and its descendants down by this number of lines.
-    pub(crate) fn shift(&mut self, lines: u32) {
+    pub(crate) fn shift_lines(&mut self, lines: u32) {
         self.mark.line = self.mark.line.saturating_add(lines);
         match &mut self.value {
-            Value::List(list) => list.iter_mut().for_each(|node| node.shift(lines)),
+            Value::List(list) => list.iter_mut().for_each(|node| node.shift_lines(lines)),
             Value::Map(map) => {
                 for (key, value) in map {
-                    key.shift(lines);
-                    value.shift(lines);
+                    key.shift_lines(lines);
+                    value.shift_lines(lines);
                 }
             }
             Value::Null
@@ -238,22 +238,22 @@ pub(crate) struct Unreadable {
 impl Mark {
     const START: Self = Self { line: 1, column: 1 };
 
-    fn of(span: Span) -> Self {
+    fn from_span(span: Span) -> Self {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         Self { line: number(span.start.line()), column: number(span.start.col()).saturating_add(1) }
     }
 }
 
 impl Unreadable {
-    fn syntax(error: &ScanError) -> Self {
+    fn from_scan_error(error: &ScanError) -> Self {
         Self {
-            mark: Mark::of(Span::empty(*error.marker())),
+            mark: Mark::from_span(Span::empty(*error.marker())),
             problem: format!("is not YAML ({})", error.info()),
             remedy: CORRECT_SYNTAX.to_owned(),
         }
     }
 
-    fn bound(mark: Mark, problem: String, remedy: &str) -> Self {
+    fn limit_exceeded(mark: Mark, problem: String, remedy: &str) -> Self {
         Self { mark, problem, remedy: remedy.to_owned() }
     }
 }
@@ -282,7 +282,7 @@ enum Filling {
 }
 
 impl Builder {
-    fn take(&mut self, event: Event<'_>, mark: Mark) -> Result<(), Unreadable> {
+    fn handle_event(&mut self, event: Event<'_>, mark: Mark) -> Result<(), Unreadable> {
         match event {
             Event::DocumentStart(_) => {
                 // Anchors are scoped to one document.
@@ -293,19 +293,19 @@ impl Builder {
                 let value = match self.expects_key() && merge::is_key(&text, style, tag.as_deref())
                 {
                     true => Value::MergeKey,
-                    false => scalar(&text, style, tag.as_deref()),
+                    false => parse_scalar(&text, style, tag.as_deref()),
                 };
-                self.place(Node { mark, value }, anchor)
+                self.add_to_parent(Node { mark, value }, anchor)
             }
             Event::SequenceStart(anchor, tag) => {
-                self.begin(mark, anchor, tag.as_deref(), Filling::List(Vec::new()))
+                self.begin_node(mark, anchor, tag.as_deref(), Filling::List(Vec::new()))
             }
             Event::MappingStart(anchor, tag) => {
                 let filling = Filling::Map(Vec::new(), None);
-                self.begin(mark, anchor, tag.as_deref(), filling)
+                self.begin_node(mark, anchor, tag.as_deref(), filling)
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end(),
-            Event::Alias(anchor) => self.copy(mark, anchor),
+            Event::SequenceEnd | Event::MappingEnd => self.end_node(),
+            Event::Alias(anchor) => self.copy_alias(mark, anchor),
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
         }
     }
@@ -314,7 +314,7 @@ impl Builder {
         matches!(self.open.last(), Some(Open { filling: Filling::Map(_, None), .. }))
     }
 
-    fn begin(
+    fn begin_node(
         &mut self,
         mark: Mark,
         anchor: usize,
@@ -323,7 +323,7 @@ impl Builder {
     ) -> Result<(), Unreadable> {
         if self.open.len() >= DEPTH_MAX {
             let problem = format!("is nested deeper than {DEPTH_MAX} levels");
-            return Err(Unreadable::bound(mark, problem, "nest less"));
+            return Err(Unreadable::limit_exceeded(mark, problem, "nest less"));
         }
         let tag = tag
             .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
@@ -332,46 +332,46 @@ impl Builder {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Unreadable> {
+    fn end_node(&mut self) -> Result<(), Unreadable> {
         let Some(open) = self.open.pop() else {
             return Ok(());
         };
         let value = match (open.tag, open.filling) {
             (Some(tag), _) => Value::Tagged(tag),
             (None, Filling::List(list)) => Value::List(list),
-            (None, Filling::Map(map, _)) => Value::Map(merge::merged(map)?),
+            (None, Filling::Map(map, _)) => Value::Map(merge::merge_entries(map)?),
         };
         let node = Node { mark: open.mark, value };
-        self.place(node, open.anchor)
+        self.add_to_parent(node, open.anchor)
     }
 
-    fn copy(&mut self, mark: Mark, anchor: usize) -> Result<(), Unreadable> {
+    fn copy_alias(&mut self, mark: Mark, anchor: usize) -> Result<(), Unreadable> {
         let Some(node) = self.anchors.get(&anchor) else {
             let problem = "refers to an anchor of another document or one around itself".to_owned();
-            return Err(Unreadable::bound(mark, problem, "write the value out"));
+            return Err(Unreadable::limit_exceeded(mark, problem, "write the value out"));
         };
-        self.copied = self.copied.saturating_add(weight(node));
+        self.copied = self.copied.saturating_add(copy_size(node));
         if self.copied > COPIED_BYTES_MAX {
             let problem = format!("aliases copy more than {COPIED_BYTES_MAX} bytes");
-            return Err(Unreadable::bound(mark, problem, "use fewer aliases"));
+            return Err(Unreadable::limit_exceeded(mark, problem, "use fewer aliases"));
         }
         let value = match &node.value {
             // An alias of a merge key is a text, as in kubectl.
             Value::MergeKey => Value::Text(merge::KEY.to_owned()),
             value => value.clone(),
         };
-        self.place(Node { mark, value }, 0)
+        self.add_to_parent(Node { mark, value }, 0)
     }
 
     /// Adds a finished node to its parent.
-    fn place(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
+    fn add_to_parent(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
         self.nodes += 1;
         if self.nodes > NODES_MAX {
             let problem = format!("has more than {NODES_MAX} values");
-            return Err(Unreadable::bound(node.mark, problem, "split the file"));
+            return Err(Unreadable::limit_exceeded(node.mark, problem, "split the file"));
         }
         if anchor != 0 {
-            self.copied = self.copied.saturating_add(weight(&node));
+            self.copied = self.copied.saturating_add(copy_size(&node));
             self.anchors.insert(anchor, node.clone());
         }
         match self.open.last_mut().map(|open| &mut open.filling) {
@@ -380,12 +380,12 @@ impl Builder {
                 Some(key) => map.push((key, node)),
                 None => *key = Some(node),
             },
-            None => return self.document(node),
+            None => return self.add_document(node),
         }
         Ok(())
     }
 
-    fn document(&mut self, node: Node) -> Result<(), Unreadable> {
+    fn add_document(&mut self, node: Node) -> Result<(), Unreadable> {
         if matches!(node.value, Value::Null) {
             return Ok(());
         }
@@ -399,21 +399,21 @@ impl Builder {
 
 /// Returns the approximate size of a copy of the node in bytes. `DEPTH_MAX` bounds the depth of written nodes,
 /// `COPIED_BYTES_MAX` that of copied ones.
-fn weight(node: &Node) -> usize {
+fn copy_size(node: &Node) -> usize {
     let own = size_of::<Node>();
     match &node.value {
         Value::Null | Value::Boolean(_) | Value::MergeKey => own,
         Value::Number(text) | Value::Text(text) | Value::Tagged(text) => own + text.len(),
-        Value::List(list) => own + list.iter().map(weight).sum::<usize>(),
+        Value::List(list) => own + list.iter().map(copy_size).sum::<usize>(),
         Value::Map(map) => {
-            let entries = map.iter().map(|(key, value)| weight(key) + weight(value));
+            let entries = map.iter().map(|(key, value)| copy_size(key) + copy_size(value));
             own + entries.sum::<usize>()
         }
     }
 }
 
 /// Interprets a plain scalar by the core schema of YAML 1.2.
-fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
+fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
     if let Some(tag) = tag {
         return tagged_scalar(text, tag).unwrap_or_else(|| Value::Tagged(tag_name(tag)));
     }
@@ -434,7 +434,7 @@ fn tagged_scalar(text: &str, tag: &Tag) -> Option<Value> {
     if !tag.is_yaml_core_schema() {
         return None;
     }
-    let plain = || scalar(text, ScalarStyle::Plain, None);
+    let plain = || parse_scalar(text, ScalarStyle::Plain, None);
     let is_whole = |text: &str| !text.contains(['.', 'e', 'E']) || text.starts_with("0x");
     match (&*tag.suffix, plain()) {
         ("str", _) => Some(Value::Text(text.to_owned())),
@@ -498,21 +498,21 @@ mod tests {
     #[test]
     fn tabs_behind_a_colon_are_white_space() {
         let text = "kind:\tService\nmetadata:\t{name: \ta}\ntext:\t|\n  a:\tb\nlast:\t\tz # end\n";
-        let shown = format!("{:?}", documents(text).unwrap()[0].value);
+        let shown = format!("{:?}", parse_documents(text).unwrap()[0].value);
         for value in ["Service", "a:\\tb\\n", "\"z\""] {
             assert!(shown.contains(value), "{value}: {shown}");
         }
     }
 
-    fn only(text: &str) -> Node {
-        let mut documents = documents(text).unwrap();
+    fn parse_single(text: &str) -> Node {
+        let mut documents = parse_documents(text).unwrap();
         assert_eq!(documents.len(), 1, "{text}");
         documents.remove(0)
     }
 
     #[test]
     fn marks_lines_and_columns_from_one() {
-        let node = only("# caption\na:\n  b: [1, x]\n");
+        let node = parse_single("# caption\na:\n  b: [1, x]\n");
         assert_eq!(node.mark, Mark { line: 2, column: 1 });
         let Value::Map(map) = node.value else { panic!() };
         let Value::Map(inner) = &map[0].1.value else { panic!() };
@@ -522,7 +522,7 @@ mod tests {
 
     #[test]
     fn plain_scalars_follow_the_core_schema() {
-        let shown = |text: &str| match only(&format!("[{text}]")).value {
+        let shown = |text: &str| match parse_single(&format!("[{text}]")).value {
             Value::List(list) => format!("{:?}", list[0].value),
             other => format!("{other:?}"),
         };
@@ -569,14 +569,14 @@ mod tests {
             ("a: |\n  x\n\u{feff}--- # two\r\nb: 1\n...\r\n\u{feff}c: 1\n", 3),
             ("\u{feff}{\"a\": \"\\ud83d\\ude00\"}\n---\n\u{feff}{\"b\": 1}\n", 2),
         ] {
-            assert_eq!(documents(text).unwrap().len(), count, "{text:?}");
+            assert_eq!(parse_documents(text).unwrap().len(), count, "{text:?}");
         }
     }
 
     #[test]
     fn a_byte_order_mark_within_a_document_is_rejected() {
         for text in ["a: 1\n\u{feff}b: 1\n", "a: |\n  x\n\u{feff}b: 1\n", "a: 1\n  \u{feff}---\n"] {
-            let error = documents(text).expect_err(text);
+            let error = parse_documents(text).expect_err(text);
             assert!(error.problem.contains("byte order mark"), "{text:?}: {}", error.problem);
         }
     }
@@ -601,7 +601,7 @@ mod tests {
             ("a: &x 1\n---\nb: *x\n".to_owned(), ""),
             ("a: &x [*x]\n".to_owned(), ""),
         ] {
-            let error = documents(&text).expect_err(why);
+            let error = parse_documents(&text).expect_err(why);
             assert!(error.problem.contains(why), "{why}: {}", error.problem);
         }
     }

@@ -10,7 +10,7 @@ use leno_model::Name;
 use crate::document::{Mark, Node, Value};
 use crate::hint::{GIVEN_TWICE, MapEntries, Replacement};
 use crate::pattern;
-use crate::suggest::{all_of, closest, one_of};
+use crate::suggest::{all_of, closest_word, one_of};
 
 /// A node with its path and the collector of diagnostics. A method that returns `None` has recorded a problem;
 /// a document with a problem is rejected as a whole.
@@ -47,13 +47,13 @@ pub(crate) struct Note {
 
 impl Notes {
     /// Creates an empty collector for a document of this file, or of no file.
-    pub(crate) fn of(file: Option<&str>) -> Self {
+    pub(crate) fn for_file(file: Option<&str>) -> Self {
         let folder = file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
         Self { folder, problems: RefCell::default(), warnings: RefCell::default() }
     }
 
     /// True if the document is rejected.
-    pub(crate) fn refused(&self) -> bool {
+    pub(crate) fn is_rejected(&self) -> bool {
         !self.problems.borrow().is_empty()
     }
 
@@ -81,25 +81,25 @@ impl<'a> Field<'a> {
     }
 
     /// Records a problem with this field.
-    pub(crate) fn refuse(&self, problem: impl Into<String>, remedy: impl Into<String>) {
-        self.push(self.note(problem.into(), remedy.into()));
+    pub(crate) fn reject(&self, problem: impl Into<String>, remedy: impl Into<String>) {
+        self.push(self.new_note(problem.into(), remedy.into()));
     }
 
     /// Records a problem with a hint that contains a replacement.
-    pub(crate) fn propose(
+    pub(crate) fn reject_with_replacement(
         &self,
         problem: impl Into<String>,
         remedy: impl Into<String>,
         replacement: Replacement,
     ) {
-        let note = self.note(problem.into(), remedy.into());
+        let note = self.new_note(problem.into(), remedy.into());
         self.push(Note { replacement: Some(replacement), ..note });
     }
 
     /// Records an unknown word and proposes a similar known one.
     pub(crate) fn propose_word(&self, problem: impl Into<String>, word: &str) {
         let remedy = format!("did you mean `{word}`?");
-        self.propose(problem, remedy, Replacement::Text(word.to_owned()));
+        self.reject_with_replacement(problem, remedy, Replacement::Text(word.to_owned()));
     }
 
     fn push(&self, note: Note) {
@@ -111,32 +111,32 @@ impl<'a> Field<'a> {
 
     /// Records a warning.
     pub(crate) fn warn(&self, problem: impl Into<String>, remedy: impl Into<String>) {
-        let note = self.note(problem.into(), remedy.into());
+        let note = self.new_note(problem.into(), remedy.into());
         self.notes.warnings.borrow_mut().push(note);
     }
 
-    fn note(&self, problem: String, remedy: String) -> Note {
+    fn new_note(&self, problem: String, remedy: String) -> Note {
         let field = self.path.clone();
         Note { mark: self.node.mark, field, problem, remedy, replacement: None }
     }
 
     /// Returns the value as quoted in messages.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn quoted_value(&self) -> String {
         match &self.node.value {
             Value::Null => "nothing".to_owned(),
             Value::Boolean(value) => value.to_string(),
-            Value::Number(text) => cut(text),
-            Value::Text(text) => format!("{:?}", cut(text)),
+            Value::Number(text) => truncate_text(text),
+            Value::Text(text) => format!("{:?}", truncate_text(text)),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
             Value::MergeKey => "a merge key".to_owned(),
-            Value::Tagged(tag) => format!("a value tagged {}", cut(tag)),
+            Value::Tagged(tag) => format!("a value tagged {}", truncate_text(tag)),
         }
     }
 
     /// As [`Self::shown`], for a URL: without user and password, because messages are logged.
     pub(crate) fn shown_url(&self) -> String {
-        let shown = self.shown();
+        let shown = self.quoted_value();
         let Some((scheme, rest)) = shown.split_once("://") else { return shown };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         match authority.rsplit_once('@') {
@@ -146,31 +146,31 @@ impl<'a> Field<'a> {
     }
 
     /// Reads a text.
-    pub(crate) fn text(&self) -> Option<&'a str> {
-        let shown = self.shown();
+    pub(crate) fn read_text(&self) -> Option<&'a str> {
+        let shown = self.quoted_value();
         match &self.node.value {
             Value::Text(text) => return Some(text),
-            Value::Number(_) => self.propose(
+            Value::Number(_) => self.reject_with_replacement(
                 format!("{shown} is a number, not text"),
                 format!("write \"{shown}\" in quotes"),
                 Replacement::Quoted,
             ),
-            Value::Boolean(_) => self.propose(
+            Value::Boolean(_) => self.reject_with_replacement(
                 format!("{shown} is a boolean, not text"),
                 format!("write \"{shown}\" in quotes"),
                 Replacement::Quoted,
             ),
-            _ => self.refuse(format!("is {shown}"), "use a text"),
+            _ => self.reject(format!("is {shown}"), "use a text"),
         }
         None
     }
 
     /// Reads a boolean.
-    pub(crate) fn flag(&self) -> Option<bool> {
+    pub(crate) fn read_flag(&self) -> Option<bool> {
         if let Value::Boolean(value) = &self.node.value {
             return Some(*value);
         }
-        self.refuse(format!("{} is not a boolean", self.shown()), "use true or false");
+        self.reject(format!("{} is not a boolean", self.quoted_value()), "use true or false");
         None
     }
 
@@ -181,30 +181,30 @@ impl<'a> Field<'a> {
 
     /// Reads a scalar as text: numbers and booleans as written. For arguments and environment variables, which
     /// are texts.
-    pub(crate) fn literal(&self) -> Option<String> {
+    pub(crate) fn read_literal(&self) -> Option<String> {
         let text = match &self.node.value {
             Value::Number(text) => text.clone(),
             Value::Boolean(value) => value.to_string(),
-            _ => self.text()?.to_owned(),
+            _ => self.read_text()?.to_owned(),
         };
         if text.contains('\0') {
-            self.refuse("contains a NUL character", "remove it");
+            self.reject("contains a NUL character", "remove it");
             return None;
         }
         Some(text)
     }
 
     /// Reads a text with a parser; on failure the problem is "`text` is not …".
-    pub(crate) fn parsed<T>(
+    pub(crate) fn read_with<T>(
         &self,
         parse: impl FnOnce(&str) -> Option<T>,
         noun: impl Display,
         remedy: impl Into<String>,
     ) -> Option<T> {
-        let text = self.text()?;
+        let text = self.read_text()?;
         let parsed = parse(text);
         if parsed.is_none() {
-            self.refuse(format!("{} is not {noun}", self.shown()), remedy);
+            self.reject(format!("{} is not {noun}", self.quoted_value()), remedy);
         }
         parsed
     }
@@ -218,46 +218,49 @@ impl<'a> Field<'a> {
     }
 
     /// Reads an integer within bounds.
-    pub(crate) fn number(&self, least: u32, most: u32) -> Option<u32> {
-        let shown = self.shown();
+    pub(crate) fn read_number(&self, least: u32, most: u32) -> Option<u32> {
+        let shown = self.quoted_value();
         let bounds = format!("use a number from {least} to {most}");
         match &self.node.value {
-            Value::Number(text) => match whole(text) {
+            Value::Number(text) => match parse_integer(text) {
                 Some(number) if (i64::from(least)..=i64::from(most)).contains(&number) => {
                     return u32::try_from(number).ok();
                 }
-                Some(_) => self.refuse(format!("{shown} is out of range"), bounds),
-                None => self.refuse(format!("{shown} is not a whole number"), bounds),
+                Some(_) => self.reject(format!("{shown} is out of range"), bounds),
+                None => self.reject(format!("{shown} is not a whole number"), bounds),
             },
-            Value::Text(text) if whole(text).is_some() => {
+            Value::Text(text) if parse_integer(text).is_some() => {
                 let problem = format!("{shown} is text, not a number");
                 let remedy = format!("write {text}, without quotes or a tag");
-                self.propose(problem, remedy, Replacement::Unquoted);
+                self.reject_with_replacement(problem, remedy, Replacement::Unquoted);
             }
-            _ => self.refuse(format!("{shown} is not a number"), bounds),
+            _ => self.reject(format!("{shown} is not a number"), bounds),
         }
         None
     }
 
     /// Reads a 64-bit integer.
-    pub(crate) fn integer(&self) -> Option<i64> {
+    pub(crate) fn read_integer(&self) -> Option<i64> {
         let number = match &self.node.value {
-            Value::Number(text) => whole(text),
+            Value::Number(text) => parse_integer(text),
             _ => None,
         };
         if number.is_none() {
-            let shown = self.shown();
-            self.refuse(format!("{shown} is not a whole number"), "use one, without quotes");
+            let shown = self.quoted_value();
+            self.reject(format!("{shown} is not a whole number"), "use one, without quotes");
         }
         number
     }
 
     /// Reads a boolean.
-    pub(crate) fn boolean(&self) -> Option<bool> {
+    pub(crate) fn read_boolean(&self) -> Option<bool> {
         if let Value::Boolean(value) = self.node.value {
             return Some(value);
         }
-        self.refuse(format!("{} is neither true nor false", self.shown()), "use true or false");
+        self.reject(
+            format!("{} is neither true nor false", self.quoted_value()),
+            "use true or false",
+        );
         None
     }
 
@@ -270,18 +273,18 @@ impl<'a> Field<'a> {
     }
 
     /// Reads a port.
-    pub(crate) fn port(&self) -> Option<u16> {
-        let port = self.number(1, u32::from(u16::MAX))?;
+    pub(crate) fn read_port(&self) -> Option<u16> {
+        let port = self.read_number(1, u32::from(u16::MAX))?;
         u16::try_from(port).ok()
     }
 
     /// Reads a name: a DNS-1123 subdomain.
-    pub(crate) fn name(&self) -> Option<Name> {
-        let text = self.text()?;
+    pub(crate) fn read_name(&self) -> Option<Name> {
+        let text = self.read_text()?;
         let name = Name::new(text).ok();
         if name.is_none() {
-            self.refuse(
-                format!("{} is not a name", self.shown()),
+            self.reject(
+                format!("{} is not a name", self.quoted_value()),
                 match text.is_ascii() {
                     true => {
                         "use 1 to 253 lower-case letters, digits, `-` or `.`, \
@@ -296,11 +299,11 @@ impl<'a> Field<'a> {
 
     /// Reads a name without dots (a DNS-1123 label), as required for services and namespaces, which are parts
     /// of host names.
-    pub(crate) fn label(&self) -> Option<Name> {
-        let name = self.name()?;
+    pub(crate) fn read_label(&self) -> Option<Name> {
+        let name = self.read_name()?;
         if name.as_str().contains('.') {
-            self.refuse(
-                format!("{} has a dot", self.shown()),
+            self.reject(
+                format!("{} has a dot", self.quoted_value()),
                 "use at most 63 lower-case letters, digits or `-`",
             );
             return None;
@@ -309,45 +312,45 @@ impl<'a> Field<'a> {
     }
 
     /// Reads a file path; relative paths are resolved against the document's folder.
-    pub(crate) fn file(&self) -> Option<PathBuf> {
-        let text = self.text()?;
+    pub(crate) fn read_path(&self) -> Option<PathBuf> {
+        let text = self.read_text()?;
         let path = Path::new(text);
         let (problem, remedy) = match &self.notes.folder {
             _ if path.file_name().is_none() || text.contains(char::is_control) => {
-                (format!("{} is not the path of a file", self.shown()), "name one")
+                (format!("{} is not the path of a file", self.quoted_value()), "name one")
             }
             Some(folder) => return Some(folder.join(path)),
             None if path.is_absolute() => return Some(path.to_owned()),
             None => (
-                format!("{} is relative, but this document has no directory", self.shown()),
+                format!("{} is relative, but this document has no directory", self.quoted_value()),
                 "use an absolute path on the control plane's machine",
             ),
         };
-        self.refuse(problem, remedy);
+        self.reject(problem, remedy);
         None
     }
 
     /// Reads one word of a closed list.
-    pub(crate) fn word<T: Clone>(&self, words: &[(&'static str, T)]) -> Option<T> {
-        let text = self.text()?;
+    pub(crate) fn read_choice<T: Clone>(&self, words: &[(&'static str, T)]) -> Option<T> {
+        let text = self.read_text()?;
         if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
             return Some(meaning.clone());
         }
         let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        let problem = format!("{} is not a supported value", self.shown());
-        match closest(text, &known) {
+        let problem = format!("{} is not a supported value", self.quoted_value());
+        match closest_word(text, &known) {
             Some(word) => self.propose_word(problem, word),
-            None => self.refuse(problem, format!("use {}", one_of(&known))),
+            None => self.reject(problem, format!("use {}", one_of(&known))),
         }
         None
     }
 
     /// Reads a regular expression that sidecars can compile.
-    pub(crate) fn regex(&self) -> Option<String> {
-        let text = self.text()?;
-        if let Err(why) = pattern::check(text) {
-            self.refuse(
-                format!("{} is not a regular expression ({why})", self.shown()),
+    pub(crate) fn read_regex(&self) -> Option<String> {
+        let text = self.read_text()?;
+        if let Err(why) = pattern::check_pattern(text) {
+            self.reject(
+                format!("{} is not a regular expression ({why})", self.quoted_value()),
                 "correct it; the syntax is RE2's, without look-around or back references",
             );
             return None;
@@ -356,16 +359,16 @@ impl<'a> Field<'a> {
     }
 
     /// Reads the elements of a list.
-    pub(crate) fn list(&self, most: usize) -> Option<Vec<Self>> {
+    pub(crate) fn read_list(&self, most: usize) -> Option<Vec<Self>> {
         let Value::List(list) = &self.node.value else {
-            self.refuse(
-                format!("is {}, not a list", self.shown()),
+            self.reject(
+                format!("is {}, not a list", self.quoted_value()),
                 "write a list, each element after `- `",
             );
             return None;
         };
         if list.len() > most {
-            self.refuse(format!("has {} elements", list.len()), format!("use at most {most}"));
+            self.reject(format!("has {} elements", list.len()), format!("use at most {most}"));
             return None;
         }
         let element = |(index, node)| Field {
@@ -377,29 +380,29 @@ impl<'a> Field<'a> {
     }
 
     /// Reads each element of a list with `read`; elements with a problem are omitted.
-    pub(crate) fn each<T>(&self, most: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
-        let elements = self.list(most).unwrap_or_default();
+    pub(crate) fn read_each<T>(&self, most: usize, read: impl Fn(&Self) -> Option<T>) -> Vec<T> {
+        let elements = self.read_list(most).unwrap_or_default();
         elements.iter().filter_map(read).collect()
     }
 
     /// Reads the entries of a map with arbitrary keys.
-    pub(crate) fn entries(&self) -> Option<Vec<(&'a str, Self)>> {
+    pub(crate) fn read_entries(&self) -> Option<Vec<(&'a str, Self)>> {
         self.entries_or("write a map of names and values")
     }
 
     /// As [`Self::entries`], with a hint for values that are not maps.
     fn entries_or(&self, remedy: &str) -> Option<Vec<(&'a str, Self)>> {
         let Value::Map(map) = &self.node.value else {
-            self.refuse(self.not_a_map(), remedy);
+            self.reject(self.not_a_map(), remedy);
             return None;
         };
         let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
         let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
         for (key, node) in map {
-            let Some(text) = self.key(key) else { continue };
-            let entry = Field { node, path: self.below(text), notes: self.notes };
+            let Some(text) = self.entry_key(key) else { continue };
+            let entry = Field { node, path: self.child_path(text), notes: self.notes };
             match seen.insert(text, key.mark.line) {
-                Some(line) => Field { node: key, ..entry }.refuse(
+                Some(line) => Field { node: key, ..entry }.reject(
                     format!("{GIVEN_TWICE}, first in line {line}"),
                     "remove one of the two",
                 ),
@@ -410,28 +413,32 @@ impl<'a> Field<'a> {
     }
 
     /// Returns the key of a map entry. A number is accepted as written.
-    fn key(&self, key: &'a Node) -> Option<&'a str> {
+    fn entry_key(&self, key: &'a Node) -> Option<&'a str> {
         match &key.value {
             Value::Text(text) | Value::Number(text) => Some(text),
             Value::Boolean(true) => Some("true"),
             Value::Boolean(false) => Some("false"),
             _ => {
                 let field = Field { node: key, ..self.clone() };
-                field.refuse(format!("{} cannot be a key", field.shown()), "use a text as key");
+                field.reject(
+                    format!("{} cannot be a key", field.quoted_value()),
+                    "use a text as key",
+                );
                 None
             }
         }
     }
 
     /// Reads a map from texts to texts, such as labels.
-    pub(crate) fn texts(&self) -> BTreeMap<String, String> {
+    pub(crate) fn read_text_map(&self) -> BTreeMap<String, String> {
         let entries = self.entries_or("write a map, such as {key: value}").unwrap_or_default();
-        let pair = |(key, field): (&str, Self)| Some((key.to_owned(), field.text()?.to_owned()));
+        let pair =
+            |(key, field): (&str, Self)| Some((key.to_owned(), field.read_text()?.to_owned()));
         entries.into_iter().filter_map(pair).collect()
     }
 
     /// Reads the fields of a map; an unknown key is a problem.
-    pub(crate) fn fields(&self, known: &[&'static str]) -> Option<Fields<'a>> {
+    pub(crate) fn read_fields(&self, known: &[&'static str]) -> Option<Fields<'a>> {
         self.fields_such_as(known, &[])
     }
 
@@ -452,7 +459,7 @@ impl<'a> Field<'a> {
 
     /// Records a problem: a scalar in place of a map with these fields.
     fn refuse_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
-        let (problem, shown) = (self.not_a_map(), self.shown());
+        let (problem, shown) = (self.not_a_map(), self.quoted_value());
         let remedy = format!("write a map; its fields are {}", all_of(known));
         let is_plain = match &self.node.value {
             Value::Text(text) => {
@@ -465,15 +472,15 @@ impl<'a> Field<'a> {
             }
         };
         if !is_plain {
-            return self.refuse(problem, remedy);
+            return self.reject(problem, remedy);
         }
         let around = known.iter().map(|key| vec![(*key, None)]);
         let candidates = examples.iter().cloned().chain(around).collect();
-        self.propose(problem, remedy, Replacement::Map { shown, candidates });
+        self.reject_with_replacement(problem, remedy, Replacement::Map { shown, candidates });
     }
 
     fn not_a_map(&self) -> String {
-        format!("is {}, not a map", self.shown())
+        format!("is {}, not a map", self.quoted_value())
     }
 
     /// Reads the fields of a map with any keys.
@@ -482,18 +489,18 @@ impl<'a> Field<'a> {
     }
 
     /// Returns a field for a document embedded in this field as text.
-    pub(crate) fn inside<'b>(&'b self, node: &'b Node) -> Field<'b> {
+    pub(crate) fn embedded_field<'b>(&'b self, node: &'b Node) -> Field<'b> {
         Field { node, path: self.path.clone(), notes: self.notes }
     }
 
-    fn below(&self, key: &str) -> String {
-        below(&self.path, key)
+    fn child_path(&self, key: &str) -> String {
+        append_key(&self.path, key)
     }
 }
 
 /// Returns the path of the entry `key` of the map at `path`.
-pub(crate) fn below(path: &str, key: &str) -> String {
-    let key = cut(key);
+pub(crate) fn append_key(path: &str, key: &str) -> String {
+    let key = truncate_text(key);
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     match (path.is_empty(), key.chars().all(plain)) {
         (true, _) => key,
@@ -504,7 +511,7 @@ pub(crate) fn below(path: &str, key: &str) -> String {
 
 impl<'a> Fields<'a> {
     /// Returns the map itself.
-    pub(crate) fn here(&self) -> &Field<'a> {
+    pub(crate) fn map_field(&self) -> &Field<'a> {
         &self.here
     }
 
@@ -512,13 +519,17 @@ impl<'a> Fields<'a> {
     pub(crate) fn refuse_unknown(&self, known: &[&str]) {
         for (key, field) in &self.entries {
             if !known.contains(key) {
-                match closest(key, known) {
+                match closest_word(key, known) {
                     Some(word) => {
                         let remedy = format!("did you mean `{word}`?");
-                        field.propose(UNKNOWN_FIELD, remedy, Replacement::Key(word.to_owned()));
+                        field.reject_with_replacement(
+                            UNKNOWN_FIELD,
+                            remedy,
+                            Replacement::Key(word.to_owned()),
+                        );
                     }
                     None => {
-                        field.refuse(UNKNOWN_FIELD, format!("remove it, or use {}", one_of(known)));
+                        field.reject(UNKNOWN_FIELD, format!("remove it, or use {}", one_of(known)));
                     }
                 }
             }
@@ -535,25 +546,25 @@ impl<'a> Fields<'a> {
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
         let found = self.find(key);
         if found.is_none() {
-            let missing = Field { path: self.here.below(key), ..self.here.clone() };
-            missing.refuse("is missing", format!("add `{key}`"));
+            let missing = Field { path: self.here.child_path(key), ..self.here.clone() };
+            missing.reject("is missing", format!("add `{key}`"));
         }
         found
     }
 
     /// Reads each element of a list with `read`; empty if the list is absent.
-    pub(crate) fn each<T>(
+    pub(crate) fn read_each<T>(
         &self,
         key: &str,
         most: usize,
         read: impl Fn(&Field<'a>) -> Option<T>,
     ) -> Vec<T> {
         let field = self.find(key);
-        field.map(|f| f.each(most, read)).unwrap_or_default()
+        field.map(|f| f.read_each(most, read)).unwrap_or_default()
     }
 
     /// Rejects a known but unsupported field if it has a value.
-    pub(crate) fn unsupported(&self, key: &str, why: &str, remedy: &str) {
+    pub(crate) fn reject_unsupported(&self, key: &str, why: &str, remedy: &str) {
         let Some(field) = self.find(key) else { return };
         let says_nothing = match field.value() {
             Value::List(list) => list.is_empty(),
@@ -565,7 +576,7 @@ impl<'a> Fields<'a> {
             Value::MergeKey | Value::Tagged(_) => false,
         };
         if !says_nothing {
-            field.refuse(why, remedy);
+            field.reject(why, remedy);
         }
     }
 }
@@ -574,7 +585,7 @@ impl<'a> Fields<'a> {
 pub const UNKNOWN_FIELD: &str = "is an unknown field";
 
 /// Parses an integer of the core schema.
-fn whole(text: &str) -> Option<i64> {
+fn parse_integer(text: &str) -> Option<i64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return i64::from_str_radix(digits, 16).ok();
     }
@@ -585,7 +596,7 @@ fn whole(text: &str) -> Option<i64> {
 }
 
 /// Truncates a text for messages.
-fn cut(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use leno_model::{Change, Object, ObjectKey};
 
-use crate::document::{Mark, Node, documents};
+use crate::document::{Mark, Node, parse_documents};
 use crate::kinds::{self, Identity};
-use crate::lint::lint;
+use crate::lint::lint_objects;
 use crate::outline::dns_record;
 use crate::rejected::{Place, Rejected, Warning};
-use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan};
+use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan_paths};
 
 /// Objects from YAML files and directories.
 ///
@@ -97,7 +97,7 @@ struct Doubt {
 }
 
 impl Doubt {
-    fn of(text: String, earlier: Option<Self>, now: Instant) -> Self {
+    fn from_reading(text: String, earlier: Option<Self>, now: Instant) -> Self {
         match earlier {
             Some(earlier) if earlier.text == text => earlier,
             Some(earlier) => Self { text, since: now, began: earlier.began },
@@ -106,7 +106,7 @@ impl Doubt {
     }
 
     /// Returns the time at which the content is accepted as it is.
-    fn ends(&self) -> Instant {
+    fn accepted_at(&self) -> Instant {
         (self.since + DOUBT_STEADY).min(self.began + DOUBT_MAX)
     }
 }
@@ -115,7 +115,7 @@ impl Doubt {
 /// rejections. The second definition of an object is rejected.
 #[must_use]
 pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<Rejected>) {
-    let reading = FileReading::of(name, text, &[]);
+    let reading = FileReading::from_text(name, text, &[]);
     let objects = reading.held.into_iter();
     (objects.map(|held| (held.object, held.mark.line)).collect(), reading.rejected)
 }
@@ -136,26 +136,26 @@ impl FileSource {
 
     /// Returns the files of a path that a source would read.
     #[must_use]
-    pub fn files(path: &Path) -> Vec<PathBuf> {
-        scan(&[path.to_owned()], Contents::Skip).files.into_keys().collect()
+    pub fn list_files(path: &Path) -> Vec<PathBuf> {
+        scan_paths(&[path.to_owned()], Contents::Skip).files.into_keys().collect()
     }
 
     /// Reads everything now and returns the changes since the last report. Every file is accepted as it is.
     pub fn reload(&mut self) -> Update {
-        let scan = scan(&self.paths, Contents::Read);
-        self.apply(scan, None)
+        let scan = scan_paths(&self.paths, Contents::Read);
+        self.apply_scan(scan, None)
     }
 
     /// As [`FileSource::reload`], but a file that is empty or truncated, and so possibly being written, keeps
     /// its objects until another reading finds it unchanged.
     pub(crate) fn reload_warily(&mut self, now: Instant) -> Update {
-        let scan = scan(&self.paths, Contents::Read);
-        self.apply(scan, Some(now))
+        let scan = scan_paths(&self.paths, Contents::Read);
+        self.apply_scan(scan, Some(now))
     }
 
     /// Returns the time of the next reading that is due regardless of events.
     pub(crate) fn again_at(&self) -> Option<Instant> {
-        self.doubts.values().map(Doubt::ends).chain(self.missing_again_at).min()
+        self.doubts.values().map(Doubt::accepted_at).chain(self.missing_again_at).min()
     }
 
     /// Returns the objects in force.
@@ -165,12 +165,12 @@ impl FileSource {
 
     /// Returns the locations of the objects in force.
     #[must_use]
-    pub fn locations(&self) -> Vec<Located> {
+    pub fn object_locations(&self) -> Vec<Located> {
         let located = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
             Some(Located {
                 key: key.clone(),
                 file: file.clone(),
-                line: self.held(file, key)?.mark.line,
+                line: self.find_held(file, key)?.mark.line,
             })
         };
         self.reported.iter().filter_map(located).collect()
@@ -178,20 +178,20 @@ impl FileSource {
 
     /// Returns the warnings about the objects in force as a whole, with locations.
     #[must_use]
-    pub fn lint(&self) -> Vec<Warning> {
+    pub fn lint_warnings(&self) -> Vec<Warning> {
         let objects: Vec<Object> = self.objects().cloned().collect();
-        let mut warnings = lint(&objects);
+        let mut warnings = lint_objects(&objects);
         warnings.extend(objects.iter().filter_map(only_in_clusters));
         let places: BTreeMap<String, Located> = self
-            .locations()
+            .object_locations()
             .into_iter()
-            .map(|located| (subject(&Place::of(&located.key, "")), located))
+            .map(|located| (object_text(&Place::for_object(&located.key, "")), located))
             .collect();
         let mut lines = FieldLines::default();
         for warning in &mut warnings {
-            let Some(located) = places.get(&subject(&warning.at)) else { continue };
+            let Some(located) = places.get(&object_text(&warning.at)) else { continue };
             let field = warning.at.field.as_deref().unwrap_or_default();
-            let line = lines.of(&located.file, located.line, field);
+            let line = lines.line_of(&located.file, located.line, field);
             warning.at.file = Some(located.file.display().to_string());
             warning.at.line = Some(line.unwrap_or(located.line));
         }
@@ -203,13 +203,13 @@ impl FileSource {
         &self.paths
     }
 
-    fn held(&self, file: &Path, key: &ObjectKey) -> Option<&Held> {
+    fn find_held(&self, file: &Path, key: &ObjectKey) -> Option<&Held> {
         let held = self.files.get(file)?;
         held.iter().find(|held| held.key == *key)
     }
 
     /// Applies a scan; `wary` is the time of the reading if incomplete files are kept back.
-    fn apply(&mut self, mut scan: Scan, wary: Option<Instant>) -> Update {
+    fn apply_scan(&mut self, mut scan: Scan, wary: Option<Instant>) -> Update {
         self.keep_replaced(&mut scan);
         for link in std::mem::take(&mut scan.dangling) {
             if self.holds_below(&link) {
@@ -223,16 +223,17 @@ impl FileSource {
             let previous = before.remove(&path).unwrap_or_default();
             let held = match content {
                 Content::Text(text) => {
-                    let reading = FileReading::of(&path.display().to_string(), &text, &previous);
+                    let reading =
+                        FileReading::from_text(&path.display().to_string(), &text, &previous);
                     rejected.extend(reading.rejected);
                     let mut held = reading.held;
-                    let lost = lost(&previous, &held);
+                    let lost = lost_objects(&previous, &held);
                     if let Some(now) = wary
                         && !lost.is_empty()
                         && looks_unfinished(&text)
                     {
-                        let doubt = Doubt::of(text, doubts.remove(&path), now);
-                        if now < doubt.ends() {
+                        let doubt = Doubt::from_reading(text, doubts.remove(&path), now);
+                        if now < doubt.accepted_at() {
                             held.extend(lost);
                             self.doubts.insert(path.clone(), doubt);
                         }
@@ -256,12 +257,12 @@ impl FileSource {
         let kept = before.into_iter().filter(|(path, _)| unknown(path));
         self.files.extend(kept);
         self.missing_again_at = wary.filter(|_| scan.missing).map(|now| now + MISSING_EVERY);
-        let (current, mut warnings) = self.elect(&mut rejected);
+        let (current, mut warnings) = self.resolve_duplicates(&mut rejected);
         warnings.extend(odd_names);
-        let changes = differences(&self.reported, &current);
+        let changes = compare_objects(&self.reported, &current);
         self.reported = current;
         rejected.sort();
-        let (objects, locations) = (self.reported.len(), self.locations());
+        let (objects, locations) = (self.reported.len(), self.object_locations());
         Update { changes, rejected, warnings, objects, locations, noticed: None }
     }
 
@@ -281,7 +282,7 @@ impl FileSource {
             if self.holds_below(&path) {
                 scan.missing = true;
                 let problem = "is empty, and is not the directory that was read before";
-                scan.rejected.push(scan::rejected(&path, problem, REMEDY_REPLACED));
+                scan.rejected.push(scan::path_rejection(&path, problem, REMEDY_REPLACED));
                 scan.unknown.push(path);
             }
         }
@@ -296,7 +297,7 @@ impl FileSource {
     }
 
     /// Selects one definition of each object and rejects the others.
-    fn elect(
+    fn resolve_duplicates(
         &self,
         rejected: &mut Vec<Rejected>,
     ) -> (BTreeMap<ObjectKey, (Object, PathBuf)>, Vec<Warning>) {
@@ -322,7 +323,7 @@ impl FileSource {
         for (path, held) in refused {
             if let Some((file, first)) = chosen.get(&held.key) {
                 let first = format!("{}:{}", file.display(), first.mark.line);
-                rejected.push(duplicate(&path.display().to_string(), held, &first));
+                rejected.push(duplicate_rejection(&path.display().to_string(), held, &first));
             }
         }
         let warnings = chosen.values().flat_map(|(_, held)| &held.warnings);
@@ -337,9 +338,9 @@ impl FileSource {
 }
 
 /// Returns the documents currently in a file; none if it cannot be read.
-fn written(file: &Path) -> Vec<Node> {
+fn read_documents(file: &Path) -> Vec<Node> {
     match scan::read(file, &mut FILE_BYTES_MAX.clone()) {
-        Content::Text(text) => documents(&text).unwrap_or_default(),
+        Content::Text(text) => parse_documents(&text).unwrap_or_default(),
         Content::Unreadable(_) | Content::Absent => Vec::new(),
     }
 }
@@ -351,8 +352,8 @@ struct FileReading {
 }
 
 impl FileReading {
-    fn of(file: &str, text: &str, previous: &[Held]) -> Self {
-        let nodes = match documents(text) {
+    fn from_text(file: &str, text: &str, previous: &[Held]) -> Self {
+        let nodes = match parse_documents(text) {
             Ok(nodes) => nodes,
             Err(error) => {
                 let at = Place {
@@ -375,12 +376,12 @@ impl FileReading {
             match document.outcome {
                 Ok(good) => {
                     let held = Held {
-                        key: good.object.key(),
+                        key: good.object.object_key(),
                         object: good.object,
                         mark: document.mark,
                         warnings: good.warnings,
                     };
-                    reading.add(file, held, &mut lines);
+                    reading.add_held(file, held, &mut lines);
                 }
                 Err(rejected) => {
                     reading.rejected.extend(rejected);
@@ -388,15 +389,15 @@ impl FileReading {
                 }
             }
         }
-        reading.keep(previous, &bad);
+        reading.retain_previous(previous, &bad);
         reading
     }
 
-    fn add(&mut self, file: &str, held: Held, lines: &mut BTreeMap<ObjectKey, u32>) {
+    fn add_held(&mut self, file: &str, held: Held, lines: &mut BTreeMap<ObjectKey, u32>) {
         match lines.get(&held.key) {
             Some(line) => {
                 let first = format!("{file}:{line}");
-                self.rejected.push(duplicate(file, &held, &first));
+                self.rejected.push(duplicate_rejection(file, &held, &first));
             }
             None => {
                 lines.insert(held.key.clone(), held.mark.line);
@@ -406,7 +407,7 @@ impl FileReading {
     }
 
     /// Keeps the last good version of the objects that rejected documents may define.
-    fn keep(&mut self, previous: &[Held], bad: &[Identity]) {
+    fn retain_previous(&mut self, previous: &[Held], bad: &[Identity]) {
         if bad.is_empty() {
             return;
         }
@@ -419,7 +420,7 @@ impl FileReading {
 }
 
 /// Returns the objects that were held before and no longer are.
-fn lost(previous: &[Held], held: &[Held]) -> Vec<Held> {
+fn lost_objects(previous: &[Held], held: &[Held]) -> Vec<Held> {
     let keys: BTreeSet<&ObjectKey> = held.iter().map(|held| &held.key).collect();
     previous.iter().filter(|held| !keys.contains(&held.key)).cloned().collect()
 }
@@ -429,8 +430,8 @@ fn looks_unfinished(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
 
-fn duplicate(file: &str, held: &Held, first: &str) -> Rejected {
-    let mut at = Place::of(&held.key, "metadata.name");
+fn duplicate_rejection(file: &str, held: &Held, first: &str) -> Rejected {
+    let mut at = Place::for_object(&held.key, "metadata.name");
     at.file = Some(file.to_owned());
     at.line = Some(held.mark.line);
     at.column = Some(held.mark.column);
@@ -444,7 +445,7 @@ fn duplicate(file: &str, held: &Held, first: &str) -> Rejected {
     Rejected { at, problem, remedy: remedy.to_owned() }
 }
 
-fn differences(
+fn compare_objects(
     before: &BTreeMap<ObjectKey, (Object, PathBuf)>,
     now: &BTreeMap<ObjectKey, (Object, PathBuf)>,
 ) -> Vec<Change> {
@@ -464,26 +465,28 @@ pub struct FieldLines(BTreeMap<PathBuf, Vec<Node>>);
 impl FieldLines {
     /// Returns the line of a field in the document that begins at this line of a file; for an absent field, the
     /// line of its parent. Reads the file.
-    pub fn of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
-        let documents = self.0.entry(file.to_owned()).or_insert_with(|| written(file));
+    pub fn line_of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
+        let documents = self.0.entry(file.to_owned()).or_insert_with(|| read_documents(file));
         let document = documents.iter().find(|found| found.mark.line == document)?;
         Some(dns_record(document, field).line)
     }
 }
 
 /// Adds file and line to warnings without them: those of the document that defines the object.
-pub fn locate(warnings: &mut [Warning], locations: &[Located]) {
-    let places: BTreeMap<String, &Located> =
-        locations.iter().map(|located| (subject(&Place::of(&located.key, "")), located)).collect();
+pub fn locate_warnings(warnings: &mut [Warning], locations: &[Located]) {
+    let places: BTreeMap<String, &Located> = locations
+        .iter()
+        .map(|located| (object_text(&Place::for_object(&located.key, "")), located))
+        .collect();
     for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
-        let Some(located) = places.get(&subject(&warning.at)) else { continue };
+        let Some(located) = places.get(&object_text(&warning.at)) else { continue };
         warning.at.file = Some(located.file.display().to_string());
         warning.at.line = Some(located.line);
     }
 }
 
 /// Returns the object of a location as text.
-fn subject(place: &Place) -> String {
+fn object_text(place: &Place) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{} {}/{}", part(&place.kind), part(&place.namespace), part(&place.name))
 }
@@ -500,7 +503,7 @@ const REMEDY_REPLACED: &str = "mount or fill it; until then its last content sta
 /// Warns about objects that have no effect in a mesh configured by files.
 fn only_in_clusters(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
-        at: Place::of(&object.key(), "spec.secret"),
+        at: Place::for_object(&object.object_key(), "spec.secret"),
         problem:
             "is written only by control planes in Kubernetes, not in a mesh configured by files"
                 .to_owned(),
@@ -515,7 +518,7 @@ mod tests {
 
     use super::*;
 
-    fn service(name: &str) -> String {
+    fn service_document(name: &str) -> String {
         format!(
             "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
              spec: {{ports: [{{port: 1}}]}}\n"
@@ -523,10 +526,10 @@ mod tests {
     }
 
     /// Checks the number of objects in force after each reading, given as (time in ms, text, objects).
-    fn check(readings: &[(u64, Option<&str>, usize)]) {
+    fn check_readings(readings: &[(u64, Option<&str>, usize)]) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
-        fs::write(&file, service("a") + &service("b")).unwrap();
+        fs::write(&file, service_document("a") + &service_document("b")).unwrap();
         let mut source = FileSource::new(vec![dir.path().to_owned()]);
         let start = Instant::now();
         assert_eq!(source.reload_warily(start).objects, 2);
@@ -545,25 +548,25 @@ mod tests {
 
     #[test]
     fn what_a_rewritten_file_has_not_got_yet_stays_in_force() {
-        let (a, both) = (service("a"), service("a") + &service("b"));
+        let (a, both) = (service_document("a"), service_document("a") + &service_document("b"));
         let cut = format!("{a}---\n# b comes");
-        check(&[(100, Some(""), 2), (200, Some(&both), 2)]);
-        check(&[(100, Some(" \n"), 2), (300, Some(&cut), 2), (400, Some(&both), 2)]);
-        check(&[(100, Some(""), 2), (349, Some(""), 2), (350, Some(""), 0)]);
-        check(&[(100, Some(&cut), 2), (350, Some(&cut), 1)]);
+        check_readings(&[(100, Some(""), 2), (200, Some(&both), 2)]);
+        check_readings(&[(100, Some(" \n"), 2), (300, Some(&cut), 2), (400, Some(&both), 2)]);
+        check_readings(&[(100, Some(""), 2), (349, Some(""), 2), (350, Some(""), 0)]);
+        check_readings(&[(100, Some(&cut), 2), (350, Some(&cut), 1)]);
     }
 
     #[test]
     fn what_was_taken_out_of_a_whole_file_goes_at_once() {
-        check(&[(100, Some(&service("a")), 1)]);
-        check(&[(100, Some("# nothing left\n"), 0)]);
-        check(&[(100, None, 0)]);
-        check(&[(100, Some(""), 2), (110, None, 0)]);
+        check_readings(&[(100, Some(&service_document("a")), 1)]);
+        check_readings(&[(100, Some("# nothing left\n"), 0)]);
+        check_readings(&[(100, None, 0)]);
+        check_readings(&[(100, Some(""), 2), (110, None, 0)]);
     }
 
     #[test]
     fn a_file_that_is_written_all_the_time_is_taken_at_its_word_in_the_end() {
-        check(&[
+        check_readings(&[
             (0, Some("#"), 2),
             (200, Some("#1"), 2),
             (400, Some("#2"), 2),
@@ -580,7 +583,7 @@ mod tests {
         };
         let good = config("MeshConfig", "{trafficMode: strict}");
         for (text, expected) in [
-            (service("a"), false),
+            (service_document("a"), false),
             (good.clone(), false),
             (config("MeshConfig", "{trafficMode: Strict}"), true),
             (config("meshconfg", "{trafficMode: strict}"), true),

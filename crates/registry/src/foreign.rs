@@ -1,13 +1,13 @@
 //! Unsupported kinds of Kubernetes and other meshes, with the kind or command to use instead.
 
 /// Returns the hint for a document of a known but unsupported kind.
-pub(crate) fn replacement(kind: &str) -> Option<&'static str> {
+pub(crate) fn replacement_hint(kind: &str) -> Option<&'static str> {
     let (_, remedy) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
     Some(remedy)
 }
 
 /// Returns our kind for another system's term.
-pub(crate) fn synonym(kind: &str) -> Option<&'static str> {
+pub(crate) fn our_kind(kind: &str) -> Option<&'static str> {
     let is_meant = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
     let (_, known) = SYNONYMS.iter().find(|(words, _)| is_meant(words))?;
     Some(known)
@@ -83,11 +83,11 @@ mod tests {
         for (words, known) in SYNONYMS {
             assert!(read.contains(known), "{known}");
             for word in *words {
-                assert!(!read.contains(word) && replacement(word).is_none(), "{word}");
-                assert_eq!(synonym(word), Some(*known));
+                assert!(!read.contains(word) && replacement_hint(word).is_none(), "{word}");
+                assert_eq!(our_kind(word), Some(*known));
             }
         }
-        assert_eq!(synonym("outlierdetection"), Some("OutlierRemoval"));
+        assert_eq!(our_kind("outlierdetection"), Some("OutlierRemoval"));
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
         for (kinds, remedy) in FOREIGN_KINDS {
             for kind in *kinds {
                 assert!(!read.contains(kind), "{kind} is read");
-                assert_eq!(replacement(kind), Some(*remedy));
+                assert_eq!(replacement_hint(kind), Some(*remedy));
             }
             let named = remedy.split('`').skip(1).step_by(2);
             let named =

@@ -27,14 +27,14 @@ pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 
 /// Applies each literal hint of a document's problems once: if the replacement is rejected as well, the problem
 /// of the replacement is reported instead. `read` returns the problems of a document.
-pub(crate) fn followed(
+pub(crate) fn apply_hints(
     node: &Node,
     problems: Vec<Note>,
     read: impl Fn(&Node) -> Vec<Note>,
 ) -> Vec<Note> {
     let mut maps_left = MAPS_TRIED_MAX;
     let mut shown: Vec<Note> = Vec::new();
-    let explained = explained(node, &problems, &read);
+    let explained = caused_by_misspelling(node, &problems, &read);
     for (index, note) in problems.into_iter().enumerate() {
         if explained.contains(&index) {
             continue;
@@ -55,7 +55,7 @@ pub(crate) fn followed(
 
 /// Selects the problems caused only by a misspelled key: the missing key, and the enclosing map if it has no
 /// other.
-fn explained(
+fn caused_by_misspelling(
     node: &Node,
     problems: &[Note],
     read: &impl Fn(&Node) -> Vec<Note>,
@@ -73,7 +73,7 @@ fn explained(
         let around = problems.iter().enumerate().filter(|(_, other)| is_around(other));
         let around: Vec<(usize, &Note)> = around.collect();
         let mut changed = node.clone();
-        if around.is_empty() || !replace(&mut changed, &note.field, replacement) {
+        if around.is_empty() || !apply_replacement(&mut changed, &note.field, replacement) {
             continue;
         }
         let left = read(&changed);
@@ -99,7 +99,7 @@ fn followed_note(
     }
     let path = path_after(&note.field, &replacement);
     let mut changed = node.clone();
-    if !replace(&mut changed, &note.field, &replacement) {
+    if !apply_replacement(&mut changed, &note.field, &replacement) {
         return vec![note];
     }
     let is_below = |other: &Note| {
@@ -161,7 +161,7 @@ fn with_map(
         let replacement =
             Replacement::Map { shown: String::new(), candidates: vec![entries.clone()] };
         let mut changed = node.clone();
-        if *maps_left == 0 || !replace(&mut changed, &note.field, &replacement) {
+        if *maps_left == 0 || !apply_replacement(&mut changed, &note.field, &replacement) {
             return false;
         }
         *maps_left -= 1;
@@ -185,20 +185,20 @@ fn with_map(
 /// Returns the path of a value after a hint is applied.
 fn path_after(path: &str, replacement: &Replacement) -> String {
     let Replacement::Key(key) = replacement else { return path.to_owned() };
-    match parent(path) {
+    match parent_path(path) {
         "" => key.clone(),
         parent => format!("{parent}.{key}"),
     }
 }
 
 /// Returns the path of the enclosing map.
-fn parent(path: &str) -> &str {
+fn parent_path(path: &str) -> &str {
     let quoted = path.strip_suffix("\"]").and_then(|path| path.rfind("[\""));
     path.get(..quoted.or_else(|| path.rfind('.')).unwrap_or(0)).unwrap_or_default()
 }
 
 /// Applies a hint to a document; false if the path does not exist.
-pub(crate) fn replace(node: &mut Node, path: &str, replacement: &Replacement) -> bool {
+pub(crate) fn apply_replacement(node: &mut Node, path: &str, replacement: &Replacement) -> bool {
     replace_below(node, "", (path, replacement))
 }
 
@@ -214,7 +214,7 @@ fn replace_below(node: &mut Node, here: &str, wanted: (&str, &Replacement)) -> b
         }),
         Value::Map(map) => map.iter_mut().any(|(key, node)| {
             let Value::Text(word) = &mut key.value else { return false };
-            let here = crate::field::below(here, word);
+            let here = crate::field::append_key(here, word);
             if let Replacement::Key(other) = replacement
                 && here == path
             {

@@ -13,7 +13,7 @@ use crate::rejected::{Rejected, Warning};
 /// # Errors
 /// All problems of the object; at least one rejection.
 pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>> {
-    let good = kinds::read(None, &node(object)).outcome?;
+    let good = kinds::read(None, &to_node(object)).outcome?;
     Ok((good.object, good.warnings))
 }
 
@@ -23,25 +23,27 @@ pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>>
 /// # Errors
 /// All problems of the object; at least one rejection.
 pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<Rejected>> {
-    kinds::read_gateway_route(&node(object))
+    kinds::read_gateway_route(&to_node(object))
 }
 
 /// The parser of the value has bounded its depth.
-fn node(json: &Json) -> Node {
+fn to_node(json: &Json) -> Node {
     let value = match json {
         Json::Null => Value::Null,
         Json::Bool(value) => Value::Boolean(*value),
         Json::Number(number) => Value::Number(number.to_string()),
         Json::String(text) => Value::Text(text.clone()),
-        Json::Array(list) => Value::List(list.iter().map(node).collect()),
+        Json::Array(list) => Value::List(list.iter().map(to_node).collect()),
         Json::Object(map) => Value::Map(
-            map.iter().map(|(key, value)| (leaf(Value::Text(key.clone())), node(value))).collect(),
+            map.iter()
+                .map(|(key, value)| (unpositioned_node(Value::Text(key.clone())), to_node(value)))
+                .collect(),
         ),
     };
-    leaf(value)
+    unpositioned_node(value)
 }
 
-fn leaf(value: Value) -> Node {
+fn unpositioned_node(value: Value) -> Node {
     Node { mark: Mark::default(), value }
 }
 
@@ -54,7 +56,7 @@ mod tests {
     use crate::kinds::gateway_route::GatewayRules;
     use crate::kinds::served_kinds;
 
-    fn route(weight: Json) -> Json {
+    fn route_with_weight(weight: Json) -> Json {
         json!({
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "HTTPRoute",
@@ -77,7 +79,7 @@ mod tests {
 
     #[test]
     fn reads_what_a_file_would_say() {
-        let (object, warnings) = read_json(&route(json!(3))).unwrap();
+        let (object, warnings) = read_json(&route_with_weight(json!(3))).unwrap();
         let Object::HttpRoute(HttpRoute { name, rules, .. }) = object else { panic!() };
         assert_eq!(name.to_string(), "bookinfo/reviews");
         assert_eq!(rules[0].backends[0].weight, 3);
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_object_and_no_file() {
-        let refused = read_json(&route(json!("3"))).unwrap_err();
+        let refused = read_json(&route_with_weight(json!("3"))).unwrap_err();
         let lines: Vec<String> = refused.iter().map(ToString::to_string).collect();
         assert_eq!(
             lines,

@@ -52,20 +52,20 @@ use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 use self::gateway_route::GatewayRoute;
 use crate::document::{LIST_FIELDS, Mark, Node, Value};
 use crate::field::{Field, Fields, Note, Notes};
-use crate::foreign::{replacement, synonym};
+use crate::foreign::{our_kind, replacement_hint};
 use crate::hint;
 use crate::rejected::{Place, Rejected, Warning};
-use crate::suggest::{closest, one_of};
+use crate::suggest::{closest_word, one_of};
 
 /// Reads one document, from a file or an API server.
 pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
-    let notes = Notes::of(file);
+    let notes = Notes::for_file(file);
     let object = read_object(&Field::root(node, &notes), &notes);
-    let refused = notes.refused();
+    let refused = notes.is_rejected();
     let (problems, warnings) = notes.into_parts();
-    let problems = hint::followed(node, problems, |node| self::problems(file, node));
-    let identity = Identity::peek(node);
-    let place = |note: &Note| identity.place(file, note);
+    let problems = hint::apply_hints(node, problems, |node| find_problems(file, node));
+    let identity = Identity::from_node(node);
+    let place = |note: &Note| identity.diagnostic_place(file, note);
     let outcome = match object {
         Some(object) if !refused => Ok(Good {
             object,
@@ -87,8 +87,8 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
 }
 
 /// Returns the problems of one document.
-pub(crate) fn problems(file: Option<&str>, node: &Node) -> Vec<Note> {
-    let notes = Notes::of(file);
+pub(crate) fn find_problems(file: Option<&str>, node: &Node) -> Vec<Note> {
+    let notes = Notes::for_file(file);
     drop(read_object(&Field::root(node, &notes), &notes));
     notes.into_parts().0
 }
@@ -97,10 +97,10 @@ pub(crate) fn problems(file: Option<&str>, node: &Node) -> Vec<Note> {
 pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
     let (route, problems) = gateway_route_and_problems(node);
     let refused = !problems.is_empty();
-    let problems = hint::followed(node, problems, |node| gateway_route_and_problems(node).1);
-    let identity = Identity::peek(node);
+    let problems = hint::apply_hints(node, problems, |node| gateway_route_and_problems(node).1);
+    let identity = Identity::from_node(node);
     let rejected = |note: Note| Rejected {
-        at: identity.place(None, &note),
+        at: identity.diagnostic_place(None, &note),
         problem: note.problem,
         remedy: note.remedy,
     };
@@ -111,7 +111,7 @@ pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Reject
 }
 
 fn gateway_route_and_problems(node: &Node) -> (Option<GatewayRoute>, Vec<Note>) {
-    let notes = Notes::of(None);
+    let notes = Notes::for_file(None);
     let root = Field::root(node, &notes);
     let route = root.any_fields().and_then(|fields| {
         let kind = read_kind(&fields)?;
@@ -143,31 +143,33 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    fn peek(node: &Node) -> Self {
+    fn from_node(node: &Node) -> Self {
         let text = |node: Option<&Node>| match node.map(|n| &n.value) {
             Some(Value::Text(text)) => Some(text.chars().take(IDENTITY_CHARACTERS_MAX).collect()),
             _ => None,
         };
-        let kind: Option<String> = text(entry(node, "kind"));
-        let metadata = entry(node, "metadata");
-        let written = metadata.and_then(|m| entry(m, "namespace"));
+        let kind: Option<String> = text(find_entry(node, "kind"));
+        let metadata = find_entry(node, "metadata");
+        let written = metadata.and_then(|m| find_entry(m, "namespace"));
         let namespace = match written {
-            None if kind.as_deref() == Some(Kind::MeshConfig.word()) => None,
+            None if kind.as_deref() == Some(Kind::MeshConfig.kind_name()) => None,
             None => Some(NAMESPACE_DEFAULT.to_owned()),
             Some(_) => text(written),
         };
-        Self { namespace, name: text(metadata.and_then(|m| entry(m, "name"))), kind }
+        Self { namespace, name: text(metadata.and_then(|m| find_entry(m, "name"))), kind }
     }
 
     /// True if a rejected document may define this object, so that the object's last good version stays.
     pub(crate) fn may_be(&self, key: &ObjectKey) -> bool {
-        let place = Place::of(key, "");
+        let place = Place::for_object(key, "");
         let actual = place.kind.as_deref().unwrap_or_default();
         let kind_fits = match self.kind.as_deref() {
             // The list may contain the object.
             None => return true,
             Some(written) if written.ends_with(LIST) => return true,
-            Some(written) => Kind::meant(written).is_some_and(|kind| kind.word() == actual),
+            Some(written) => {
+                Kind::closest_to(written).is_some_and(|kind| kind.kind_name() == actual)
+            }
         };
         let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
             (Some(written), Some(actual)) => written == actual,
@@ -179,18 +181,18 @@ impl Identity {
     }
 
     /// Returns the location of a diagnostic.
-    fn place(&self, file: Option<&str>, note: &Note) -> Place {
+    fn diagnostic_place(&self, file: Option<&str>, note: &Note) -> Place {
         Place {
             file: file.map(str::to_owned),
             line: file.map(|_| note.mark.line),
             column: file.map(|_| note.mark.column),
             field: (!note.field.is_empty()).then(|| note.field.clone()),
-            ..self.document()
+            ..self.document_place()
         }
     }
 
     /// Returns the location of the document without file and line.
-    pub(crate) fn document(&self) -> Place {
+    pub(crate) fn document_place(&self) -> Place {
         Place {
             kind: self.kind.clone(),
             namespace: self.kind.as_ref().and(self.namespace.clone()),
@@ -217,7 +219,7 @@ pub struct ServedKind {
 pub fn served_kinds() -> Vec<ServedKind> {
     let read = Kind::ALL.iter().filter(|kind| !matches!(kind, Kind::Workload | Kind::Service));
     let groups = |kind: &Kind| {
-        let (word, versions) = (kind.word(), kind.api_versions());
+        let (word, versions) = (kind.kind_name(), kind.api_versions());
         let group = |version: &'static str| version.split_once('/').map_or("", |(group, _)| group);
         versions
             .chunk_by(move |one, two| group(one) == group(two))
@@ -232,8 +234,8 @@ pub fn served_kinds() -> Vec<ServedKind> {
 /// True for the kind `MeshConfig`, including misspelled, and for a list that may contain one; false for a known
 /// kind of another mesh.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
-    let means = || Kind::meant(word) == Some(Kind::MeshConfig);
-    word == LIST || (replacement(word).is_none() && means())
+    let means = || Kind::closest_to(word) == Some(Kind::MeshConfig);
+    word == LIST || (replacement_hint(word).is_none() && means())
 }
 
 /// A supported kind of document.
@@ -299,7 +301,7 @@ impl Kind {
         Self::AccessCert,
     ];
 
-    const fn word(self) -> &'static str {
+    const fn kind_name(self) -> &'static str {
         match self {
             Self::Workload => "Workload",
             Self::MeshConfig => "MeshConfig",
@@ -363,9 +365,9 @@ impl Kind {
         }
     }
 
-    fn words() -> Vec<&'static str> {
+    fn kind_names() -> Vec<&'static str> {
         let mut words: Vec<&str> = Vec::new();
-        for word in Self::ALL.iter().map(|kind| kind.word()) {
+        for word in Self::ALL.iter().map(|kind| kind.kind_name()) {
             if !words.contains(&word) {
                 words.push(word);
             }
@@ -374,21 +376,21 @@ impl Kind {
     }
 
     /// Returns the kinds with this name; each has its own versions.
-    fn called(word: &str) -> impl Iterator<Item = Self> {
-        Self::ALL.iter().copied().filter(move |kind| kind.word() == word)
+    fn kinds_named(word: &str) -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(move |kind| kind.kind_name() == word)
     }
 
-    fn find(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.word() == word)
+    fn from_name(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.kind_name() == word)
     }
 
     /// Returns the kind, or the closest one if misspelled.
-    fn meant(word: &str) -> Option<Self> {
+    fn closest_to(word: &str) -> Option<Self> {
         if OTHER_ROUTES.contains(&word) {
             return None;
         }
-        let found = Self::find(word).or_else(|| Self::find(synonym(word)?));
-        let found = found.or_else(|| Self::find(closest(word, &Self::words())?));
+        let found = Self::from_name(word).or_else(|| Self::from_name(our_kind(word)?));
+        let found = found.or_else(|| Self::from_name(closest_word(word, &Self::kind_names())?));
         // A lenient guess, because the mesh's authorization depends on it.
         let mesh = word.to_lowercase().starts_with("mesh");
         found.or_else(|| mesh.then_some(Self::MeshConfig))
@@ -404,8 +406,8 @@ struct Head {
 
 fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
     let Value::Map(_) = root.value() else {
-        root.refuse(
-            format!("is {}, not a document", root.shown()),
+        root.reject(
+            format!("is {}, not a document", root.quoted_value()),
             "write `apiVersion`, `kind`, `metadata` and `spec`",
         );
         return None;
@@ -431,7 +433,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
         Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
         Kind::ServicePolicy(kind) => {
-            let version = fields.find("apiVersion").and_then(Field::text).unwrap_or_default();
+            let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
             service_policy::read((kind, version), head, spec).map(Object::ServicePolicy)
         }
         Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
@@ -441,7 +443,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
         Kind::GatewayTcpRoute => gateway_tcp_route::read(head, spec).map(Object::GatewayTcpRoute),
         Kind::TrafficSplit => {
-            let version = fields.find("apiVersion").and_then(Field::text).unwrap_or_default();
+            let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
             traffic_split::read(head, spec, version).map(Object::TrafficSplit)
         }
         Kind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
@@ -449,7 +451,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::Retry => retry::read(head, spec).map(Object::Retry),
         Kind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
     };
-    debug_assert!(object.is_some() || notes.refused(), "rejections have a diagnostic");
+    debug_assert!(object.is_some() || notes.is_rejected(), "rejections have a diagnostic");
     object
 }
 
@@ -462,9 +464,9 @@ fn is_list(fields: &Fields<'_>) -> bool {
 fn refuse_list(fields: &Fields<'_>) {
     fields.refuse_unknown(LIST_FIELDS);
     if let Some(version) = fields.require("apiVersion") {
-        version.word(&[("v1", ())]);
+        version.read_choice(&[("v1", ())]);
     }
-    let items = fields.require("items").and_then(|items| items.list(usize::MAX));
+    let items = fields.require("items").and_then(|items| items.read_list(usize::MAX));
     for item in items.into_iter().flatten() {
         item.any_fields();
     }
@@ -475,26 +477,27 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");
     let (kind_field, version_field) = (kind_field?, version_field?);
-    let word = kind_field.text()?;
-    let version = version_field.text()?;
-    let Some(kind) = Kind::find(word) else {
-        let problem = format!("{} is not a supported kind", kind_field.shown());
-        match (replacement(word), Kind::meant(word)) {
-            (Some(remedy), _) => kind_field.refuse(problem, remedy),
-            (None, Some(meant)) => kind_field.propose_word(problem, meant.word()),
+    let word = kind_field.read_text()?;
+    let version = version_field.read_text()?;
+    let Some(kind) = Kind::from_name(word) else {
+        let problem = format!("{} is not a supported kind", kind_field.quoted_value());
+        match (replacement_hint(word), Kind::closest_to(word)) {
+            (Some(remedy), _) => kind_field.reject(problem, remedy),
+            (None, Some(meant)) => kind_field.propose_word(problem, meant.kind_name()),
             (None, None) => {
-                let remedy = format!("remove the document, or use {}", one_of(&Kind::words()));
-                kind_field.refuse(problem, remedy);
+                let remedy = format!("remove the document, or use {}", one_of(&Kind::kind_names()));
+                kind_field.reject(problem, remedy);
             }
         }
         return None;
     };
-    let found = Kind::called(kind.word()).find(|kind| kind.api_versions().contains(&version));
+    let found =
+        Kind::kinds_named(kind.kind_name()).find(|kind| kind.api_versions().contains(&version));
     if found.is_none() {
         let read: Vec<&str> =
-            Kind::called(kind.word()).flat_map(Kind::api_versions).copied().collect();
-        version_field.refuse(
-            format!("{} is not a supported version of {word}", version_field.shown()),
+            Kind::kinds_named(kind.kind_name()).flat_map(Kind::api_versions).copied().collect();
+        version_field.reject(
+            format!("{} is not a supported version of {word}", version_field.quoted_value()),
             format!("use {}", one_of(&read)),
         );
     }
@@ -502,18 +505,18 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
 }
 
 fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {
-    let fields = metadata.fields(METADATA_FIELDS)?;
+    let fields = metadata.read_fields(METADATA_FIELDS)?;
     let name = fields.require("name").and_then(|field| match kind {
-        Kind::Service => field.label(),
-        _ => field.name(),
+        Kind::Service => field.read_label(),
+        _ => field.read_name(),
     });
-    let labels = fields.find("labels").map(Field::texts).unwrap_or_default();
+    let labels = fields.find("labels").map(Field::read_text_map).unwrap_or_default();
     let namespace = match fields.find("namespace") {
         Some(field) if kind == Kind::MeshConfig => {
-            field.refuse("a MeshConfig has no namespace", "remove `namespace`");
+            field.reject("a MeshConfig has no namespace", "remove `namespace`");
             None
         }
-        Some(field) => field.label(),
+        Some(field) => field.read_label(),
         None => Name::new(NAMESPACE_DEFAULT).ok(),
     };
     Some(Head { namespace: namespace?, name: name?, labels })
@@ -523,16 +526,16 @@ fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {
 /// API.
 fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
     if let Some(group) = fields.find("group")
-        && let Some(text) = group.text()
+        && let Some(text) = group.read_text()
         && !matches!(text, "" | "core")
     {
-        group.refuse(format!("{} is not the group of Service", group.shown()), "use \"\"");
+        group.reject(format!("{} is not the group of Service", group.quoted_value()), "use \"\"");
     }
     match fields.find("kind") {
         Some(kind) => {
-            kind.word(&[("Service", ())]);
+            kind.read_choice(&[("Service", ())]);
         }
-        None if group_required => fields.here().refuse(
+        None if group_required => fields.map_field().reject(
             "has no `kind`, which defaults to Gateway; routes are attached to services here",
             "add `group: \"\"` and `kind: Service`",
         ),
@@ -540,7 +543,7 @@ fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
     }
 }
 
-fn entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
+fn find_entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
     let Value::Map(map) = &node.value else {
         return None;
     };

@@ -21,9 +21,9 @@ use leno_model::{
     WeightedBackend, Workload, leads_back,
 };
 
-use self::suggestion::{known, suggestion};
+use self::suggestion::{known, suggest_name};
 use crate::rejected::{Place, Warning};
-use crate::suggest::{closest, one_of};
+use crate::suggest::{closest_word, one_of};
 
 mod gateway_tcp_route;
 mod service_policy;
@@ -32,11 +32,11 @@ mod traffic_split;
 /// Returns warnings about these objects as a whole. They are not rejections: the missing object may come from
 /// another source, or later.
 #[must_use]
-pub fn lint(objects: &[Object]) -> Vec<Warning> {
-    let world = World::of(objects);
+pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
+    let world = World::from_objects(objects);
     let mut warnings = Vec::new();
     for object in objects {
-        let mut notes = Lint { key: object.key(), warnings: &mut warnings };
+        let mut notes = Lint { key: object.object_key(), warnings: &mut warnings };
         match object {
             Object::Workload(workload) => world.lint_workload(workload, &mut notes),
             Object::Service(service) => world.lint_service(service, &mut notes),
@@ -135,9 +135,9 @@ struct Reference<'a> {
 }
 
 impl Lint<'_> {
-    fn warn(&mut self, field: String, problem: String, remedy: impl Into<String>) {
+    fn add_warning(&mut self, field: String, problem: String, remedy: impl Into<String>) {
         self.warnings.push(Warning {
-            at: Place::of(&self.key, field),
+            at: Place::for_object(&self.key, field),
             problem,
             remedy: remedy.into(),
         });
@@ -145,7 +145,7 @@ impl Lint<'_> {
 }
 
 impl<'a> World<'a> {
-    fn of(objects: &'a [Object]) -> Self {
+    fn from_objects(objects: &'a [Object]) -> Self {
         let mut world = Self::default();
         for object in objects {
             if let Object::HttpRoute(HttpRoute { name, parents, .. })
@@ -159,7 +159,7 @@ impl<'a> World<'a> {
                 ..
             }) = object
             {
-                world.attached.push((object.key(), &name.namespace, parents));
+                world.attached.push((object.object_key(), &name.namespace, parents));
             }
             match object {
                 Object::Workload(workload) => {
@@ -189,7 +189,7 @@ impl<'a> World<'a> {
                     }
                 }
                 Object::HttpRoute(route) => {
-                    world.matches.add(route);
+                    world.matches.add_route(route);
                     world.routes.push(route);
                 }
                 Object::TlsRoute(route) => world.tls_routes.push(route),
@@ -202,7 +202,7 @@ impl<'a> World<'a> {
                 Object::GrpcRoute(route) => {
                     world.grpc_routes.push(route);
                     world.routes.push(route);
-                    world.matches.add(route);
+                    world.matches.add_route(route);
                 }
                 Object::ReferenceGrant(grant) => world.grants.push(grant),
                 Object::AccessPolicy(policy) => world.access_policies.push(policy),
@@ -228,15 +228,19 @@ impl<'a> World<'a> {
     }
 
     fn lint_service(&self, service: &Service, lint: &mut Lint<'_>) {
-        let selected: Vec<&Workload> =
-            self.workloads.iter().copied().filter(|workload| selects(service, workload)).collect();
+        let selected: Vec<&Workload> = self
+            .workloads
+            .iter()
+            .copied()
+            .filter(|workload| is_selected(service, workload))
+            .collect();
         if selected.is_empty() {
             let problem = match service.selector.is_empty() {
                 true => "is empty, so the service has no endpoints",
                 false => "selects no workload of the namespace",
             };
             let remedy = "use labels that a Workload of the same namespace has";
-            lint.warn("spec.selector".to_owned(), problem.to_owned(), remedy);
+            lint.add_warning("spec.selector".to_owned(), problem.to_owned(), remedy);
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {
@@ -254,7 +258,7 @@ impl<'a> World<'a> {
                     TargetPort::Number(number) => number.to_string(),
                     TargetPort::Name(name) => format!("{:?}", name.as_str()),
                 };
-                lint.warn(
+                lint.add_warning(
                     format!("spec.ports[{index}].targetPort"),
                     format!("no selected workload has a port {target}"),
                     "use a port that the workloads list",
@@ -287,13 +291,13 @@ impl<'a> World<'a> {
     ) {
         for (index, backend) in backends.iter().enumerate() {
             let theirs = &backend.service.namespace;
-            let permits = |it: &&ReferenceGrant| it.permits(kind, own, &backend.service);
+            let permits = |it: &&ReferenceGrant| it.permits_route(kind, own, &backend.service);
             if own != theirs
                 && !leads_back(parents, &backend.service)
                 && !self.grants.iter().any(permits)
             {
                 let kind = kind.as_str();
-                lint.warn(
+                lint.add_warning(
                     format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
                     format!(
                         "no ReferenceGrant in {theirs} permits it, so its share of requests gets \
@@ -331,12 +335,12 @@ impl<'a> World<'a> {
                 &Reference { service, port, field: field(), name_field: "name" },
                 lint,
             );
-            let permits = |it: &&ReferenceGrant| it.permits(kind, own, service);
+            let permits = |it: &&ReferenceGrant| it.permits_route(kind, own, service);
             if *own != service.namespace
                 && !leads_back(parents, service)
                 && !self.grants.iter().any(permits)
             {
-                lint.warn(
+                lint.add_warning(
                     field(),
                     format!(
                         "no ReferenceGrant in {} permits it, so no request is copied",
@@ -372,7 +376,7 @@ impl<'a> World<'a> {
                     })
             };
             if let Some(other) = self.grpc_routes.iter().find(meets) {
-                lint.warn(
+                lint.add_warning(
                     format!("spec.parentRefs[{index}]"),
                     format!(
                         "the GRPCRoute {} is attached to the same port and takes precedence over \
@@ -389,10 +393,10 @@ impl<'a> World<'a> {
         let Reference { service: name, field, .. } = reference;
         let Some(service) = self.services.get(name) else {
             let wanted = (&name.namespace, &name.name);
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.{}", reference.name_field),
                 format!("there is no Service {name}"),
-                suggestion(wanted, known!(self.services.keys()), "add the Service"),
+                suggest_name(wanted, known!(self.services.keys()), "add the Service"),
             );
             return;
         };
@@ -401,7 +405,7 @@ impl<'a> World<'a> {
             let known = service.ports.iter().map(|known| known.port.to_string());
             let known: Vec<String> = known.collect();
             let known: Vec<&str> = known.iter().map(String::as_str).collect();
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.port"),
                 format!("the Service {name} has no port {port}"),
                 format!("use {}", one_of(&known)),
@@ -418,10 +422,10 @@ impl<'a> World<'a> {
                 }
                 TargetRule::Tcp { route } if !self.tcp_routes.contains(route) => {
                     let wanted = (&route.namespace, &route.name);
-                    lint.warn(
+                    lint.add_warning(
                         format!("{field}.name"),
                         format!("there is no TCPRoute {route}, so the rule allows no request"),
-                        suggestion(wanted, known!(self.tcp_routes.iter()), "add the TCPRoute"),
+                        suggest_name(wanted, known!(self.tcp_routes.iter()), "add the TCPRoute"),
                     );
                 }
                 TargetRule::Tcp { .. } => {}
@@ -433,10 +437,10 @@ impl<'a> World<'a> {
         for (field, account) in accounts.chain([destination]) {
             if !self.accounts.contains(account) {
                 let wanted = (&account.namespace, &account.name);
-                lint.warn(
+                lint.add_warning(
                     field,
                     format!("no workload runs under the account {account}"),
-                    suggestion(wanted, known!(self.accounts.iter()), "add a Workload with it"),
+                    suggest_name(wanted, known!(self.accounts.iter()), "add a Workload with it"),
                 );
             }
         }
@@ -451,20 +455,20 @@ impl<'a> World<'a> {
     ) {
         let Some(group) = self.groups.get(name) else {
             let wanted = (&name.namespace, &name.name);
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
-                suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
             return;
         };
         let known: Vec<&str> = group.matches.iter().map(|m| m.name.as_str()).collect();
         for (index, wanted) in matches.iter().enumerate() {
             if !known.contains(&wanted.as_str()) {
-                lint.warn(
+                lint.add_warning(
                     format!("{field}.matches[{index}]"),
                     format!("the HTTPRouteGroup {name} has no match {wanted:?}"),
-                    match closest(wanted, &known) {
+                    match closest_word(wanted, &known) {
                         Some(meant) => format!("did you mean `{meant}`?"),
                         None => "add it there".to_owned(),
                     },
@@ -490,7 +494,7 @@ impl<'a> World<'a> {
                     Some(other) if other.name != workload.name => {
                         let mut lint =
                             Lint { key: ObjectKey::Workload(workload.name.clone()), warnings };
-                        lint.warn(
+                        lint.add_warning(
                             field,
                             format!("{listen} is also taken by the Workload {}", other.name),
                             "use another port, unless each has a network namespace of its own",
@@ -505,7 +509,7 @@ impl<'a> World<'a> {
     }
 }
 
-fn selects(service: &Service, workload: &Workload) -> bool {
+fn is_selected(service: &Service, workload: &Workload) -> bool {
     let has = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     let namespace: &Name = &workload.name.namespace;
     *namespace == service.name.namespace

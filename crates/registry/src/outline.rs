@@ -5,29 +5,29 @@ use crate::document::{Mark, Node, Value, documents_as_written};
 /// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
 /// the text is not YAML or is empty.
 #[must_use]
-pub fn outline(text: &str) -> Option<Vec<(String, String)>> {
+pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
     let documents = documents_as_written(text).ok()?;
     let mut values = Vec::new();
-    collect(documents.first()?, String::new(), &mut values);
+    collect_scalars(documents.first()?, String::new(), &mut values);
     (!values.is_empty()).then_some(values)
 }
 
 /// The parser has bounded the size and the depth.
-fn collect(node: &Node, path: String, values: &mut Vec<(String, String)>) {
+fn collect_scalars(node: &Node, path: String, values: &mut Vec<(String, String)>) {
     match &node.value {
         Value::Null => {}
         Value::Boolean(value) => values.push((path, value.to_string())),
         Value::Number(text) | Value::Text(text) => values.push((path, text.clone())),
         Value::List(list) => {
             for (index, element) in list.iter().enumerate() {
-                collect(element, format!("{path}[{index}]"), values);
+                collect_scalars(element, format!("{path}[{index}]"), values);
             }
         }
         Value::Map(map) => {
             for (key, value) in map {
                 let (Value::Text(key) | Value::Number(key)) = &key.value else { continue };
                 let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                collect(value, below, values);
+                collect_scalars(value, below, values);
             }
         }
         Value::MergeKey | Value::Tagged(_) => values.push((path, String::new())),
@@ -62,24 +62,24 @@ pub(crate) fn dns_record(document: &Node, path: &str) -> Mark {
 
 #[cfg(test)]
 mod tests {
-    use super::{dns_record, outline};
-    use crate::document::documents;
+    use super::{dns_record, outline_document};
+    use crate::document::parse_documents;
 
     #[test]
     fn every_single_value_has_its_path() {
         let text = "a: 1\nb: {c: [x, {d: true}], e: null}\n---\nf: 2\n";
-        let found = outline(text).unwrap();
+        let found = outline_document(text).unwrap();
         let found: Vec<(&str, &str)> =
             found.iter().map(|(p, v)| (p.as_str(), v.as_str())).collect();
         assert_eq!(found, [("a", "1"), ("b.c[0]", "x"), ("b.c[1].d", "true")]);
-        assert_eq!(outline("# nothing\n"), None);
-        assert_eq!(outline("a: [\n"), None);
+        assert_eq!(outline_document("# nothing\n"), None);
+        assert_eq!(outline_document("a: [\n"), None);
     }
 
     #[test]
     fn a_field_is_found_where_it_is_written_or_would_be() {
         let text = "kind: A\nspec:\n  rules:\n  - a: 1\n  - matches:\n    - {x: 1}\n    - path:\n        value: y\n";
-        let documents = documents(text).unwrap();
+        let documents = parse_documents(text).unwrap();
         for (path, line) in [
             ("kind", 1),
             ("spec", 2),

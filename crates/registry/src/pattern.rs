@@ -6,7 +6,7 @@ use regex::RegexBuilder;
 ///
 /// # Errors
 /// A short description of the problem.
-pub(crate) fn check(text: &str) -> Result<(), String> {
+pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
     if text.len() > PATTERN_BYTES_MAX {
         return Err(format!("longer than {PATTERN_BYTES_MAX} bytes"));
     }
@@ -15,13 +15,13 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
         RegexBuilder::new(&form)
             .size_limit(COMPILED_BYTES_MAX)
             .build()
-            .map_err(|error| caption(&error))?;
+            .map_err(|error| short_description(&error))?;
     }
     Ok(())
 }
 
 /// Returns the last line of the error, without the marker drawing.
-fn caption(error: &regex::Error) -> String {
+fn short_description(error: &regex::Error) -> String {
     match error {
         regex::Error::CompiledTooBig(bytes) => {
             format!("larger than {bytes} bytes when compiled")
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn refuses_what_a_sidecar_could_not_compile() {
         for good in ["", "/ratings/[0-9]+", ".*", "(?i)chrome", "a|b"] {
-            assert_eq!(check(good), Ok(()), "{good}");
+            assert_eq!(check_pattern(good), Ok(()), "{good}");
         }
         for (bad, why) in [
             ("(", "unclosed group"),
@@ -56,7 +56,7 @@ mod tests {
             ("(\\w{100}){100}", "larger than"),
             (&"a".repeat(5000), "longer than"),
         ] {
-            let error = check(bad).unwrap_err();
+            let error = check_pattern(bad).unwrap_err();
             assert!(error.contains(why), "{bad}: {error}");
         }
     }

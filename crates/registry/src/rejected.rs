@@ -60,7 +60,7 @@ pub struct Place {
 impl Place {
     /// Returns the location of a field of an object without a file.
     #[must_use]
-    pub fn of(key: &ObjectKey, field: impl Into<String>) -> Self {
+    pub fn for_object(key: &ObjectKey, field: impl Into<String>) -> Self {
         let printed = key.to_string();
         let (kind, name) = printed.split_once(' ').unwrap_or((&printed, ""));
         let (namespace, name) = match name.split_once('/') {
@@ -134,7 +134,7 @@ impl fmt::Display for Place {
 mod tests {
     use super::*;
 
-    fn rejected() -> Rejected {
+    fn test_rejection() -> Rejected {
         Rejected {
             at: Place {
                 file: Some("mesh.yaml".into()),
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn prints_place_object_field_problem_and_remedy() {
-        let mut rejected = rejected();
+        let mut rejected = test_rejection();
         assert_eq!(
             rejected.to_string(),
             "mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: is missing; add `rules`"
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn several_problems_of_a_document_are_one_document() {
         let named = |name: &str, field: &str| {
-            let mut rejected = rejected();
+            let mut rejected = test_rejection();
             rejected.at.name = Some(name.to_owned());
             rejected.at.field = Some(field.to_owned());
             rejected
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn is_one_flat_object_in_json() {
-        let json = serde_json::to_value(rejected()).unwrap();
+        let json = serde_json::to_value(test_rejection()).unwrap();
         assert_eq!(json["line"], 12);
         assert_eq!(json["namespace"], "bookinfo");
         assert_eq!(json["remedy"], "add `rules`");

@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use crate::rejected::{Place, Rejected, Warning};
 
 /// Finds the files, and reads them if `contents` requires it.
-pub(crate) fn scan(paths: &[PathBuf], contents: Contents) -> Scan {
+pub(crate) fn scan_paths(paths: &[PathBuf], contents: Contents) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
         scan.add_given(path);
@@ -74,7 +74,7 @@ pub(crate) struct DirectoryIdentity {
 }
 
 impl DirectoryIdentity {
-    pub(crate) fn of(path: &Path) -> io::Result<Self> {
+    pub(crate) fn from_path(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() })
     }
@@ -96,7 +96,7 @@ impl Scan {
             Ok(metadata) if metadata.is_file() => self.add_file(path),
             Ok(_) => {
                 self.unknown.push(path.to_owned());
-                self.reject(path, "is not a regular file", "name a file or a directory");
+                self.reject_path(path, "is not a regular file", "name a file or a directory");
             }
             // A missing path is not a deletion: a share may be unmounted, or a checkout replaced.
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -108,7 +108,7 @@ impl Scan {
 
     fn add_file(&mut self, path: &Path) {
         let Ok(canonical) = fs::canonicalize(path) else {
-            return self.vanished(path);
+            return self.add_vanished(path);
         };
         if !self.visited.insert(canonical.clone()) {
             return;
@@ -116,7 +116,7 @@ impl Scan {
         if self.files.len() >= FILES_MAX {
             self.unknown.push(path.to_owned());
             let problem = format!("is one file too many: only {FILES_MAX} are read");
-            self.reject(path, &problem, "join files, or name fewer");
+            self.reject_path(path, &problem, "join files, or name fewer");
             return;
         }
         self.files.insert(path.to_owned(), Content::Absent);
@@ -127,7 +127,9 @@ impl Scan {
     fn add_directory(&mut self, directory: &Path, depth: usize) {
         let canonical = match fs::canonicalize(directory) {
             Ok(canonical) => canonical,
-            Err(error) if error.kind() == ErrorKind::NotFound => return self.vanished(directory),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return self.add_vanished(directory);
+            }
             Err(error) => return self.reject_unknown(directory, &error),
         };
         if !self.visited.insert(canonical) {
@@ -139,13 +141,15 @@ impl Scan {
                 "is too deep, or one directory too many: {DEPTH_MAX} levels and \
                  {DIRECTORIES_MAX} directories are read"
             );
-            return self.reject(directory, &problem, "name fewer directories");
+            return self.reject_path(directory, &problem, "name fewer directories");
         }
-        let listing = DirectoryIdentity::of(directory)
-            .and_then(|identity| list(directory).map(|entries| (identity, entries)));
+        let listing = DirectoryIdentity::from_path(directory)
+            .and_then(|identity| list_directory(directory).map(|entries| (identity, entries)));
         let (identity, entries) = match listing {
             Ok(listing) => listing,
-            Err(error) if error.kind() == ErrorKind::NotFound => return self.vanished(directory),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return self.add_vanished(directory);
+            }
             Err(error) => return self.reject_unknown(directory, &error),
         };
         let is_empty = entries.is_empty();
@@ -162,12 +166,12 @@ impl Scan {
                 // The event of its replacement by a file triggers another reading.
                 Ok(_) if is_yaml(&path) => {
                     self.unknown.push(path.clone());
-                    self.reject(&path, "is not a regular file", REMEDY_SPECIAL);
+                    self.reject_path(&path, "is not a regular file", REMEDY_SPECIAL);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
                     true => self.add_dangling(&path),
-                    false => self.vanished(&path),
+                    false => self.add_vanished(&path),
                 },
                 // It may be a directory.
                 Err(error) => self.reject_unknown(&path, &error),
@@ -179,7 +183,7 @@ impl Scan {
     fn warn_of_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
-            let Rejected { at, problem, remedy } = rejected(
+            let Rejected { at, problem, remedy } = path_rejection(
                 path,
                 "is not read: files end in `.yaml`, `.yml` or `.json`, in lower case",
                 &format!("rename it to {}", lower.file_name().unwrap_or_default().display()),
@@ -202,24 +206,24 @@ impl Scan {
     }
 
     /// The entry existed a moment ago: its deletion event triggers another reading.
-    fn vanished(&mut self, path: &Path) {
+    fn add_vanished(&mut self, path: &Path) {
         self.unknown.push(path.to_owned());
         self.missing = true;
     }
 
     fn reject_missing(&mut self, path: &Path, problem: &str, remedy: &str) {
-        self.vanished(path);
-        self.reject(path, problem, remedy);
+        self.add_vanished(path);
+        self.reject_path(path, problem, remedy);
     }
 
-    fn reject(&mut self, path: &Path, problem: &str, remedy: &str) {
-        self.rejected.push(rejected(path, problem, remedy));
+    fn reject_path(&mut self, path: &Path, problem: &str, remedy: &str) {
+        self.rejected.push(path_rejection(path, problem, remedy));
     }
 
     fn reject_unknown(&mut self, path: &Path, error: &io::Error) {
-        self.vanished(path);
+        self.add_vanished(path);
         let problem = format!("cannot be read ({error})");
-        self.reject(path, &problem, REMEDY_UNREADABLE);
+        self.reject_path(path, &problem, REMEDY_UNREADABLE);
     }
 }
 
@@ -230,7 +234,7 @@ pub(crate) fn is_yaml(path: &Path) -> bool {
 }
 
 /// Returns the entries that are not hidden, sorted by name.
-fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -245,7 +249,7 @@ fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// Reads a regular file within bounds.
 pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     let unreadable =
-        |problem: &str, remedy: &str| Content::Unreadable(rejected(path, problem, remedy));
+        |problem: &str, remedy: &str| Content::Unreadable(path_rejection(path, problem, remedy));
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| {
         let limit = FILE_BYTES_MAX + 1;
@@ -291,7 +295,7 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
-pub(crate) fn rejected(path: &Path, problem: &str, remedy: &str) -> Rejected {
+pub(crate) fn path_rejection(path: &Path, problem: &str, remedy: &str) -> Rejected {
     Rejected {
         at: Place { file: Some(path.display().to_string()), ..Place::default() },
         problem: problem.to_owned(),
@@ -321,7 +325,7 @@ const DEPTH_MAX: usize = 16;
 mod tests {
     use super::*;
 
-    fn names(scan: &Scan) -> Vec<String> {
+    fn file_names(scan: &Scan) -> Vec<String> {
         let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
         scan.files.keys().map(name).collect()
     }
@@ -346,8 +350,8 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), at("below/circle")).unwrap();
         std::os::unix::fs::symlink(at("a.yaml"), at("z.yaml")).unwrap();
         std::os::unix::fs::symlink(at("nowhere"), at("dangling.yaml")).unwrap();
-        let scan = scan(&[dir.path().to_owned(), at("a.yaml"), at("below")], Contents::Read);
-        assert_eq!(names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
+        let scan = scan_paths(&[dir.path().to_owned(), at("a.yaml"), at("below")], Contents::Read);
+        assert_eq!(file_names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
         let problems: Vec<&str> = scan.rejected.iter().map(|r| r.problem.as_str()).collect();
         assert_eq!(problems, ["is a link to a missing target"]);
         assert_eq!(scan.directories.len(), 2);
@@ -363,8 +367,8 @@ mod tests {
         let socket = |name| std::os::unix::net::UnixListener::bind(at(name)).unwrap();
         let _sockets = ["special.yaml", "special.txt"].map(socket);
         std::os::unix::fs::symlink("/dev/zero", at("zero.json")).unwrap();
-        let scan = scan(&[dir.path().to_owned()], Contents::Read);
-        assert_eq!(names(&scan), [""; 0]);
+        let scan = scan_paths(&[dir.path().to_owned()], Contents::Read);
+        assert_eq!(file_names(&scan), [""; 0]);
         let file = |at: &Place| at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned();
         let warned: Vec<_> =
             scan.warnings.iter().map(|it| (file(&it.at), it.remedy.as_str())).collect();
@@ -389,7 +393,7 @@ mod tests {
             let content = read(path, &mut FILE_BYTES_MAX.clone());
             let Content::Unreadable(rejected) = content else { panic!("{content:?}") };
             assert_eq!(rejected.problem, "cannot be read (not a regular file)");
-            assert_eq!(crate::FieldLines::default().of(path, 1, "spec"), None);
+            assert_eq!(crate::FieldLines::default().line_of(path, 1, "spec"), None);
         }
     }
 
@@ -400,7 +404,7 @@ mod tests {
         let large = usize::try_from(FILE_BYTES_MAX).unwrap() + 1;
         fs::write(at("large.yaml"), "#".repeat(large)).unwrap();
         fs::write(at("latin.yaml"), b"name: caf\xe9").unwrap();
-        let scan = scan(&[dir.path().to_owned(), at("none")], Contents::Read);
+        let scan = scan_paths(&[dir.path().to_owned(), at("none")], Contents::Read);
         assert!(scan.rejected[0].problem.contains("does not exist"));
         let problems: Vec<_> = scan
             .files

@@ -2,7 +2,7 @@
 
 /// Returns the known word within a typo's distance of `word`.
 #[must_use]
-pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn closest_word<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     if word.is_empty() || word.len() > WORD_BYTES_MAX {
         return None;
     }
@@ -17,7 +17,7 @@ pub fn closest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
                 return (0, *candidate);
             }
             let target: Vec<char> = candidate_lower.chars().collect();
-            (distance(&given, &target), *candidate)
+            (edit_distance(&given, &target), *candidate)
         })
         .filter(|(distance, candidate)| *distance <= (candidate.len() / 3).clamp(1, 3))
         .min()
@@ -42,7 +42,7 @@ pub(crate) fn all_of(known: &[&str]) -> String {
 }
 
 /// Returns the edit distance: insertions, deletions, replacements and swaps of neighbors.
-fn distance(a: &[char], b: &[char]) -> usize {
+fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for (i, from) in a.iter().enumerate() {
         let above = &rows[i];
@@ -85,7 +85,7 @@ mod tests {
             ("", None),
             ("é", None),
         ] {
-            let found = closest(word, &known);
+            let found = closest_word(word, &known);
             if expected == Some("port") {
                 assert!(matches!(found, Some("port" | "ports")), "{word}: {found:?}");
             } else {

@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::file::{FileSource, Update};
-use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan};
+use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan_paths};
 
 /// Reads the source now and after every change, and sends the updates.
 ///
@@ -26,7 +26,7 @@ use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan};
 ///
 /// # Errors
 /// [`WatchError`] if the reader failed; the state of the mesh is unchanged.
-pub async fn watch(
+pub async fn watch_source(
     source: FileSource,
     updates: Sender<Update>,
     demand: Arc<Notify>,
@@ -39,7 +39,8 @@ pub async fn watch(
     loop {
         let mut update;
         let now = Instant::now();
-        (turn, update) = spawn_blocking(move || turn.take(now)).await.map_err(WatchError)?;
+        (turn, update) =
+            spawn_blocking(move || turn.arm_and_read(now)).await.map_err(WatchError)?;
         update.noticed = noticed;
         if turn.watches.found_new {
             // A file may have changed between the reading and the watching.
@@ -62,8 +63,8 @@ pub async fn watch(
             () = updates.closed() => return Ok(()),
             () = demand.notified() => (true, None),
             // The noticed time of an uncertain file is the time at which it became uncertain.
-            first = quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(noticed)),
-            () = replaced(Arc::clone(&turn.watches.identities)) => (false, None),
+            first = wait_until_quiet(&wake, max_wait) => (false, first.map(Instant::into_std).or(noticed)),
+            () = until_replaced(Arc::clone(&turn.watches.identities)) => (false, None),
         };
     }
 }
@@ -75,7 +76,7 @@ pub struct WatchError(#[source] tokio::task::JoinError);
 
 /// Waits for a change, and then for a quiet period; returns the time of the first change. Times out at
 /// `max_wait`.
-async fn quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
+async fn wait_until_quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
     match max_wait {
         Some(until) if timeout_at(until, wake.notified()).await.is_err() => return None,
         Some(_) => {}
@@ -92,12 +93,14 @@ async fn quiet(wake: &Notify, max_wait: Option<Instant>) -> Option<Instant> {
 }
 
 /// Returns when a watched directory is replaced. Mounting and unmounting cause no events.
-async fn replaced(identities: Identities) {
+async fn until_replaced(identities: Identities) {
     loop {
         tokio::time::sleep(IDENTITIES_EVERY).await;
         let known = Arc::clone(&identities);
         let look = spawn_blocking(move || {
-            known.iter().any(|(path, identity)| DirectoryIdentity::of(path).ok() != *identity)
+            known
+                .iter()
+                .any(|(path, identity)| DirectoryIdentity::from_path(path).ok() != *identity)
         });
         if look.await.unwrap_or(true) {
             return;
@@ -113,10 +116,10 @@ struct Turn {
 
 impl Turn {
     /// Watches first, then reads, so that changes in between are noticed.
-    fn take(mut self, now: Instant) -> (Self, Update) {
-        self.watches.arm(self.source.paths());
+    fn arm_and_read(mut self, now: Instant) -> (Self, Update) {
+        self.watches.update_watches(self.source.paths());
         let update = self.source.reload_warily(now.into_std());
-        self.watches.found_new = self.watches.arm(self.source.paths());
+        self.watches.found_new = self.watches.update_watches(self.source.paths());
         (self, update)
     }
 }
@@ -153,7 +156,7 @@ impl Watches {
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let interest = known.lock().unwrap_or_else(PoisonError::into_inner);
             // An error means that events were lost.
-            if event.map_or(true, |event| interest.matters(&event)) {
+            if event.map_or(true, |event| interest.is_relevant(&event)) {
                 wake.notify_one();
             }
         });
@@ -171,10 +174,10 @@ impl Watches {
     }
 
     /// Updates the watches; returns true if some are new.
-    fn arm(&mut self, paths: &[PathBuf]) -> bool {
-        let (interest, places) = Interest::of(paths);
+    fn update_watches(&mut self, paths: &[PathBuf]) -> bool {
+        let (interest, places) = Interest::from_paths(paths);
         *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
-        let identity = |place: &PathBuf| (place.clone(), DirectoryIdentity::of(place).ok());
+        let identity = |place: &PathBuf| (place.clone(), DirectoryIdentity::from_path(place).ok());
         let identities = Arc::new(places.iter().map(identity).collect());
         let replaced = self.identities != identities;
         self.identities = identities;
@@ -207,14 +210,14 @@ impl Watches {
 
 impl Interest {
     /// Returns the relevant events for these paths, and the directories to watch.
-    fn of(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
+    fn from_paths(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
         let mut way = Way::default();
         for path in paths {
-            way.follow(path);
+            way.follow_path(path);
         }
-        let found = scan(paths, Contents::Skip);
+        let found = scan_paths(paths, Contents::Skip);
         for link in &found.links {
-            way.follow(link);
+            way.follow_path(link);
         }
         // One path per directory: the system reports events under the one added last.
         let directories = found.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
@@ -224,7 +227,7 @@ impl Interest {
         (interest, places)
     }
 
-    fn matters(&self, event: &notify::Event) -> bool {
+    fn is_relevant(&self, event: &notify::Event) -> bool {
         match event.kind {
             // Read events are ignored, since we read ourselves.
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => {}
@@ -257,12 +260,12 @@ struct Way {
 }
 
 impl Way {
-    fn follow(&mut self, path: &Path) {
+    fn follow_path(&mut self, path: &Path) {
         let Ok(path) = std::path::absolute(path) else {
             return;
         };
         let mut at = PathBuf::from("/");
-        let mut rest: Vec<OsString> = reversed(&path);
+        let mut rest: Vec<OsString> = reversed_components(&path);
         let mut links = 0;
         while let Some(name) = rest.pop() {
             if name == ".." {
@@ -288,13 +291,13 @@ impl Way {
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }
-            rest.extend(reversed(&target));
+            rest.extend(reversed_components(&target));
         }
     }
 }
 
 /// Returns the components of a path in reverse order.
-fn reversed(path: &Path) -> Vec<OsString> {
+fn reversed_components(path: &Path) -> Vec<OsString> {
     let names =
         path.components().rev().filter(|c| !matches!(c, Component::RootDir | Component::CurDir));
     names.map(|component| component.as_os_str().to_owned()).collect()
@@ -354,8 +357,8 @@ mod tests {
             (created, "/tmp/two.yaml", false),
         ] {
             let event = notify::Event::new(kind).add_path(path.into());
-            assert_eq!(interest.matters(&event), expected, "{kind:?} {path}");
+            assert_eq!(interest.is_relevant(&event), expected, "{kind:?} {path}");
         }
-        assert!(interest.matters(&notify::Event::new(EventKind::Other)));
+        assert!(interest.is_relevant(&notify::Event::new(EventKind::Other)));
     }
 }

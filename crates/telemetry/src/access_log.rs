@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::terminal::steers;
+use crate::terminal::is_terminal_control;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -93,11 +93,11 @@ enum Value<'a> {
 
 impl<'a> Entry<'a> {
     /// The present fields, in order.
-    pub fn present(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
-        self.fields().into_iter().filter_map(|(name, value)| {
+    pub fn present_fields(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
+        self.all_fields().into_iter().filter_map(|(name, value)| {
             let value = match value {
                 Value::Text("") | Value::Duration(None) | Value::Address(None) => return None,
-                Value::Text(text) => LogValue::Text(cut(text)),
+                Value::Text(text) => LogValue::Text(truncate_text(text)),
                 Value::Number(number) => LogValue::Number(number),
                 Value::Duration(Some(duration)) => {
                     LogValue::Milliseconds(duration.as_micros() as f64 / 1e3)
@@ -109,7 +109,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The fields of a line in order, with the names of OSM's access log.
-    fn fields(&self) -> [(&'static str, Value<'a>); 29] {
+    fn all_fields(&self) -> [(&'static str, Value<'a>); 29] {
         use Value::{Address, Duration, Number, Text};
         [
             ("start_time", Text(self.start_time)),
@@ -149,18 +149,18 @@ impl<'a> Entry<'a> {
 /// [`TEXT_BYTES_MAX`].
 pub fn write_json(entry: &Entry<'_>, out: &mut String) {
     let mut line = Line { out };
-    for (index, (name, value)) in entry.fields().into_iter().enumerate() {
+    for (index, (name, value)) in entry.all_fields().into_iter().enumerate() {
         line.out.push(if index == 0 { '{' } else { ',' });
         // Field names are constants and need no escapes.
-        line.format(format_args!("\"{name}\":"));
+        line.write_formatted(format_args!("\"{name}\":"));
         match value {
             Value::Text("") | Value::Duration(None) | Value::Address(None) => {
                 line.out.push_str("null");
             }
-            Value::Text(text) => line.string(text),
-            Value::Address(Some(address)) => line.format(format_args!("\"{address}\"")),
-            Value::Number(number) => line.format(format_args!("{number}")),
-            Value::Duration(Some(duration)) => line.milliseconds(duration),
+            Value::Text(text) => line.write_string(text),
+            Value::Address(Some(address)) => line.write_formatted(format_args!("\"{address}\"")),
+            Value::Number(number) => line.write_formatted(format_args!("{number}")),
+            Value::Duration(Some(duration)) => line.write_millis(duration),
         }
     }
     line.out.push_str("}\n");
@@ -173,7 +173,7 @@ pub fn write_fields<'n>(
     parts: impl Iterator<Item = Part<'n>>,
     out: &mut String,
 ) {
-    let fields = entry.fields();
+    let fields = entry.all_fields();
     let mut line = Line { out };
     for part in parts {
         let name = match part {
@@ -188,10 +188,10 @@ pub fn write_fields<'n>(
             None | Some(Value::Text("") | Value::Duration(None) | Value::Address(None)) => {
                 line.out.push('-');
             }
-            Some(Value::Text(text)) => line.escaped(text),
-            Some(Value::Address(Some(address))) => line.format(format_args!("{address}")),
-            Some(Value::Number(number)) => line.format(format_args!("{number}")),
-            Some(Value::Duration(Some(duration))) => line.milliseconds(*duration),
+            Some(Value::Text(text)) => line.write_escaped(text),
+            Some(Value::Address(Some(address))) => line.write_formatted(format_args!("{address}")),
+            Some(Value::Number(number)) => line.write_formatted(format_args!("{number}")),
+            Some(Value::Duration(Some(duration))) => line.write_millis(*duration),
         }
     }
     line.out.push('\n');
@@ -211,20 +211,20 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    fn milliseconds(&mut self, duration: Duration) {
+    fn write_millis(&mut self, duration: Duration) {
         let us = duration.as_micros();
-        self.format(format_args!("{}.{:03}", us / 1000, us % 1000));
+        self.write_formatted(format_args!("{}.{:03}", us / 1000, us % 1000));
     }
 
-    fn string(&mut self, text: &str) {
+    fn write_string(&mut self, text: &str) {
         self.out.push('"');
-        self.escaped(text);
+        self.write_escaped(text);
         self.out.push('"');
     }
 
     /// RFC 8259, section 7: quotes, backslashes and controls are escaped.
-    fn escaped(&mut self, text: &str) {
-        for character in cut(text).chars() {
+    fn write_escaped(&mut self, text: &str) {
+        for character in truncate_text(text).chars() {
             match character {
                 '"' => self.out.push_str("\\\""),
                 '\\' => self.out.push_str("\\\\"),
@@ -232,21 +232,21 @@ impl Line<'_> {
                 '\r' => self.out.push_str("\\r"),
                 '\t' => self.out.push_str("\\t"),
                 // Also C1 controls from U+0080 and bidirectional marks, which JSON permits.
-                control if steers(control) => {
-                    self.format(format_args!("\\u{:04x}", u32::from(control)));
+                control if is_terminal_control(control) => {
+                    self.write_formatted(format_args!("\\u{:04x}", u32::from(control)));
                 }
                 other => self.out.push(other),
             }
         }
     }
 
-    fn format(&mut self, text: std::fmt::Arguments<'_>) {
+    fn write_formatted(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a `String` cannot fail.
         self.out.write_fmt(text).unwrap_or_default();
     }
 }
 
-fn cut(text: &str) -> &str {
+fn truncate_text(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
 

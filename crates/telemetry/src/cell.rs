@@ -29,6 +29,6 @@ impl Cell {
 }
 
 /// An array of cells.
-pub(crate) fn cells<const N: usize>() -> [Cell; N] {
+pub(crate) fn cell_array<const N: usize>() -> [Cell; N] {
     std::array::from_fn(|_| Cell::default())
 }

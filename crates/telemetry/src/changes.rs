@@ -67,24 +67,24 @@ pub struct SeriesChange {
 impl Changes {
     /// Starts without stored values: the first reading covers everything since the start.
     #[must_use]
-    pub fn of(telemetry: Arc<Telemetry>) -> Self {
+    pub fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
         Self { telemetry, seen: BTreeMap::new(), rules_seen: BTreeMap::new() }
     }
 
     /// Takes the changes since the last reading: at most `series_max` series (the busiest ones, and one for
     /// each direction that sums up the others) and at most `rules_max` rules. Further rules are part of
     /// the next reading, the busiest first. Rules wait until a request has completed.
-    pub fn take(&mut self, series_max: usize, rules_max: usize) -> Taken {
+    pub fn take_changes(&mut self, series_max: usize, rules_max: usize) -> Taken {
         let mut series = Vec::new();
-        for (labels, cells) in self.telemetry.series() {
-            let now = Seen::of(&SeriesTotals::sum(labels.clone(), &cells));
+        for (labels, cells) in self.telemetry.series_cells() {
+            let now = Seen::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
             let before = self.seen.get(&labels);
-            if let Some(change) = now.since(before, &labels) {
+            if let Some(change) = now.changes_since(before, &labels) {
                 self.seen.insert(labels, now);
                 series.push(change);
             }
         }
-        let folded = fold(&mut series, series_max);
+        let folded = merge_rest(&mut series, series_max);
         let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
         Taken { series, folded, rules }
     }
@@ -95,7 +95,8 @@ impl Changes {
             let hits = now.saturating_sub(before);
             (hits > 0).then_some(RuleChange { labels, hits })
         };
-        let mut rules: Vec<_> = self.telemetry.rules().into_iter().filter_map(new).collect();
+        let mut rules: Vec<_> =
+            self.telemetry.matched_rules().into_iter().filter_map(new).collect();
         rules.sort_by_key(|change| std::cmp::Reverse(change.hits));
         rules.truncate(rules_max);
         for RuleChange { labels, hits } in &rules {
@@ -107,18 +108,18 @@ impl Changes {
 }
 
 /// Keeps the busiest series and sums up the others; returns the number of those.
-fn fold(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
+fn merge_rest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     if series.len() <= series_max {
         return 0;
     }
     series.sort_by_key(|change| {
-        std::cmp::Reverse(change.requests().max(change.opened).max(change.streams_opened))
+        std::cmp::Reverse(change.request_count().max(change.opened).max(change.streams_opened))
     });
     let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
     let folded = rest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
     for mut change in rest.drain(..) {
-        let labels = RequestLabels { service: String::new(), ..change.labels.folded() };
+        let labels = RequestLabels { service: String::new(), ..change.labels.overflow_labels() };
         change.labels = labels.clone();
         match sums.get_mut(&labels) {
             Some(sum) => sum.merge(&change),
@@ -134,12 +135,12 @@ impl SeriesChange {
     /// The number of requests, counting each once: with its stream, or at its end.
     #[must_use]
     pub fn counted_once(&self) -> u64 {
-        self.requests().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
+        self.request_count().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
     }
 
     /// The number of completed requests.
     #[must_use]
-    pub fn requests(&self) -> u64 {
+    pub fn request_count(&self) -> u64 {
         self.classes.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
@@ -174,7 +175,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(totals: &SeriesTotals) -> Self {
+    fn from_totals(totals: &SeriesTotals) -> Self {
         Self {
             opened: totals.opened,
             streams_opened: totals.streams_opened,
@@ -188,7 +189,7 @@ impl Seen {
 
     /// The changes since `before`; `None` if no request completed, and no TCP connection or stream was opened.
     /// Of a thread that counts concurrently, some numbers may be part of this reading and others of the next.
-    fn since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
+    fn changes_since(&self, before: Option<&Self>, labels: &RequestLabels) -> Option<SeriesChange> {
         let nothing = Self::default();
         let before = before.unwrap_or(&nothing);
         let mut change = SeriesChange {
@@ -214,7 +215,7 @@ impl Seen {
                 *change.reasons.entry(ending.reason).or_default() += count;
             }
         }
-        let is_new = change.requests() > 0 || change.opened > 0 || change.streams_opened > 0;
+        let is_new = change.request_count() > 0 || change.opened > 0 || change.streams_opened > 0;
         is_new.then_some(change)
     }
 }
@@ -246,7 +247,7 @@ mod tests {
     use crate::series::Outcome;
     use crate::shard::Shard;
 
-    fn labels(direction: &'static str, service: &str) -> RequestLabels {
+    fn request_labels(direction: &'static str, service: &str) -> RequestLabels {
         RequestLabels {
             direction,
             service: service.to_owned(),
@@ -257,7 +258,12 @@ mod tests {
         }
     }
 
-    fn count(shard: &Shard, labels: &RequestLabels, status: u16, reason: Option<&'static str>) {
+    fn count_request(
+        shard: &Shard,
+        labels: &RequestLabels,
+        status: u16,
+        reason: Option<&'static str>,
+    ) {
         let outcome = Outcome {
             status,
             reason,
@@ -266,73 +272,73 @@ mod tests {
             bytes_in: 3,
             bytes_out: 5,
         };
-        shard.record(shard.series(labels), &outcome);
+        shard.record_request(shard.series_id(labels), &outcome);
     }
 
     #[test]
     fn each_look_tells_only_what_is_new() {
         let telemetry = Telemetry::new();
-        let (one, two) = (telemetry.shard(), telemetry.shard());
-        let mut changes = Changes::of(Arc::clone(&telemetry));
-        assert_eq!(changes.take(9, 9), Taken::default());
-        let ratings = labels("outbound", "a/ratings");
-        count(&one, &ratings, 200, None);
-        count(&two, &ratings, 503, Some("no-endpoint"));
-        let first = changes.take(9, 9).series;
-        assert_eq!((first.len(), first[0].requests(), first[0].failed), (1, 2, 1));
+        let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
+        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
+        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        let ratings = request_labels("outbound", "a/ratings");
+        count_request(&one, &ratings, 200, None);
+        count_request(&two, &ratings, 503, Some("no-endpoint"));
+        let first = changes.take_changes(9, 9).series;
+        assert_eq!((first.len(), first[0].request_count(), first[0].failed), (1, 2, 1));
         assert_eq!(first[0].classes, [0, 0, 1, 0, 0, 1]);
         assert_eq!(first[0].reasons, BTreeMap::from([("no-endpoint", 1)]));
         assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
         assert_eq!(first[0].durations.count(), 2);
-        assert_eq!(changes.take(9, 9), Taken::default());
-        count(&one, &ratings, 200, None);
-        let second = changes.take(9, 9).series;
-        assert_eq!((second[0].requests(), second[0].failed, second[0].bytes_in), (1, 0, 3));
+        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        count_request(&one, &ratings, 200, None);
+        let second = changes.take_changes(9, 9).series;
+        assert_eq!((second[0].request_count(), second[0].failed, second[0].bytes_in), (1, 0, 3));
         assert_eq!((second[0].durations.count(), second[0].reasons.len()), (1, 0));
     }
 
     #[test]
     fn an_open_connection_is_reported_before_it_ends_and_its_end_afterwards() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let mut changes = Changes::of(Arc::clone(&telemetry));
-        let cache = RequestLabels { protocol: "tcp", ..labels("outbound", "a/cache") };
-        (0..3).for_each(|_| shard.count_opened(shard.series(&cache)));
-        let first = changes.take(9, 9).series;
-        assert_eq!((first.len(), first[0].opened, first[0].requests()), (1, 3, 0));
-        assert_eq!(changes.take(9, 9), Taken::default());
-        count(&shard, &cache, 0, None);
-        let second = changes.take(9, 9).series;
-        assert_eq!((second[0].opened, second[0].requests(), second[0].failed), (0, 1, 0));
+        let shard = telemetry.new_shard();
+        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
+        let cache = RequestLabels { protocol: "tcp", ..request_labels("outbound", "a/cache") };
+        (0..3).for_each(|_| shard.count_opened(shard.series_id(&cache)));
+        let first = changes.take_changes(9, 9).series;
+        assert_eq!((first.len(), first[0].opened, first[0].request_count()), (1, 3, 0));
+        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        count_request(&shard, &cache, 0, None);
+        let second = changes.take_changes(9, 9).series;
+        assert_eq!((second[0].opened, second[0].request_count(), second[0].failed), (0, 1, 0));
     }
 
     #[test]
     fn a_request_with_a_stream_counts_once() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let mut changes = Changes::of(telemetry);
-        let events = labels("outbound", "a/events");
-        let series = shard.series(&events);
+        let shard = telemetry.new_shard();
+        let mut changes = Changes::from_telemetry(telemetry);
+        let events = request_labels("outbound", "a/events");
+        let series = shard.series_id(&events);
         (0..3).for_each(|_| shard.count_stream_opened(series));
-        count(&shard, &events, 200, None);
-        let first = changes.take(9, 9).series;
-        assert_eq!((first[0].counted_once(), first[0].requests()), (4, 1));
+        count_request(&shard, &events, 200, None);
+        let first = changes.take_changes(9, 9).series;
+        assert_eq!((first[0].counted_once(), first[0].request_count()), (4, 1));
         shard.count_stream_ended(series);
-        count(&shard, &events, 200, None);
-        let second = changes.take(9, 9).series;
-        assert_eq!((second[0].counted_once(), second[0].requests()), (0, 1));
+        count_request(&shard, &events, 200, None);
+        let second = changes.take_changes(9, 9).series;
+        assert_eq!((second[0].counted_once(), second[0].request_count()), (0, 1));
     }
 
     #[test]
     fn the_busiest_are_those_with_the_most_open_connections_as_well() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let cache = RequestLabels { protocol: "tcp", ..labels("outbound", "a/cache") };
-        (0..9).for_each(|_| shard.count_opened(shard.series(&cache)));
+        let shard = telemetry.new_shard();
+        let cache = RequestLabels { protocol: "tcp", ..request_labels("outbound", "a/cache") };
+        (0..9).for_each(|_| shard.count_opened(shard.series_id(&cache)));
         for service in ["a/one", "a/three", "a/two"] {
-            count(&shard, &labels("outbound", service), 200, None);
+            count_request(&shard, &request_labels("outbound", service), 200, None);
         }
-        let Taken { series, folded, .. } = Changes::of(telemetry).take(3, 3);
+        let Taken { series, folded, .. } = Changes::from_telemetry(telemetry).take_changes(3, 3);
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!((named, folded), (vec!["", "a/cache"], 3));
     }
@@ -340,7 +346,7 @@ mod tests {
     #[test]
     fn a_call_that_failed_by_its_status_alone_is_a_failure() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
+        let shard = telemetry.new_shard();
         let grpc = Some(GrpcStatus::Unavailable);
         let outcome = Outcome {
             status: 200,
@@ -350,26 +356,31 @@ mod tests {
             bytes_in: 0,
             bytes_out: 0,
         };
-        shard.record(shard.series(&labels("inbound", "a/x")), &outcome);
-        let taken = Changes::of(telemetry).take(9, 9);
-        assert_eq!((taken.series[0].requests(), taken.series[0].failed), (1, 1));
+        shard.record_request(shard.series_id(&request_labels("inbound", "a/x")), &outcome);
+        let taken = Changes::from_telemetry(telemetry).take_changes(9, 9);
+        assert_eq!((taken.series[0].request_count(), taken.series[0].failed), (1, 1));
     }
 
     #[test]
     fn the_busiest_keep_their_names_and_nothing_is_lost() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
+        let shard = telemetry.new_shard();
         for service in 0..10_u32 {
             for _ in 0..=service {
-                count(&shard, &labels("outbound", &format!("a/s{service}")), 200, None);
+                count_request(
+                    &shard,
+                    &request_labels("outbound", &format!("a/s{service}")),
+                    200,
+                    None,
+                );
             }
-            count(&shard, &labels("inbound", &format!("a/s{service}")), 500, None);
+            count_request(&shard, &request_labels("inbound", &format!("a/s{service}")), 500, None);
         }
-        let Taken { series, folded, .. } = Changes::of(telemetry).take(5, 5);
+        let Taken { series, folded, .. } = Changes::from_telemetry(telemetry).take_changes(5, 5);
         assert_eq!((series.len(), folded), (5, 17));
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
-        let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::requests).sum::<u64>();
+        let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::request_count).sum::<u64>();
         assert_eq!(sum(&series), 55 + 10);
         assert_eq!(series[0].failed, 10);
     }
@@ -377,23 +388,23 @@ mod tests {
     #[test]
     fn hits_are_reported_with_the_requests_and_the_busiest_first() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let mut changes = Changes::of(Arc::clone(&telemetry));
+        let shard = telemetry.new_shard();
+        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
         let rule = |name: &str| RuleLabels { name: name.to_owned(), ..RuleLabels::default() };
         for (name, hits) in [("a", 1), ("b", 3), ("c", 2)] {
-            (0..hits).for_each(|_| shard.hit(shard.rule(&rule(name))));
+            (0..hits).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
         }
-        assert_eq!(changes.take(9, 2), Taken::default(), "no request has ended");
+        assert_eq!(changes.take_changes(9, 2), Taken::default(), "no request has ended");
         let reported = |taken: Taken| -> Vec<(String, u64)> {
             taken.rules.into_iter().map(|change| (change.labels.name, change.hits)).collect()
         };
         let named = |name: &str, hits| (name.to_owned(), hits);
-        count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take(9, 2)), [named("b", 3), named("c", 2)]);
-        shard.hit(shard.rule(&rule("b")));
-        count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take(9, 2)), [named("a", 1), named("b", 1)]);
-        count(&shard, &labels("inbound", "a/x"), 200, None);
-        assert_eq!(reported(changes.take(9, 2)), []);
+        count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
+        assert_eq!(reported(changes.take_changes(9, 2)), [named("b", 3), named("c", 2)]);
+        shard.count_match(shard.rule_number(&rule("b")));
+        count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
+        assert_eq!(reported(changes.take_changes(9, 2)), [named("a", 1), named("b", 1)]);
+        count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
+        assert_eq!(reported(changes.take_changes(9, 2)), []);
     }
 }

@@ -40,9 +40,9 @@ impl ExemplarCell {
         self.trace[0].store((trace >> 64) as u64, Ordering::Relaxed);
         self.trace[1].store(trace as u64, Ordering::Relaxed);
         self.span.store(exemplar.span.0.get(), Ordering::Relaxed);
-        self.duration_us.store(microseconds(exemplar.duration), Ordering::Relaxed);
+        self.duration_us.store(to_micros(exemplar.duration), Ordering::Relaxed);
         let since = exemplar.ended.duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.ended_us.store(microseconds(since), Ordering::Relaxed);
+        self.ended_us.store(to_micros(since), Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
@@ -63,7 +63,7 @@ impl ExemplarCell {
     }
 }
 
-fn microseconds(duration: Duration) -> u64 {
+fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    fn exemplar(number: u64) -> Exemplar {
+    fn test_exemplar(number: u64) -> Exemplar {
         let trace = u128::from(number) << 64 | u128::from(number);
         Exemplar {
             trace: TraceId(NonZeroU128::new(trace).unwrap()),
@@ -89,8 +89,8 @@ mod tests {
         let cell = ExemplarCell::default();
         assert_eq!(cell.read(), None);
         for number in [1, 7] {
-            cell.write(&exemplar(number));
-            assert_eq!(cell.read(), Some(exemplar(number)));
+            cell.write(&test_exemplar(number));
+            assert_eq!(cell.read(), Some(test_exemplar(number)));
         }
     }
 
@@ -99,17 +99,17 @@ mod tests {
         let cell = Arc::<ExemplarCell>::default();
         let written = cell.clone();
         let writer = std::thread::spawn(move || {
-            (1..200_000).for_each(|number| written.write(&exemplar(number)));
+            (1..200_000).for_each(|number| written.write(&test_exemplar(number)));
         });
         let mut seen = 0;
         while !writer.is_finished() {
             if let Some(found) = cell.read() {
                 let number = u64::try_from(found.duration.as_micros()).unwrap();
-                assert_eq!(found, exemplar(number));
+                assert_eq!(found, test_exemplar(number));
                 seen = number;
             }
         }
         writer.join().unwrap();
-        assert!(seen <= 199_999 && cell.read() == Some(exemplar(199_999)));
+        assert!(seen <= 199_999 && cell.read() == Some(test_exemplar(199_999)));
     }
 }

@@ -12,16 +12,16 @@ use crate::exemplar::Exemplar;
 use crate::names::{Kind, Metric};
 use crate::reading::{Durations, Number, Reader};
 use crate::telemetry::Telemetry;
-use crate::usage::{Usage, usage};
+use crate::usage::{Usage, read_usage};
 
-pub use adopted::{Unfit, adopted};
+pub use adopted::{Unfit, adopt_page};
 pub use alias::Names;
 pub use form::Form;
 
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
     pub fn expose(&self, form: Form, out: &mut String) {
-        write(self, usage(std::process::id()).ok().as_ref(), (form, out));
+        write(self, read_usage(std::process::id()).ok().as_ref(), (form, out));
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
@@ -55,32 +55,32 @@ impl<'a> Page<'a> {
     }
 
     /// Starts an alias: the numbers that follow get another product's name.
-    pub fn alias(&mut self, name: String, kind: Kind) {
-        alias::family(&name, kind.as_str(), self.out);
+    pub fn start_alias(&mut self, name: String, kind: Kind) {
+        alias::write_family(&name, kind.as_str(), self.out);
         self.name = Cow::Owned(name);
     }
 
     /// Finishes the page.
     pub fn finish(self) {
-        self.out.push_str(self.form.end());
+        self.out.push_str(self.form.end_line());
     }
 }
 
 impl Reader for Page<'_> {
-    fn metric(&mut self, metric: &'static Metric) {
+    fn begin_metric(&mut self, metric: &'static Metric) {
         self.name = Cow::Borrowed(metric.name);
-        self.out.push_str(&self.form.header(metric));
+        self.out.push_str(&self.form.metric_header(metric));
     }
 
-    fn number(&mut self, labels: &[(&'static str, &str)], number: Number) {
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: Number) {
         let Self { name, out, .. } = self;
         match labels {
-            [] => line(out, format_args!("{name} {number}")),
-            labels => line(out, format_args!("{name}{{{}}} {number}", label_text(labels))),
+            [] => write_line(out, format_args!("{name} {number}")),
+            labels => write_line(out, format_args!("{name}{{{}}} {number}", label_text(labels))),
         }
     }
 
-    fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
+    fn record_durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
         let Self { form, name, out } = self;
         let (mut of_bucket, mut of_all) = (label_text(labels), String::new());
         if !of_bucket.is_empty() {
@@ -91,18 +91,19 @@ impl Reader for Page<'_> {
         for (limit, count, exemplar) in durations.buckets() {
             below += count;
             let limit = limit.map_or("+Inf".to_owned(), |limit| limit.as_secs_f64().to_string());
-            let exemplar = exemplar.map(|exemplar| behind(exemplar, *form)).unwrap_or_default();
+            let exemplar =
+                exemplar.map(|exemplar| exemplar_suffix(exemplar, *form)).unwrap_or_default();
             let bucket =
                 format_args!("{name}_bucket{{{of_bucket}le=\"{limit}\"}} {below}{exemplar}");
-            line(out, bucket);
+            write_line(out, bucket);
         }
-        line(out, format_args!("{name}_sum{of_all} {}", durations.sum().as_secs_f64()));
-        line(out, format_args!("{name}_count{of_all} {below}"));
+        write_line(out, format_args!("{name}_sum{of_all} {}", durations.sum().as_secs_f64()));
+        write_line(out, format_args!("{name}_count{of_all} {below}"));
     }
 }
 
 /// The exemplar after the count of a bucket; only OpenMetrics supports it.
-fn behind(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> String {
+fn exemplar_suffix(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> String {
     if form == Form::Prometheus {
         return String::new();
     }
@@ -111,7 +112,7 @@ fn behind(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> Str
     format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
 }
 
-fn line(out: &mut String, line: std::fmt::Arguments<'_>) {
+fn write_line(out: &mut String, line: std::fmt::Arguments<'_>) {
     // Writing to a `String` cannot fail.
     out.write_fmt(line).unwrap_or_default();
     out.push('\n');
@@ -132,12 +133,12 @@ fn label_text(labels: &[(&'static str, &str)]) -> String {
 fn write_label(out: &mut String, label: &str, value: &str) {
     out.push_str(label);
     out.push_str("=\"");
-    out.push_str(&escaped(value));
+    out.push_str(&escape_label(value));
     out.push('"');
 }
 
 /// Escapes a label value.
-fn escaped(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     for character in value.chars() {
         match character {

@@ -60,7 +60,7 @@ statuses! {
 impl GrpcStatus {
     /// Parses the value of `grpc-status`. Clients also treat anything but a number of gRPC as unknown.
     #[must_use]
-    pub fn of(value: &[u8]) -> Self {
+    pub fn from_value(value: &[u8]) -> Self {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
         number.and_then(|number| Self::ALL.get(number).copied()).unwrap_or(Self::Unknown)
     }
@@ -117,7 +117,7 @@ mod tests {
     fn each_number_has_its_name() {
         for (number, status) in GrpcStatus::ALL.into_iter().enumerate() {
             assert_eq!(usize::from(status.code()), number);
-            assert_eq!(GrpcStatus::of(number.to_string().as_bytes()), status);
+            assert_eq!(GrpcStatus::from_value(number.to_string().as_bytes()), status);
         }
         let names = GrpcStatus::ALL.map(GrpcStatus::label);
         assert_eq!((names[0], names[5], names[16]), ("OK", "NOT_FOUND", "UNAUTHENTICATED"));
@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn what_is_no_number_of_grpc_is_unknown() {
         for value in ["", "17", "-1", "+", "0x0", " 0", "99999999999999999999", "OK", "\u{e9}"] {
-            assert_eq!(GrpcStatus::of(value.as_bytes()), GrpcStatus::Unknown, "{value:?}");
+            assert_eq!(GrpcStatus::from_value(value.as_bytes()), GrpcStatus::Unknown, "{value:?}");
         }
-        assert_eq!(GrpcStatus::of(b"\xff"), GrpcStatus::Unknown);
+        assert_eq!(GrpcStatus::from_value(b"\xff"), GrpcStatus::Unknown);
     }
 
     #[test]

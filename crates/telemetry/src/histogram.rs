@@ -5,7 +5,7 @@ mod sparse;
 use std::fmt;
 use std::time::Duration;
 
-use crate::cell::{Cell, cells};
+use crate::cell::{Cell, cell_array};
 
 pub use sparse::{SparseHistogram, bucket_duration};
 
@@ -26,8 +26,8 @@ impl Histogram {
 
     /// Counts a duration.
     pub fn record(&mut self, duration: Duration) {
-        let us = microseconds(duration);
-        self.counts[bucket(us)] += 1;
+        let us = to_micros(duration);
+        self.counts[bucket_index(us)] += 1;
         self.sum_us = self.sum_us.saturating_add(us);
     }
 
@@ -61,7 +61,7 @@ impl Histogram {
         for (index, in_bucket) in self.counts.iter().enumerate() {
             seen += in_bucket;
             if seen >= rank {
-                return representative(index);
+                return bucket_middle(index);
             }
         }
         Duration::ZERO
@@ -74,14 +74,14 @@ impl Histogram {
     }
 
     /// The number of durations up to each of these limits, which must be in ascending order.
-    pub fn cumulative<'a>(
+    pub fn cumulative_counts<'a>(
         &'a self,
         limits: &'a [Duration],
     ) -> impl Iterator<Item = (Duration, u64)> + 'a {
         let mut buckets = self.counts.iter().enumerate().peekable();
         let mut seen = 0;
         limits.iter().map(move |limit| {
-            while let Some((_, count)) = buckets.next_if(|(i, _)| representative(*i) <= *limit) {
+            while let Some((_, count)) = buckets.next_if(|(i, _)| bucket_middle(*i) <= *limit) {
                 seen += count;
             }
             (*limit, seen)
@@ -115,12 +115,12 @@ pub(crate) struct HistogramCells {
 
 impl HistogramCells {
     pub(crate) fn new() -> Self {
-        Self { counts: cells(), sum_us: Cell::default() }
+        Self { counts: cell_array(), sum_us: Cell::default() }
     }
 
     pub(crate) fn record(&self, duration: Duration) {
-        let us = microseconds(duration);
-        self.counts[bucket(us)].add(1);
+        let us = to_micros(duration);
+        self.counts[bucket_index(us)].add(1);
         self.sum_us.add(us);
     }
 
@@ -132,13 +132,13 @@ impl HistogramCells {
     }
 }
 
-fn microseconds(duration: Duration) -> u64 {
+fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The bucket of a number of microseconds: the number itself below 8, otherwise by the three bits after the
 /// first.
-fn bucket(us: u64) -> usize {
+fn bucket_index(us: u64) -> usize {
     let us = us.min(US_MAX);
     let shift = us.max(STEPS).ilog2() - STEP_BITS;
     let step = us >> shift;
@@ -147,7 +147,7 @@ fn bucket(us: u64) -> usize {
 }
 
 /// The first number of microseconds in a bucket, and the first after it.
-fn bounds(bucket: usize) -> (u64, u64) {
+fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     let shift = (bucket / STEPS).saturating_sub(1);
     let step = bucket - shift * STEPS;
@@ -155,8 +155,8 @@ fn bounds(bucket: usize) -> (u64, u64) {
 }
 
 /// The duration with the same relative distance to both ends of a bucket.
-fn representative(bucket: usize) -> Duration {
-    let (from, to) = bounds(bucket);
+fn bucket_middle(bucket: usize) -> Duration {
+    let (from, to) = bucket_bounds(bucket);
     // The product of the last bounds has 64 bits, so the factor needs 128.
     let ns = 2_000 * u128::from(from) * u128::from(to) / u128::from(from + to);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
@@ -183,16 +183,16 @@ mod tests {
     fn buckets_follow_each_other_without_gap() {
         let mut next = 0;
         for index in 0..BUCKETS {
-            let (from, to) = bounds(index);
+            let (from, to) = bucket_bounds(index);
             assert_eq!(from, next, "{index}");
-            assert_eq!(bucket(from), index);
-            assert_eq!(bucket(to - 1), index);
-            let middle = representative(index);
+            assert_eq!(bucket_index(from), index);
+            assert_eq!(bucket_index(to - 1), index);
+            let middle = bucket_middle(index);
             assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
             next = to;
         }
         assert_eq!(next, US_MAX + 1);
-        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
     }
 
     #[test]
@@ -213,12 +213,12 @@ mod tests {
             histogram.record(Duration::from_millis(ms));
         }
         let limits: Vec<_> = [4, 60, 6_000].map(Duration::from_millis).into();
-        let counts: Vec<_> = histogram.cumulative(&limits).map(|(_, c)| c).collect();
+        let counts: Vec<_> = histogram.cumulative_counts(&limits).map(|(_, c)| c).collect();
         assert_eq!(counts, [3, 4, 5]);
     }
 
     /// The exact value of a rank in a sorted list.
-    fn exact(sorted: &[u64], share: f64) -> u64 {
+    fn exact_quantile(sorted: &[u64], share: f64) -> u64 {
         let rank = (share * sorted.len() as f64).ceil() as usize;
         sorted[rank.clamp(1, sorted.len()) - 1]
     }
@@ -234,7 +234,7 @@ mod tests {
             let mut histogram = Histogram::new();
             ns.iter().for_each(|n| histogram.record(Duration::from_nanos(*n)));
             ns.sort_unstable();
-            let exact = exact(&ns, share) as f64;
+            let exact = exact_quantile(&ns, share) as f64;
             let found = histogram.quantile(share).as_nanos() as f64;
             let error = (found - exact).abs();
             prop_assert!(error <= exact * 0.06 || error < 1_000.0, "{found} for {exact}");

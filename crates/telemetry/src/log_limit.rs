@@ -38,7 +38,7 @@ impl LogLimit {
     }
 
     /// Permits a line, or counts it as suppressed.
-    pub fn permit(&mut self, now: Instant) -> Option<PermittedLine> {
+    pub fn permit_line(&mut self, now: Instant) -> Option<PermittedLine> {
         let saved_up = now.checked_sub(LINE_EVERY * (LINES_AT_ONCE - 1)).unwrap_or(now);
         let from = self.from.unwrap_or(saved_up);
         if from > now {
@@ -65,7 +65,7 @@ impl<K> Default for LogLimits<K> {
 
 impl<K: Ord> LogLimits<K> {
     /// Permits a line that this peer caused, or counts it as suppressed.
-    pub fn permit(&self, peer: K, now: Instant) -> Option<PermittedLine> {
+    pub fn permit_line(&self, peer: K, now: Instant) -> Option<PermittedLine> {
         // A thread that panicked while it held the lock left no half-written state.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Peers { known, others } = &mut *peers;
@@ -78,10 +78,10 @@ impl<K: Ord> LogLimits<K> {
             });
             others.suppressed = others.suppressed.saturating_add(forgotten);
             if known.len() >= PEERS_MAX {
-                return others.permit(now);
+                return others.permit_line(now);
             }
         }
-        known.entry(peer).or_default().permit(now)
+        known.entry(peer).or_default().permit_line(now)
     }
 }
 
@@ -106,25 +106,26 @@ mod tests {
         // Ten lines a second for a minute.
         for tenth in 0..600 {
             let now = start + Duration::from_millis(100 * tenth);
-            lines.extend(limits.permit("flood", now));
+            lines.extend(limits.permit_line("flood", now));
         }
         assert!((27..=29).contains(&lines.len()), "{}", lines.len());
         let suppressed: u64 = lines.iter().filter_map(|line| line.suppressed).sum();
         assert!(suppressed > 500, "{suppressed}");
         // Another peer is not affected.
-        assert_eq!(limits.permit("honest", start), Some(PermittedLine { suppressed: None }));
+        assert_eq!(limits.permit_line("honest", start), Some(PermittedLine { suppressed: None }));
     }
 
     #[test]
     fn peers_without_number_share_one_limit_and_no_more_memory() {
         let start = Instant::now();
         let limits = LogLimits::default();
-        let permitted = (0..100_000).filter(|peer| limits.permit(*peer, start).is_some()).count();
+        let permitted =
+            (0..100_000).filter(|peer| limits.permit_line(*peer, start).is_some()).count();
         assert_eq!(permitted, PEERS_MAX + 16);
         assert_eq!(limits.0.lock().unwrap().known.len(), PEERS_MAX);
         // Idle peers are evicted.
         let later = start + Duration::from_secs(600);
-        assert!((100_000..100_016).all(|peer| limits.permit(peer, later).is_some()));
+        assert!((100_000..100_016).all(|peer| limits.permit_line(peer, later).is_some()));
         assert!(limits.0.lock().unwrap().known.len() <= 16);
     }
 }

@@ -5,7 +5,7 @@ pub mod control;
 
 mod page;
 
-pub use self::page::render;
+pub use self::page::render_page;
 
 /// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Kind {
 }
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
-pub fn metrics() -> impl Iterator<Item = &'static Metric> {
+pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
     [
         &REQUESTS,
         &REQUEST_DURATION,
@@ -405,14 +405,14 @@ pub enum ConnectionSide {
 }
 
 impl ConnectionSide {
-    pub(crate) const fn opened(self) -> Count {
+    pub(crate) const fn opened_counter(self) -> Count {
         match self {
             Self::Downstream => Count::DownstreamOpened,
             Self::Upstream => Count::UpstreamOpened,
         }
     }
 
-    pub(crate) const fn open(self) -> Gauge {
+    pub(crate) const fn open_gauge(self) -> Gauge {
         match self {
             Self::Downstream => Gauge::ConnectionsDownstream,
             Self::Upstream => Gauge::ConnectionsUpstream,
@@ -534,7 +534,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_follow_the_conventions() {
         let mut seen = HashSet::new();
-        for metric in metrics().chain(control::METRICS) {
+        for metric in all_metrics().chain(control::METRICS) {
             assert!(seen.insert(metric.name), "{}", metric.name);
             let counts = metric.kind == Kind::Counter;
             assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
@@ -550,7 +550,7 @@ mod tests {
         let levels = Level::ALL.iter().map(|l| (l.metric(), l.label_values()));
         let mut seen = HashSet::new();
         for (name, values) in counts.chain(gauges).chain(levels) {
-            let metric = metrics().find(|m| m.name == name).unwrap();
+            let metric = all_metrics().find(|m| m.name == name).unwrap();
             assert_eq!(metric.labels.len(), values.len(), "{name}");
             assert!(seen.insert((name, values)), "{name} {values:?}");
         }

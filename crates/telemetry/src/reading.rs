@@ -14,16 +14,16 @@ use crate::names::{
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
 use crate::telemetry::Telemetry;
-use crate::usage::{Usage, usage};
+use crate::usage::{Usage, read_usage};
 
 /// A consumer of metrics: receives each metric, followed by its numbers with their labels.
 pub trait Reader {
     /// Begins a metric; any number of values follows.
-    fn metric(&mut self, metric: &'static Metric);
+    fn begin_metric(&mut self, metric: &'static Metric);
     /// Receives a number of the current metric.
-    fn number(&mut self, labels: &[(&'static str, &str)], number: Number);
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: Number);
     /// Receives a histogram of the current metric.
-    fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>);
+    fn record_durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>);
 }
 
 /// A value of a metric.
@@ -71,7 +71,7 @@ impl<'a> Durations<'a> {
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
         let last = std::iter::once((None, self.histogram.count()));
-        let limited = self.histogram.cumulative(self.limits);
+        let limited = self.histogram.cumulative_counts(self.limits);
         let limited = limited.map(|(limit, below)| (Some(limit), below));
         let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         let mut seen = 0;
@@ -85,105 +85,105 @@ impl<'a> Durations<'a> {
 impl Telemetry {
     /// Reads all metrics, and the resource usage of this process if the system reports it.
     pub fn read(&self, reader: &mut impl Reader) {
-        self.read_with(usage(std::process::id()).ok().as_ref(), reader);
+        self.read_with(read_usage(std::process::id()).ok().as_ref(), reader);
     }
 
     pub(crate) fn read_with(&self, usage: Option<&Usage>, reader: &mut impl Reader) {
         self.read_series(reader);
-        reader.metric(&RULE_HITS);
-        for (rule, hits) in self.rules() {
+        reader.begin_metric(&RULE_HITS);
+        for (rule, hits) in self.matched_rules() {
             let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
-            labelled(reader, &RULE_HITS, &values, hits);
+            report_labelled(reader, &RULE_HITS, &values, hits);
         }
-        reader.metric(&CONNECTIONS_REFUSED);
-        for (reason, count) in self.refusals() {
-            labelled(reader, &CONNECTIONS_REFUSED, &[reason], count);
+        reader.begin_metric(&CONNECTIONS_REFUSED);
+        for (reason, count) in self.rejected_connections() {
+            report_labelled(reader, &CONNECTIONS_REFUSED, &[reason], count);
         }
         for metric in Count::METRICS {
-            reader.metric(metric);
+            reader.begin_metric(metric);
             for count in Count::ALL.iter().filter(|c| c.metric() == metric.name) {
-                labelled(reader, metric, count.label_values(), self.count(*count));
+                report_labelled(reader, metric, count.label_values(), self.count(*count));
             }
         }
         for metric in Gauge::METRICS {
-            reader.metric(metric);
+            reader.begin_metric(metric);
             for gauge in Gauge::ALL.iter().filter(|g| g.metric() == metric.name) {
-                labelled(reader, metric, gauge.label_values(), self.gauge(*gauge));
+                report_labelled(reader, metric, gauge.label_values(), self.gauge(*gauge));
             }
         }
         for metric in Level::METRICS {
-            reader.metric(metric);
+            reader.begin_metric(metric);
             for level in Level::ALL.iter().filter(|l| l.metric() == metric.name) {
                 if let Some(value) = self.level(*level) {
-                    labelled(reader, metric, level.label_values(), value);
+                    report_labelled(reader, metric, level.label_values(), value);
                 }
             }
         }
-        reader.metric(&BUILD);
-        labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
-        reader.metric(&LOG_LINES_DROPPED);
-        reader.number(&[], Number::Whole(lines_dropped()));
+        reader.begin_metric(&BUILD);
+        report_labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+        reader.begin_metric(&LOG_LINES_DROPPED);
+        reader.record_number(&[], Number::Whole(lines_dropped()));
         if let Some(usage) = usage {
-            reader.metric(&PROCESS_CPU);
-            reader.number(&[], Number::Seconds(usage.cpu.as_secs_f64()));
-            reader.metric(&PROCESS_MEMORY);
-            reader.number(&[], Number::Whole(usage.rss_kib * 1024));
+            reader.begin_metric(&PROCESS_CPU);
+            reader.record_number(&[], Number::Seconds(usage.cpu.as_secs_f64()));
+            reader.begin_metric(&PROCESS_MEMORY);
+            reader.record_number(&[], Number::Whole(usage.rss_kib * 1024));
         }
     }
 
     /// Reads the request metrics, one after the other, as formats require.
     fn read_series(&self, reader: &mut impl Reader) {
         let totals: Vec<SeriesTotals> = self
-            .series()
+            .series_cells()
             .into_iter()
-            .map(|(labels, cells)| SeriesTotals::sum(labels, &cells))
+            .map(|(labels, cells)| SeriesTotals::sum_shards(labels, &cells))
             .collect();
-        reader.metric(&REQUESTS);
+        reader.begin_metric(&REQUESTS);
         for series in &totals {
             for (Ending { class, reason, grpc }, count) in &series.requests {
                 let code = [("code", class.label()), ("reason", reason)];
                 let grpc = grpc.map(|status| ("grpc_status", status.label()));
                 let more: Vec<_> = code.into_iter().chain(grpc).collect();
                 with_labels(&series.labels, &more, |labels| {
-                    reader.number(labels, Number::Whole(*count));
+                    reader.record_number(labels, Number::Whole(*count));
                 });
             }
         }
-        reader.metric(&REQUEST_DURATION);
+        reader.begin_metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
             let durations = Durations { histogram: durations, limits: &LIMITS, exemplars };
-            with_labels(labels, &[], |labels| reader.durations(labels, &durations));
+            with_labels(labels, &[], |labels| reader.record_durations(labels, &durations));
         }
         for (metric, bytes) in [
             (&REQUEST_BYTES, (|s| s.bytes_in) as fn(&SeriesTotals) -> u64),
             (&RESPONSE_BYTES, |s| s.bytes_out),
         ] {
-            reader.metric(metric);
+            reader.begin_metric(metric);
             for series in &totals {
                 let bytes = Number::Whole(bytes(series));
-                with_labels(&series.labels, &[], |labels| reader.number(labels, bytes));
+                with_labels(&series.labels, &[], |labels| reader.record_number(labels, bytes));
             }
         }
-        reader.metric(&TCP_OPENED);
+        reader.begin_metric(&TCP_OPENED);
         for series in totals.iter().filter(|series| series.opened > 0) {
             let opened = Number::Whole(series.opened);
-            with_labels(&series.labels, &[], |labels| reader.number(labels, opened));
+            with_labels(&series.labels, &[], |labels| reader.record_number(labels, opened));
         }
         for (metric, number) in [
             (&STREAMS_OPENED, (|s| s.streams_opened) as fn(&SeriesTotals) -> u64),
             (&STREAMS, |s| s.streams_opened.saturating_sub(s.streams_ended)),
         ] {
-            reader.metric(metric);
+            reader.begin_metric(metric);
             for series in totals.iter().filter(|series| series.streams_opened > 0) {
                 let number = Number::Whole(number(series));
-                with_labels(&series.labels, &[], |labels| reader.number(labels, number));
+                with_labels(&series.labels, &[], |labels| reader.record_number(labels, number));
             }
         }
-        reader.metric(&AUDITED);
+        reader.begin_metric(&AUDITED);
         for series in &totals {
             for (reason, count) in &series.audited {
                 with_labels(&series.labels, &[("reason", reason)], |labels| {
-                    reader.number(labels, Number::Whole(*count));
+                    reader.record_number(labels, Number::Whole(*count));
                 });
             }
         }
@@ -203,13 +203,13 @@ fn with_labels(
     reported(&own.chain(more.iter().copied()).collect::<Vec<_>>());
 }
 
-fn labelled(reader: &mut impl Reader, metric: &Metric, values: &[&str], number: u64) {
+fn report_labelled(reader: &mut impl Reader, metric: &Metric, values: &[&str], number: u64) {
     let labels: Vec<_> = metric.labels.iter().copied().zip(values.iter().copied()).collect();
-    reader.number(&labels, Number::Whole(number));
+    reader.record_number(&labels, Number::Whole(number));
 }
 
 /// The exposed bucket of a duration; the last has no limit.
-pub(crate) fn bucket(duration: Duration) -> usize {
+pub(crate) fn exposed_bucket(duration: Duration) -> usize {
     LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
 }
 

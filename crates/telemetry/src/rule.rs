@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::cell::{Cell, cells};
+use crate::cell::{Cell, cell_array};
 
 /// The identity of a rule. Every part comes from the mesh configuration, never from clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,7 +48,7 @@ pub(crate) struct RuleNumbers {
 
 impl RuleNumbers {
     /// The number of a rule; assigns one to a new rule if there is room.
-    pub(crate) fn of(&mut self, labels: &RuleLabels) -> RuleNumber {
+    pub(crate) fn number_for(&mut self, labels: &RuleLabels) -> RuleNumber {
         if let Some(number) = self.numbers.get(labels) {
             return *number;
         }
@@ -86,7 +86,7 @@ impl RuleCells {
     pub(crate) fn add(&self, number: RuleNumber) {
         let place = (number.0 as usize).wrapping_sub(1);
         if let Some(row) = self.rows.get(place / ROW) {
-            row.get_or_init(|| Box::new(cells()))[place % ROW].add(1);
+            row.get_or_init(|| Box::new(cell_array()))[place % ROW].add(1);
         }
     }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::telemetry::Telemetry;
 
-    fn rule(name: &str) -> RuleLabels {
+    fn rule_labels(name: &str) -> RuleLabels {
         RuleLabels {
             kind: "HTTPRoute",
             namespace: "shop".to_owned(),
@@ -124,34 +124,37 @@ mod tests {
     #[test]
     fn shards_count_a_rule_under_one_number_and_a_sum_is_reported() {
         let telemetry = Telemetry::new();
-        let (one, two) = (telemetry.shard(), telemetry.shard());
-        let (a, b) = (one.rule(&rule("a")), two.rule(&rule("b")));
-        assert_eq!((two.rule(&rule("a")), one.rule(&rule("b"))), (a, b));
+        let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
+        let (a, b) = (one.rule_number(&rule_labels("a")), two.rule_number(&rule_labels("b")));
+        assert_eq!(
+            (two.rule_number(&rule_labels("a")), one.rule_number(&rule_labels("b"))),
+            (a, b)
+        );
         assert_ne!(a, b);
-        one.hit(a);
-        two.hit(a);
-        two.hit(b);
-        assert_eq!(telemetry.rules(), [(rule("a"), 2), (rule("b"), 1)]);
+        one.count_match(a);
+        two.count_match(a);
+        two.count_match(b);
+        assert_eq!(telemetry.matched_rules(), [(rule_labels("a"), 2), (rule_labels("b"), 1)]);
     }
 
     #[test]
     fn a_rule_that_never_decided_is_not_reported() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
-        let number = shard.rule(&rule("a"));
-        assert_eq!(telemetry.rules(), []);
-        shard.hit(number);
-        assert_eq!(telemetry.rules().len(), 1);
+        let shard = telemetry.new_shard();
+        let number = shard.rule_number(&rule_labels("a"));
+        assert_eq!(telemetry.matched_rules(), []);
+        shard.count_match(number);
+        assert_eq!(telemetry.matched_rules().len(), 1);
     }
 
     #[test]
     fn rules_beyond_the_bound_are_counted_together() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
+        let shard = telemetry.new_shard();
         for name in 0..RULES_MAX + 2 {
-            shard.hit(shard.rule(&rule(&name.to_string())));
+            shard.count_match(shard.rule_number(&rule_labels(&name.to_string())));
         }
-        let rules = telemetry.rules();
+        let rules = telemetry.matched_rules();
         assert_eq!(rules.len(), RULES_MAX);
         let other = RuleLabels { name: "other".to_owned(), ..RuleLabels::default() };
         assert_eq!(rules[0], (other, 3));

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::cell::{Cell, cells};
+use crate::cell::{Cell, cell_array};
 use crate::exemplar::{Exemplar, ExemplarCell};
 use crate::grpc::{CODES, GrpcStatus};
 use crate::histogram::{Histogram, HistogramCells};
-use crate::reading::{BUCKETS, bucket};
+use crate::reading::{BUCKETS, exposed_bucket};
 use crate::status::{CLASSES, StatusClass};
 use crate::tally::{Ending, Tally};
 
@@ -32,7 +32,7 @@ pub struct RequestLabels {
 
 impl RequestLabels {
     /// The labels of the overflow series of this direction.
-    pub(crate) fn folded(&self) -> Self {
+    pub(crate) fn overflow_labels(&self) -> Self {
         Self {
             direction: match self.direction {
                 "inbound" => "inbound",
@@ -77,7 +77,7 @@ impl Outcome {
     #[must_use]
     pub fn is_failure(&self) -> bool {
         self.reason.is_some()
-            || StatusClass::of(self.status) == StatusClass::Failed
+            || StatusClass::from_status(self.status) == StatusClass::Failed
             || self.grpc.is_some_and(GrpcStatus::is_failure)
     }
 }
@@ -110,7 +110,7 @@ pub struct SeriesSummary {
 
 impl SeriesSummary {
     /// Failures are ordered by code and reason; those of gRPC calls are merged into the others.
-    fn fail(&mut self, failure: Failure) {
+    fn add_failure(&mut self, failure: Failure) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
                 last.requests += failure.requests;
@@ -157,7 +157,7 @@ pub(crate) struct SeriesCells {
 impl SeriesCells {
     pub(crate) fn new() -> Self {
         Self {
-            answered: cells(),
+            answered: cell_array(),
             called: OnceLock::new(),
             bytes_in: Cell::default(),
             bytes_out: Cell::default(),
@@ -171,12 +171,12 @@ impl SeriesCells {
         }
     }
 
-    pub(crate) fn exemplify(&self, exemplar: &Exemplar) {
+    pub(crate) fn store_exemplar(&self, exemplar: &Exemplar) {
         let cells = self.exemplars.get_or_init(Box::default);
-        cells[bucket(exemplar.duration)].write(exemplar);
+        cells[exposed_bucket(exemplar.duration)].write(exemplar);
     }
 
-    pub(crate) fn audit(&self, reason: &'static str) {
+    pub(crate) fn count_audited(&self, reason: &'static str) {
         let tally = self.audited.get_or_init(|| Box::new(Tally::new()));
         tally.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
@@ -193,12 +193,13 @@ impl SeriesCells {
         self.streams_ended.add(1);
     }
 
-    pub(crate) fn record(&self, outcome: &Outcome) {
-        let class = StatusClass::of(outcome.status);
+    pub(crate) fn record_outcome(&self, outcome: &Outcome) {
+        let class = StatusClass::from_status(outcome.status);
         match (outcome.reason, outcome.grpc) {
             (None, None) => self.answered[class as usize].add(1),
             (None, Some(status)) => {
-                let called = self.called.get_or_init(|| Box::new([(); CODES].map(|()| cells())));
+                let called =
+                    self.called.get_or_init(|| Box::new([(); CODES].map(|()| cell_array())));
                 called[usize::from(status.code())][class as usize].add(1);
             }
             (Some(reason), grpc) => self.failed.add(Ending { class, reason, grpc }),
@@ -229,7 +230,7 @@ pub(crate) struct SeriesTotals {
 }
 
 impl SeriesTotals {
-    pub(crate) fn sum(labels: RequestLabels, shards: &[Arc<SeriesCells>]) -> Self {
+    pub(crate) fn sum_shards(labels: RequestLabels, shards: &[Arc<SeriesCells>]) -> Self {
         let mut totals = Self {
             labels,
             requests: BTreeMap::new(),
@@ -243,12 +244,12 @@ impl SeriesTotals {
             exemplars: [None; BUCKETS],
         };
         for cells in shards {
-            totals.add(cells);
+            totals.add_cells(cells);
         }
         totals
     }
 
-    fn add(&mut self, cells: &SeriesCells) {
+    fn add_cells(&mut self, cells: &SeriesCells) {
         self.add_answered(&cells.answered, None);
         let called = cells.called.get().into_iter().flat_map(|called| called.iter());
         for (status, answered) in GrpcStatus::ALL.iter().zip(called) {
@@ -282,7 +283,7 @@ impl SeriesTotals {
         }
     }
 
-    pub(crate) fn summary(self) -> SeriesSummary {
+    pub(crate) fn into_summary(self) -> SeriesSummary {
         let mut summary = SeriesSummary {
             labels: self.labels,
             requests: 0,
@@ -302,7 +303,7 @@ impl SeriesTotals {
                 summary.success += requests;
             }
             if !reason.is_empty() {
-                summary.fail(Failure { code: class.label(), reason, requests });
+                summary.add_failure(Failure { code: class.label(), reason, requests });
             }
         }
         summary

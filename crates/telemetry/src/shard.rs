@@ -30,12 +30,12 @@ impl Shard {
     ///
     /// If the process has [`SERIES_MAX`](crate::SERIES_MAX) series, new ones are merged into one overflow
     /// series for each direction.
-    pub fn series(&self, labels: &RequestLabels) -> SeriesId {
+    pub fn series_id(&self, labels: &RequestLabels) -> SeriesId {
         let mut series = self.series.borrow_mut();
         if let Some(id) = series.ids.get(labels) {
             return *id;
         }
-        let admitted = self.telemetry.admit(labels);
+        let admitted = self.telemetry.admit_labels(labels);
         if admitted != *labels {
             self.add(Count::SeriesFolded, 1);
         }
@@ -44,18 +44,18 @@ impl Shard {
         }
         let index = u32::try_from(series.cells.len()).unwrap_or(u32::MAX);
         let shard = self.number;
-        series.cells.push(self.telemetry.attach(&admitted));
+        series.cells.push(self.telemetry.attach_series(&admitted));
         series.ids.insert(admitted, SeriesId { shard, index });
         SeriesId { shard, index }
     }
 
     /// Counts a completed request. The series must come from this shard; those of another are not counted.
-    pub fn record(&self, series: SeriesId, outcome: &Outcome) {
+    pub fn record_request(&self, series: SeriesId, outcome: &Outcome) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.record(outcome);
+            cells.record_outcome(outcome);
         }
     }
 
@@ -89,16 +89,16 @@ impl Shard {
     }
 
     /// Counts a request that was allowed although policies deny it; the series as in [`record`](Self::record).
-    pub fn audit(&self, series: SeriesId, reason: &'static str) {
+    pub fn count_audited(&self, series: SeriesId, reason: &'static str) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.audit(reason);
+            cells.count_audited(reason);
         }
     }
 
     /// Stores a traced request as an exemplar of its duration; the series as in [`record`](Self::record).
-    pub fn exemplify(
+    pub fn store_exemplar(
         &self,
         series: SeriesId,
         (trace, span): (TraceId, SpanId),
@@ -107,7 +107,7 @@ impl Shard {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.exemplify(&Exemplar { trace, span, duration, ended });
+            cells.store_exemplar(&Exemplar { trace, span, duration, ended });
         }
     }
 
@@ -115,12 +115,12 @@ impl Shard {
     /// the rule.
     ///
     /// If the process has [`RULES_MAX`](crate::RULES_MAX) rules, new ones share a number.
-    pub fn rule(&self, labels: &RuleLabels) -> RuleNumber {
+    pub fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
         let mut rules = self.rules.borrow_mut();
         if let Some(number) = rules.get(labels) {
             return *number;
         }
-        let number = self.telemetry.number(labels);
+        let number = self.telemetry.rule_number(labels);
         if rules.len() < crate::RULES_MAX {
             rules.insert(labels.clone(), number);
         }
@@ -128,23 +128,23 @@ impl Shard {
     }
 
     /// Counts a match of a rule.
-    pub fn hit(&self, rule: RuleNumber) {
+    pub fn count_match(&self, rule: RuleNumber) {
         self.cells.rules.add(rule);
     }
 
     /// Counts an opened connection.
     pub fn connection_opened(&self, side: ConnectionSide) {
-        self.add(side.opened(), 1);
-        self.raise(side.open(), 1);
+        self.add(side.opened_counter(), 1);
+        self.raise(side.open_gauge(), 1);
     }
 
     /// Counts a closed connection.
     pub fn connection_closed(&self, side: ConnectionSide) {
-        self.lower(side.open(), 1);
+        self.lower(side.open_gauge(), 1);
     }
 
     /// Counts a connection that was rejected before any request.
-    pub fn refuse(&self, reason: &'static str) {
+    pub fn count_rejected(&self, reason: &'static str) {
         self.cells.refused.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
@@ -174,8 +174,8 @@ impl Telemetry {
     /// Creates a shard for another thread. Shards are never removed: create one for each data core and one for
     /// the control thread at their start.
     #[must_use]
-    pub fn shard(self: &Arc<Self>) -> Shard {
-        let (number, cells) = self.enrol();
+    pub fn new_shard(self: &Arc<Self>) -> Shard {
+        let (number, cells) = self.register_shard();
         Shard {
             telemetry: Arc::clone(self),
             number,

@@ -16,7 +16,7 @@ impl StatusClass {
     pub(crate) const ALL: [Self; CLASSES] =
         [Self::None, Self::Interim, Self::Success, Self::Redirect, Self::Refused, Self::Failed];
 
-    pub(crate) fn of(status: u16) -> Self {
+    pub(crate) fn from_status(status: u16) -> Self {
         match status / 100 {
             1 => Self::Interim,
             2 => Self::Success,
@@ -59,7 +59,7 @@ mod tests {
             (600, "000"),
             (u16::MAX, "000"),
         ] {
-            assert_eq!(StatusClass::of(status).label(), label, "{status}");
+            assert_eq!(StatusClass::from_status(status).label(), label, "{status}");
         }
     }
 

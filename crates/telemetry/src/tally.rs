@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::cell::{Cell, cells};
+use crate::cell::{Cell, cell_array};
 use crate::grpc::GrpcStatus;
 use crate::status::{CLASSES, StatusClass};
 
@@ -37,7 +37,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new() -> Self {
-        Self { rows: OnceLock::new(), spilled: cells() }
+        Self { rows: OnceLock::new(), spilled: cell_array() }
     }
 
     pub(crate) fn add(&self, ending: Ending) {
@@ -79,7 +79,7 @@ const SPILLED: &str = "other";
 mod tests {
     use super::*;
 
-    fn ending(class: StatusClass, reason: &'static str) -> Ending {
+    fn test_ending(class: StatusClass, reason: &'static str) -> Ending {
         Ending { class, reason, grpc: None }
     }
 
@@ -88,19 +88,19 @@ mod tests {
         let tally = Tally::new();
         assert_eq!(tally.read().count(), 0);
         let unavailable = Some(GrpcStatus::Unavailable);
-        tally.add(ending(StatusClass::Refused, "denied"));
-        tally.add(ending(StatusClass::Failed, "denied"));
-        tally.add(ending(StatusClass::Refused, "denied"));
-        tally.add(ending(StatusClass::Refused, "no-route"));
-        tally.add(Ending { grpc: unavailable, ..ending(StatusClass::Refused, "denied") });
+        tally.add(test_ending(StatusClass::Refused, "denied"));
+        tally.add(test_ending(StatusClass::Failed, "denied"));
+        tally.add(test_ending(StatusClass::Refused, "denied"));
+        tally.add(test_ending(StatusClass::Refused, "no-route"));
+        tally.add(Ending { grpc: unavailable, ..test_ending(StatusClass::Refused, "denied") });
         let found: Vec<_> = tally.read().collect();
         assert_eq!(
             found,
             [
-                (ending(StatusClass::Refused, "denied"), 2),
-                (ending(StatusClass::Failed, "denied"), 1),
-                (ending(StatusClass::Refused, "no-route"), 1),
-                (Ending { grpc: unavailable, ..ending(StatusClass::Refused, "denied") }, 1),
+                (test_ending(StatusClass::Refused, "denied"), 2),
+                (test_ending(StatusClass::Failed, "denied"), 1),
+                (test_ending(StatusClass::Refused, "no-route"), 1),
+                (Ending { grpc: unavailable, ..test_ending(StatusClass::Refused, "denied") }, 1),
             ]
         );
     }
@@ -109,9 +109,9 @@ mod tests {
     fn spills_what_does_not_fit_and_loses_nothing() {
         let tally = Tally::new();
         for n in 0..ROWS_MAX + 5 {
-            tally.add(ending(StatusClass::None, format!("reason-{n}").leak()));
+            tally.add(test_ending(StatusClass::None, format!("reason-{n}").leak()));
         }
         assert_eq!(tally.read().count(), ROWS_MAX + 1);
-        assert_eq!(tally.read().last(), Some((ending(StatusClass::None, "other"), 5)));
+        assert_eq!(tally.read().last(), Some((test_ending(StatusClass::None, "other"), 5)));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::cell::{Cell, cells};
+use crate::cell::{Cell, cell_array};
 use crate::names::{Count, Gauge, Level};
 use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
 use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
@@ -21,13 +21,13 @@ impl Telemetry {
     /// Creates an empty telemetry.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let telemetry = Self { registered: Mutex::default(), levels: cells() };
+        let telemetry = Self { registered: Mutex::default(), levels: cell_array() };
         telemetry.levels.iter().for_each(|level| level.set(UNSET));
         Arc::new(telemetry)
     }
 
     /// Sets a process-wide gauge, from any thread; gauges that were never set are not exposed.
-    pub fn set(&self, level: Level, value: u64) {
+    pub fn set_level(&self, level: Level, value: u64) {
         self.levels[level as usize].set(value);
     }
 
@@ -57,7 +57,7 @@ impl Telemetry {
 
     /// The number of rejected connections, by reason.
     #[must_use]
-    pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
+    pub fn rejected_connections(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
         for shard in &self.lock().shards {
             for (ending, count) in shard.refused.read() {
@@ -69,14 +69,15 @@ impl Telemetry {
 
     /// The totals of all series, ordered by labels.
     #[must_use]
-    pub fn summary(&self) -> Vec<SeriesSummary> {
-        let summary = |(labels, cells): (_, Vec<_>)| SeriesTotals::sum(labels, &cells).summary();
-        self.series().into_iter().map(summary).collect()
+    pub fn series_summaries(&self) -> Vec<SeriesSummary> {
+        let summary =
+            |(labels, cells): (_, Vec<_>)| SeriesTotals::sum_shards(labels, &cells).into_summary();
+        self.series_cells().into_iter().map(summary).collect()
     }
 
     /// The rules that matched, with their number of matches, ordered by rule number.
     #[must_use]
-    pub fn rules(&self) -> Vec<(RuleLabels, u64)> {
+    pub fn matched_rules(&self) -> Vec<(RuleLabels, u64)> {
         let registered = self.lock();
         let hits = |place: usize| {
             let shards = registered.shards.iter();
@@ -88,12 +89,12 @@ impl Telemetry {
     }
 
     /// The number of a rule.
-    pub(crate) fn number(&self, labels: &RuleLabels) -> RuleNumber {
-        self.lock().rules.of(labels)
+    pub(crate) fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
+        self.lock().rules.number_for(labels)
     }
 
     /// Creates the cells of another shard, and its number.
-    pub(crate) fn enrol(&self) -> (u32, Arc<ShardCells>) {
+    pub(crate) fn register_shard(&self) -> (u32, Arc<ShardCells>) {
         let cells = Arc::new(ShardCells::new());
         let mut registered = self.lock();
         let number = u32::try_from(registered.shards.len()).unwrap_or(u32::MAX);
@@ -103,19 +104,19 @@ impl Telemetry {
 
     /// The labels that these requests are counted under: their own while there is room, then those of the
     /// overflow series.
-    pub(crate) fn admit(&self, labels: &RequestLabels) -> RequestLabels {
+    pub(crate) fn admit_labels(&self, labels: &RequestLabels) -> RequestLabels {
         let mut registered = self.lock();
         let known = registered.series.contains_key(labels);
         let admitted = match known || registered.series.len() < SERIES_MAX {
             true => labels.clone(),
-            false => labels.folded(),
+            false => labels.overflow_labels(),
         };
         registered.series.entry(admitted.clone()).or_default();
         admitted
     }
 
     /// Creates cells for a series, written by the calling shard.
-    pub(crate) fn attach(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
+    pub(crate) fn attach_series(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
         let cells = Arc::new(SeriesCells::new());
         let mut registered = self.lock();
         let of_series = registered.series.entry(labels.clone()).or_default();
@@ -124,7 +125,7 @@ impl Telemetry {
     }
 
     /// All series and their cells, to be read without the lock.
-    pub(crate) fn series(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
+    pub(crate) fn series_cells(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
         self.lock().series.clone()
     }
 
@@ -152,7 +153,12 @@ pub(crate) struct ShardCells {
 
 impl ShardCells {
     pub(crate) fn new() -> Self {
-        Self { counts: cells(), gauges: cells(), refused: Tally::new(), rules: RuleCells::new() }
+        Self {
+            counts: cell_array(),
+            gauges: cell_array(),
+            refused: Tally::new(),
+            rules: RuleCells::new(),
+        }
     }
 }
 

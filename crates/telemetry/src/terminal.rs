@@ -6,7 +6,7 @@ use std::fmt;
 /// True for characters that control a terminal: controls (C0, DEL and C1), line separators, and bidirectional
 /// marks.
 #[must_use]
-pub fn steers(character: char) -> bool {
+pub fn is_terminal_control(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -16,17 +16,17 @@ pub fn steers(character: char) -> bool {
 
 /// Replaces control characters by escapes such as `\n` and `\u{1b}`.
 #[must_use]
-pub fn visible(text: &str) -> Cow<'_, str> {
-    match text.contains(steers) {
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
+    match text.contains(is_terminal_control) {
         false => Cow::Borrowed(text),
-        true => Cow::Owned(text.chars().flat_map(escape).collect()),
+        true => Cow::Owned(text.chars().flat_map(escape_char).collect()),
     }
 }
 
 /// One character, or its escape.
-pub fn escape(character: char) -> impl Iterator<Item = char> {
-    let escaped = steers(character).then(|| character.escape_default());
-    let plain = (!steers(character)).then_some(character);
+pub fn escape_char(character: char) -> impl Iterator<Item = char> {
+    let escaped = is_terminal_control(character).then(|| character.escape_default());
+    let plain = (!is_terminal_control(character)).then_some(character);
     escaped.into_iter().flatten().chain(plain)
 }
 
@@ -36,7 +36,7 @@ pub struct Visible<W>(pub W);
 
 impl<W: fmt::Write> fmt::Write for Visible<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.write_str(&visible(text))
+        self.0.write_str(&escape_controls(text))
     }
 }
 
@@ -68,9 +68,9 @@ mod tests {
     struct Chain(Vec<String>, Option<Box<Chain>>);
 
     impl Chain {
-        fn of(texts: &[String]) -> Option<Box<Self>> {
+        fn from_texts(texts: &[String]) -> Option<Box<Self>> {
             let (_, rest) = texts.split_first()?;
-            Some(Box::new(Self(texts.to_vec(), Self::of(rest))))
+            Some(Box::new(Self(texts.to_vec(), Self::from_texts(rest))))
         }
     }
 
@@ -91,28 +91,29 @@ mod tests {
     fn a_cause_that_was_named_is_not_named_again() {
         let full = io::Error::from_raw_os_error(28);
         let text = format!("cannot write: {full}");
-        let chain = Chain::of(&[text.clone(), full.to_string(), "disk".to_owned()]).unwrap();
+        let chain =
+            Chain::from_texts(&[text.clone(), full.to_string(), "disk".to_owned()]).unwrap();
         assert_eq!(with_causes(&*chain), format!("{text}: disk"));
-        let chain = Chain::of(&["a".to_owned(), "b".to_owned()]).unwrap();
+        let chain = Chain::from_texts(&["a".to_owned(), "b".to_owned()]).unwrap();
         assert_eq!(with_causes(&*chain), "a: b");
     }
 
     proptest! {
         #[test]
         fn no_text_steers_a_terminal_and_all_of_it_can_be_read_back(text in any::<String>()) {
-            let shown = visible(&text);
-            prop_assert!(!shown.contains(steers), "{shown:?}");
+            let shown = escape_controls(&text);
+            prop_assert!(!shown.contains(is_terminal_control), "{shown:?}");
             let mut written = String::new();
             Visible(&mut written).write_str(&text).unwrap();
             prop_assert_eq!(&written, &shown);
-            prop_assert_eq!(text.contains(steers), matches!(shown, Cow::Owned(_)));
+            prop_assert_eq!(text.contains(is_terminal_control), matches!(shown, Cow::Owned(_)));
         }
 
         #[test]
         fn every_part_of_a_chain_is_named_once(
             texts in proptest::collection::vec("[a-c]{1,3}( [a-c]{1,3})?", 1..6)
         ) {
-            let chain = Chain::of(&texts).unwrap();
+            let chain = Chain::from_texts(&texts).unwrap();
             let shown = with_causes(&*chain);
             for text in &texts {
                 prop_assert!(shown.contains(text.as_str()));

@@ -81,22 +81,22 @@ impl Span {
     /// Continues the trace of a request, or starts one. `forms`: the propagation format of a new trace.
     /// `chance` returns random numbers; `samples` makes the sampling decision from one if the sender has made
     /// none.
-    pub fn of(
+    pub fn from_carrier(
         carrier: &Carrier<'_>,
         forms: Forms,
         chance: &mut impl FnMut() -> u64,
         samples: impl FnOnce(u64) -> bool,
     ) -> Self {
-        let context = carrier.context();
+        let context = carrier.parse_context();
         let (trace, parent) = match context.and_then(|context| context.ids) {
             Some((trace, parent)) => (trace, Some(parent)),
-            None => (TraceId::drawn(chance), None),
+            None => (TraceId::from_random(chance), None),
         };
         let decision = context.map_or(Decision::Deferred, |context| context.decision);
-        let brought = carrier.forms();
+        let brought = carrier.received_forms();
         Self {
             trace,
-            id: SpanId::drawn(chance),
+            id: SpanId::from_random(chance),
             parent,
             is_sampled: match decision {
                 Decision::Sampled | Decision::Debug => true,
@@ -107,19 +107,19 @@ impl Span {
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
             forms: if brought == Forms::default() { forms } else { brought },
             // W3C §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
-            replaced: carrier.names(context.is_some_and(|context| context.is_w3c)),
+            replaced: carrier.header_names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
     /// The names of the headers that [`Written`] replaces; at least of those that are present.
     #[must_use]
-    pub fn replaces(&self) -> &'static [&'static str] {
+    pub fn replaced_headers(&self) -> &'static [&'static str] {
         self.replaced
     }
 }
 
 impl TraceId {
-    fn drawn(chance: &mut impl FnMut() -> u64) -> Self {
+    fn from_random(chance: &mut impl FnMut() -> u64) -> Self {
         // W3C level 2, §random-trace-id: at least the right half is random.
         let id = u128::from(chance()) << 64 | u128::from(chance());
         Self(NonZeroU128::new(id).unwrap_or(NonZeroU128::MIN))
@@ -127,7 +127,7 @@ impl TraceId {
 }
 
 impl SpanId {
-    fn drawn(chance: &mut impl FnMut() -> u64) -> Self {
+    fn from_random(chance: &mut impl FnMut() -> u64) -> Self {
         Self(NonZeroU64::new(chance()).unwrap_or(NonZeroU64::MIN))
     }
 }

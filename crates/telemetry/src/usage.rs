@@ -23,16 +23,16 @@ pub struct Usage {
 ///
 /// # Errors
 /// If there is no such process, it belongs to another user, or the system is not Linux.
-pub fn usage(pid: u32) -> io::Result<Usage> {
+pub fn read_usage(pid: u32) -> io::Result<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed("stat"))?;
+    let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let private = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
     Ok(Usage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
-        rss_kib: kib(&memory, "Rss:").ok_or_else(|| malformed("smaps_rollup"))?,
-        pss_kib: kib(&memory, "Pss:").ok_or_else(|| malformed("smaps_rollup"))?,
-        private_kib: private.iter().filter_map(|name| kib(&memory, name)).sum(),
+        rss_kib: parse_kib(&memory, "Rss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
+        pss_kib: parse_kib(&memory, "Pss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
+        private_kib: private.iter().filter_map(|name| parse_kib(&memory, name)).sum(),
         threads,
     })
 }
@@ -50,11 +50,11 @@ pub struct Spent {
 ///
 /// # Errors
 /// As [`usage`].
-pub fn spent(pid: u32) -> io::Result<Spent> {
+pub fn read_spent(pid: u32) -> io::Result<Spent> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed("stat"))?;
+    let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/statm"))?;
-    let pages = own_pages(&memory).ok_or_else(|| malformed("statm"))?;
+    let pages = own_pages(&memory).ok_or_else(|| malformed_file("statm"))?;
     let page_kib = rustix::param::page_size() as u64 / 1024;
     Ok(Spent {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
@@ -89,12 +89,12 @@ fn cpu_time(ticks: u64, ticks_per_second: u64) -> Duration {
 }
 
 /// The value of a line such as `Rss:   1234 kB`.
-fn kib(memory: &str, name: &str) -> Option<u64> {
+fn parse_kib(memory: &str, name: &str) -> Option<u64> {
     let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
     rest.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-fn malformed(file: &str) -> io::Error {
+fn malformed_file(file: &str) -> io::Error {
     let message = format!("`{file}` of the process is not as proc(5) describes it");
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
@@ -125,18 +125,18 @@ mod tests {
             assert_eq!(own_pages(bad), None, "{bad}");
         }
         let (short, long) =
-            (spent(std::process::id()).unwrap(), usage(std::process::id()).unwrap());
+            (read_spent(std::process::id()).unwrap(), read_usage(std::process::id()).unwrap());
         assert!(short.own_kib > 0 && short.own_kib <= long.rss_kib, "{short:?} {long:?}");
-        assert!(spent(u32::MAX).is_err());
+        assert!(read_spent(u32::MAX).is_err());
     }
 
     #[test]
     fn reads_memory_lines() {
         let memory = "55d0-7ffe ---p 00000000 00:00 0  [rollup]\nRss:  4321 kB\nPss:  21 kB\nPss_Dirty: 5 kB\n";
-        assert_eq!(kib(memory, "Rss:"), Some(4321));
-        assert_eq!(kib(memory, "Pss:"), Some(21));
-        assert_eq!(kib(memory, "Swap:"), None);
-        assert_eq!(kib("Rss: x kB", "Rss:"), None);
+        assert_eq!(parse_kib(memory, "Rss:"), Some(4321));
+        assert_eq!(parse_kib(memory, "Pss:"), Some(21));
+        assert_eq!(parse_kib(memory, "Swap:"), None);
+        assert_eq!(parse_kib("Rss: x kB", "Rss:"), None);
     }
 
     #[test]
@@ -147,9 +147,9 @@ mod tests {
 
     #[test]
     fn tells_of_this_process_and_not_of_one_that_is_none() {
-        let own = usage(std::process::id()).unwrap();
+        let own = read_usage(std::process::id()).unwrap();
         assert!(own.rss_kib >= own.private_kib, "{own:?}");
         assert!(own.private_kib > 0 && own.pss_kib > 0 && own.threads > 0, "{own:?}");
-        assert!(usage(u32::MAX).is_err());
+        assert!(read_usage(u32::MAX).is_err());
     }
 }

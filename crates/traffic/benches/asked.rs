@@ -10,7 +10,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    pub(crate) fn view(&self) -> RequestView<'_> {
+    pub(crate) fn request_view(&self) -> RequestView<'_> {
         RequestView {
             method: self.method,
             path: self.path,
@@ -21,7 +21,7 @@ impl Asked {
     }
 }
 
-pub(crate) fn asked(path: &str) -> Asked {
+pub(crate) fn sample_request(path: &str) -> Asked {
     let fields = [
         ("host", "reviews.bookinfo:9080"),
         ("user-agent", "python-requests/2.32.3"),

@@ -12,15 +12,17 @@ impl Candidates for Ten {
     }
 
     fn load(&self, index: usize) -> Load {
-        self.0.get(index).map_or(Load::of(u32::MAX), |(load, _)| Load::of(*load))
+        self.0
+            .get(index)
+            .map_or(Load::from_requests(u32::MAX), |(load, _)| Load::from_requests(*load))
     }
 
-    fn usable(&self, index: usize) -> bool {
+    fn is_usable(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(|(_, usable)| *usable)
     }
 }
 
-pub(crate) fn candidates() -> Ten {
+pub(crate) fn ten_candidates() -> Ten {
     let loads = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
     Ten(loads.map(|load| (load, load != 9)))
 }

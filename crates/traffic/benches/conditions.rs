@@ -15,11 +15,11 @@ use leno_traffic::guard::Guards;
 use leno_traffic::hedge::Hedged;
 use leno_traffic::{Attempt, Sent};
 
-use crate::asked::{Asked, asked};
-use crate::member::plan;
+use crate::asked::{Asked, sample_request};
+use crate::member::proxy_config;
 
 /// Two retries of responses with any of three statuses.
-pub(crate) fn retried() -> (RetryRule, RetryBudget) {
+pub(crate) fn retry_rule() -> (RetryRule, RetryBudget) {
     let rule =
         RetryRule { codes: vec![502, 503, 504], attempts: 2, backoff: Duration::from_millis(25) };
     (rule, RetryBudget::new(now()))
@@ -36,7 +36,7 @@ pub(crate) const ATTEMPT: Attempt = Attempt {
     waited: Duration::ZERO,
 };
 
-pub(crate) fn hedging() -> HedgeRule {
+pub(crate) fn hedge_rule() -> HedgeRule {
     HedgeRule { after: Duration::from_millis(20), methods: Vec::new() }
 }
 
@@ -44,7 +44,7 @@ pub(crate) const HEDGED: Hedged<'_> =
     Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
 
 /// CORS for one origin, with two methods.
-pub(crate) fn cors() -> Cors {
+pub(crate) fn cors_rule() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
         credentials: false,
@@ -57,13 +57,13 @@ pub(crate) fn cors() -> Cors {
 
 /// A request from a page of that origin.
 pub(crate) fn from_page() -> Asked {
-    let mut asked = asked("/shop/7");
+    let mut asked = sample_request("/shop/7");
     asked.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
     asked
 }
 
 /// Requests for one path require a token, external authorization and a global rate limit by client.
-pub(crate) fn guards() -> Guards {
+pub(crate) fn port_guards() -> Guards {
     let requests = || {
         vec![RequestMatch {
             path: PathMatch::Exact("/shop/7".to_owned()),
@@ -82,7 +82,7 @@ pub(crate) fn guards() -> Guards {
         (ServicePolicyKind::ExternalAuthorization, Guard::Authorization(Box::new(authorization))),
         (ServicePolicyKind::JwtValidation, Guard::Tokens(Box::new(tokens))),
     ];
-    let guards = guards.map(|(kind, guard)| PortGuard { policy: policy(kind), guard });
+    let guards = guards.map(|(kind, guard)| PortGuard { policy: policy_name(kind), guard });
     let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
     let global = GlobalLimit {
         check_service: check_service(),
@@ -92,11 +92,11 @@ pub(crate) fn guards() -> Guards {
         tells: false,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
-    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
+    let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
     let plan = WorkloadPlan {
         guards: BTreeMap::from([(PORT, guards.to_vec())]),
         limits: BTreeMap::from([(PORT, vec![limits])]),
-        ..plan(Access::Permissive)
+        ..proxy_config(Access::Permissive)
     };
     Guards::build(&plan).expect("guards").expect("there are some")
 }
@@ -107,7 +107,7 @@ fn check_service() -> CheckService {
     CheckService { at: CheckServiceAddress::Outside(server), timeout, unanswered: Unanswered::Deny }
 }
 
-fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", "orders").expect("a name")
 }
 

@@ -8,45 +8,45 @@ use leno_model::{
 use leno_traffic::route::PortRoutes;
 use leno_traffic::{ConnectionPermit, InboundAccess};
 
-use crate::asked::asked;
+use crate::asked::sample_request;
 
 pub(crate) type Judged = (InboundAccess, ConnectionPermit);
 
 /// Twelve prefixes, four of them also for a canary, three exact paths, and a default.
-pub(crate) fn routes() -> PortRoutes {
+pub(crate) fn twenty_routes() -> PortRoutes {
     const PLACES: [&str; 12] = [
         "products", "reviews", "ratings", "details", "carts", "orders", "users", "stock", "prices",
         "offers", "images", "search",
     ];
-    let mut matches: Vec<_> = PLACES.iter().map(|place| plain(prefix(place))).collect();
-    matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary(prefix(place))));
+    let mut matches: Vec<_> = PLACES.iter().map(|place| path_match(path_prefix(place))).collect();
+    matches.extend(PLACES.iter().skip(3).take(4).map(|place| canary_match(path_prefix(place))));
     let paths = ["/health", "/ready", "/metrics"];
-    matches.extend(paths.map(|path| plain(PathMatch::Exact(path.to_owned()))));
-    matches.push(plain(PathMatch::Prefix("/".to_owned())));
+    matches.extend(paths.map(|path| path_match(PathMatch::Exact(path.to_owned()))));
+    matches.push(path_match(PathMatch::Prefix("/".to_owned())));
     assert_eq!(matches.len(), 20);
-    compiled(matches)
+    compile_routes(matches)
 }
 
 /// This number of rules, each for one path.
-pub(crate) fn many(rules: usize, path: fn(&str) -> PathMatch) -> PortRoutes {
-    let matches = (0..rules).map(|number| plain(path(&number.to_string())));
-    compiled(matches.collect())
+pub(crate) fn many_routes(rules: usize, path: fn(&str) -> PathMatch) -> PortRoutes {
+    let matches = (0..rules).map(|number| path_match(path(&number.to_string())));
+    compile_routes(matches.collect())
 }
 
-pub(crate) fn exact(place: &str) -> PathMatch {
+pub(crate) fn exact_path(place: &str) -> PathMatch {
     PathMatch::Exact(format!("/shop/{place}"))
 }
 
-pub(crate) fn prefix(place: &str) -> PathMatch {
+pub(crate) fn path_prefix(place: &str) -> PathMatch {
     PathMatch::Prefix(format!("/shop/{place}"))
 }
 
-pub(crate) fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
+pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
     let view = PortView {
         name: None,
         protocol: Protocol::Http,
         routed: true,
-        rules: matches.into_iter().map(rule).collect(),
+        rules: matches.into_iter().map(split_rule).collect(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
         traffic_policy: TrafficPolicy::default(),
@@ -56,18 +56,18 @@ pub(crate) fn compiled(matches: Vec<RequestMatch>) -> PortRoutes {
     PortRoutes::compile(&view).expect("the rules are valid")
 }
 
-pub(crate) fn plain(path: PathMatch) -> RequestMatch {
+pub(crate) fn path_match(path: PathMatch) -> RequestMatch {
     RequestMatch { path, methods: vec!["GET".to_owned()], ..RequestMatch::default() }
 }
 
-pub(crate) fn canary(path: PathMatch) -> RequestMatch {
+pub(crate) fn canary_match(path: PathMatch) -> RequestMatch {
     let value = ValueMatch::Exact("always".to_owned());
     let header = FieldMatch { name: "x-canary".to_owned(), value };
-    RequestMatch { headers: vec![header], ..plain(path) }
+    RequestMatch { headers: vec![header], ..path_match(path) }
 }
 
 /// 90 % to one version, the rest to the next.
-pub(crate) fn rule(request: RequestMatch) -> RouteRule {
+pub(crate) fn split_rule(request: RequestMatch) -> RouteRule {
     let backend = |(name, weight)| {
         let service = ServiceName::new("bookinfo", name).expect("a name");
         WeightedBackend::new(service, 9080, weight)
@@ -84,7 +84,7 @@ pub(crate) fn rule(request: RequestMatch) -> RouteRule {
 
 /// Each policy allows one path to two accounts. The peer has sent a request before: the lazy state of regular
 /// expressions for this path is initialized.
-pub(crate) fn access(path: &str) -> Judged {
+pub(crate) fn compile_access(path: &str) -> Judged {
     const PLACES: [&str; 10] = [
         "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",
         "offers",
@@ -94,9 +94,9 @@ pub(crate) fn access(path: &str) -> Judged {
         let asking = if named.contains(place) { "productpage" } else { "backoffice" };
         AccessRule {
             policy: PolicyName::new("bookinfo", place).expect("a name"),
-            sources: vec![account("operations"), account(asking)],
+            sources: vec![service_account("operations"), service_account(asking)],
             http: [format!("/{place}"), format!("/{place}/[0-9]+")]
-                .map(|path| plain(PathMatch::Regex(path)))
+                .map(|path| path_match(PathMatch::Regex(path)))
                 .to_vec(),
             tcp: PortSet::Only(Vec::new()),
         }
@@ -104,16 +104,16 @@ pub(crate) fn access(path: &str) -> Judged {
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
     let access = InboundAccess::compile(&Access::Strict(rules.collect()), &trust_domain);
     let access = access.expect("the rules are valid");
-    let peer = SpiffeId { trust_domain, account: account("productpage") };
-    let permit = access.connection(Some(&peer), 9080).expect("a member of the mesh");
-    let asked = asked(path);
+    let peer = SpiffeId { trust_domain, account: service_account("productpage") };
+    let permit = access.authorize_connection(Some(&peer), 9080).expect("a member of the mesh");
+    let asked = sample_request(path);
     for _ in 0..4 {
-        let before = access.request(&permit, &asked.view());
+        let before = access.authorize_request(&permit, &asked.request_view());
         assert_eq!(before.is_ok(), path == "/reviews/42");
     }
     (access, permit)
 }
 
-pub(crate) fn account(name: &str) -> ServiceAccount {
+pub(crate) fn service_account(name: &str) -> ServiceAccount {
     ServiceAccount::new("bookinfo", name).expect("a name")
 }

@@ -20,17 +20,17 @@ use leno_traffic::fault::FaultPlan;
 use leno_traffic::removal::Removed;
 use leno_traffic::{Lanes, Limits, TagPlan};
 
-use crate::asked::{Asked, asked};
+use crate::asked::{Asked, sample_request};
 
 /// A request and its caller.
 pub(crate) type Asking = (Asked, ServiceAccount);
 
-pub(crate) fn asking() -> Asking {
-    (asked("/shop/7"), account())
+pub(crate) fn request_and_caller() -> Asking {
+    (sample_request("/shop/7"), service_account())
 }
 
-pub(crate) fn carries(value: &str) -> Asked {
-    let mut asked = asked("/shop/carts/42");
+pub(crate) fn request_with_version(value: &str) -> Asked {
+    let mut asked = sample_request("/shop/carts/42");
     asked.fields.push(("x-version".to_owned(), value.to_owned()));
     asked
 }
@@ -42,7 +42,7 @@ pub(crate) fn with_version(value: &str) -> TagMatch {
     TagMatch { headers, ..TagMatch::default() }
 }
 
-pub(crate) fn origin(dialect: TagDialect, index: usize) -> RuleOrigin {
+pub(crate) fn rule_origin(dialect: TagDialect, index: usize) -> RuleOrigin {
     let name = TagRouteName::new("shop", "orders").expect("a name");
     RuleOrigin { dialect, name, index: u32::try_from(index).expect("a place") }
 }
@@ -51,7 +51,7 @@ pub(crate) fn tag_rules(count: usize) -> TagPlan {
     let rule = |index: usize| {
         let tags = [("version".to_owned(), TagValue::Is((index % 10).to_string()))];
         TagRule {
-            origin: origin(TagDialect::TagRoute, index),
+            origin: rule_origin(TagDialect::TagRoute, index),
             precedence: 0,
             from: Callers::default(),
             matches: with_version(&format!("v-{index}")),
@@ -69,16 +69,16 @@ pub(crate) fn tag_rules(count: usize) -> TagPlan {
         otherwise: vec![Otherwise::Default, Otherwise::Any],
         by_caller: Vec::new(),
     };
-    TagPlan::build(&Arc::new(rules), &Caller::default(), &endpoints(), None).expect("rules")
+    TagPlan::build(&Arc::new(rules), &Caller::default(), &ten_endpoints(), None).expect("rules")
 }
 
-pub(crate) fn lanes() -> Lanes {
+pub(crate) fn compile_lanes() -> Lanes {
     let mark = |percent, value: &str| LaneMark {
         percent,
         headers: BTreeMap::from([("x-lane".to_owned(), value.to_owned())]),
     };
     let rule = LaneRule {
-        origin: origin(TagDialect::Lane, 0),
+        origin: rule_origin(TagDialect::Lane, 0),
         precedence: 0,
         matches: with_version("v-0"),
         marks: vec![mark(60, "gray")],
@@ -86,7 +86,7 @@ pub(crate) fn lanes() -> Lanes {
     Lanes::compile(&BTreeMap::from([(PORT, vec![rule])])).expect("rules")
 }
 
-pub(crate) fn removal() -> Removed {
+pub(crate) fn outlier_detector() -> Removed {
     let rule = OutlierRemoval {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -124,7 +124,7 @@ pub(crate) fn sermant_removal() -> Removed {
     Removed::new(&RemovalAlgorithm::Sermant(rule), 10)
 }
 
-pub(crate) fn circuit() -> Circuit {
+pub(crate) fn test_circuit() -> Circuit {
     Circuit::new(Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -138,7 +138,7 @@ pub(crate) fn circuit() -> Circuit {
     })
 }
 
-pub(crate) fn limits(each: Each) -> Limits {
+pub(crate) fn compile_limits(each: Each) -> Limits {
     let rule = RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
@@ -148,21 +148,21 @@ pub(crate) fn limits(each: Each) -> Limits {
         is_last: false,
         answer: FixedAnswer::default(),
     };
-    built(RateLimits { rules: vec![rule], ..RateLimits::default() })
+    limits_of(RateLimits { rules: vec![rule], ..RateLimits::default() })
 }
 
 pub(crate) fn at_once(is_adaptive: bool) -> Limits {
     let adaptive = is_adaptive.then_some(AdaptiveConcurrency { least: 4, slower_percent: 50 });
     let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
-    built(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
+    limits_of(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
 }
 
-fn built(limits: RateLimits) -> Limits {
-    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
+fn limits_of(limits: RateLimits) -> Limits {
+    let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
     Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 
-pub(crate) fn faults() -> FaultPlan {
+pub(crate) fn fault_plan() -> FaultPlan {
     let abort = Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
@@ -171,16 +171,16 @@ pub(crate) fn faults() -> FaultPlan {
         delay: None,
         abort: Some(abort),
     };
-    let policy = policy(ServicePolicyKind::FaultInjection);
+    let policy = policy_name(ServicePolicyKind::FaultInjection);
     FaultPlan::compile(&Faults { policy, rules: vec![rule] }).expect("faults")
 }
 
-pub(crate) fn places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
-    Places::of(&algorithm(HashKey::Source), &endpoints()).expect("it hashes")
+pub(crate) fn hash_places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
+    Places::for_endpoints(&algorithm(HashKey::Source), &ten_endpoints()).expect("it hashes")
 }
 
 /// Slow start from 10 % to 100 % within a minute.
-pub(crate) fn warming() -> Balancer {
+pub(crate) fn slow_start_balancer() -> Balancer {
     let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
     Balancer::new(LoadBalancing { algorithm, warm_up })
@@ -200,16 +200,16 @@ pub(crate) fn tcp_rule() -> TcpRule {
     }
 }
 
-pub(crate) fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
+pub(crate) fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", "orders").expect("a name")
 }
 
-pub(crate) fn account() -> ServiceAccount {
+pub(crate) fn service_account() -> ServiceAccount {
     ServiceAccount::new("shop", "web").expect("a name")
 }
 
 /// Ten endpoints, each with its own version.
-pub(crate) fn endpoints() -> Arc<[Arc<Endpoint>]> {
+pub(crate) fn ten_endpoints() -> Arc<[Arc<Endpoint>]> {
     let endpoint = |index: u16| {
         Arc::new(Endpoint {
             id: EndpointId {
@@ -218,7 +218,7 @@ pub(crate) fn endpoints() -> Arc<[Arc<Endpoint>]> {
                 workload: WorkloadName::new("shop", &format!("orders-{index}")).expect("a name"),
             },
             address: ([127, 0, 0, 1], index + 1).into(),
-            account: Some(account()),
+            account: Some(service_account()),
             tags: BTreeMap::from([("version".to_owned(), index.to_string())]),
             weight: None,
         })

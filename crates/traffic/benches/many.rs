@@ -19,8 +19,8 @@ use leno_traffic::{
     Carrier, ConnectionPermit, EgressRules, InboundAccess, Lanes, Limits, Origin, TlsRoutes,
 };
 
-use crate::asked::{Asked, asked, on_a_page};
-use crate::member::plan;
+use crate::asked::{Asked, on_a_page, sample_request};
+use crate::member::proxy_config;
 
 /// Inbound authorization, and the permit of a peer.
 pub(crate) type Judged = (InboundAccess, ConnectionPermit);
@@ -33,89 +33,91 @@ pub(crate) type Visited = (InboundAccess, Origin);
 pub(crate) type Sent = (Asked, &'static str);
 
 /// The number of the deciding rule.
-const fn deciding(rules: usize) -> usize {
+const fn deciding_rule(rules: usize) -> usize {
     rules - 3
 }
 
 /// A request with the header of the deciding rule.
-pub(crate) fn carrying(rules: usize) -> Asked {
-    let mut asked = asked("/shop/carts");
-    asked.fields.push(("x-user".to_owned(), user(deciding(rules))));
+pub(crate) fn request_for_rule(rules: usize) -> Asked {
+    let mut asked = sample_request("/shop/carts");
+    asked.fields.push(("x-user".to_owned(), numbered_user(deciding_rule(rules))));
     asked
 }
 
 /// A request below the path of the deciding rule.
 pub(crate) fn at_a_place(rules: usize) -> Asked {
-    asked(&format!("/place-{}/7", deciding(rules)))
+    sample_request(&format!("/place-{}/7", deciding_rule(rules)))
 }
 
 /// A request below the shop path of the deciding rule.
 pub(crate) fn in_the_shop(rules: usize) -> Asked {
-    asked(&format!("/shop/place-{}/7", deciding(rules)))
+    sample_request(&format!("/shop/place-{}/7", deciding_rule(rules)))
 }
 
 /// The account of the deciding rule.
-pub(crate) fn caller(rules: usize) -> ServiceAccount {
-    numbered(deciding(rules))
+pub(crate) fn caller_of_rule(rules: usize) -> ServiceAccount {
+    numbered_account(deciding_rule(rules))
 }
 
 /// The host of the deciding rule.
-pub(crate) fn named(rules: usize) -> &'static str {
-    on_a_page(&host(deciding(rules)))
+pub(crate) fn host_of_rule(rules: usize) -> &'static str {
+    on_a_page(&numbered_host(deciding_rule(rules)))
 }
 
 /// A request for that host.
 pub(crate) fn to_host(rules: usize) -> Sent {
-    (asked("/shop"), named(rules))
+    (sample_request("/shop"), host_of_rule(rules))
 }
 
 /// Routes with one path, each for one value of a header.
-pub(crate) fn routes(rules: usize) -> PortRoutes {
-    compiled(rules, |number| RequestMatch {
+pub(crate) fn header_routes(rules: usize) -> PortRoutes {
+    compile_routes(rules, |number| RequestMatch {
         headers: vec![FieldMatch {
             name: "x-user".to_owned(),
-            value: ValueMatch::Exact(user(number)),
+            value: ValueMatch::Exact(numbered_user(number)),
         }],
-        ..at(PathMatch::Exact("/shop/carts".to_owned()))
+        ..path_match(PathMatch::Exact("/shop/carts".to_owned()))
     })
 }
 
 /// Routes with a separate regular expression each.
-pub(crate) fn expressions(rules: usize) -> PortRoutes {
-    compiled(rules, |number| at(PathMatch::Regex(format!("/place-{number}/[0-9]+"))))
+pub(crate) fn regex_routes(rules: usize) -> PortRoutes {
+    compile_routes(rules, |number| path_match(PathMatch::Regex(format!("/place-{number}/[0-9]+"))))
 }
 
-fn compiled(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoutes {
+fn compile_routes(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoutes {
     let rule = |number| RouteRule {
         route: RouteName::new("shop", "carts").expect("a name"),
         matches: vec![request(number)],
-        backends: vec![backend()],
+        backends: vec![test_backend()],
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
         kind: leno_model::RouteKind::default(),
     };
-    let view = PortView { routed: true, rules: (0..rules).map(rule).collect(), ..port() };
+    let view = PortView { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
     PortRoutes::compile(&view).expect("the rules are valid")
 }
 
 /// Limits of one policy, each for one path.
-pub(crate) fn limits(rules: usize) -> Limits {
-    limited(rules, |number| (vec![at(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new()))
+pub(crate) fn path_limits(rules: usize) -> Limits {
+    compile_limits(rules, |number| {
+        (vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new())
+    })
 }
 
 /// Limits of one policy, each for paths below one prefix in a shop.
 pub(crate) fn limits_below(rules: usize) -> Limits {
-    limited(rules, |number| {
-        (vec![at(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
+    compile_limits(rules, |number| {
+        (vec![path_match(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
     })
 }
 
 /// Limits of one policy, each for one account.
 pub(crate) fn limits_of_callers(rules: usize) -> Limits {
-    limited(rules, |number| (Vec::new(), vec![only(&numbered(number))]))
+    compile_limits(rules, |number| (Vec::new(), vec![only_caller(&numbered_account(number))]))
 }
 
-fn limited(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>)) -> Limits {
+fn compile_limits(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>)) -> Limits {
     let rule = |number, (requests, peers)| RateRule {
         name: format!("rules[{number}]"),
         requests,
@@ -127,20 +129,20 @@ fn limited(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>)
     };
     let rules = (0..rules).map(|number| rule(number, about(number))).collect();
     let limits = RateLimits { rules, ..RateLimits::default() };
-    let limits = PortLimits { policy: policy(ServicePolicyKind::RateLimit), limits };
+    let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
     Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 
 /// Faults of one policy, each for one path.
-pub(crate) fn faults(rules: usize) -> FaultPlan {
+pub(crate) fn path_faults(rules: usize) -> FaultPlan {
     let rule = |number| FaultRule {
         name: format!("rules[{number}]"),
-        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
+        requests: vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))],
         peers: Vec::new(),
         delay: None,
         abort: Some(Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None }),
     };
-    let policy = policy(ServicePolicyKind::FaultInjection);
+    let policy = policy_name(ServicePolicyKind::FaultInjection);
     let rules = (0..rules).map(rule).collect();
     FaultPlan::compile(&Faults { policy, rules }).expect("faults")
 }
@@ -149,79 +151,83 @@ pub(crate) fn faults(rules: usize) -> FaultPlan {
 pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
     let rule = |number| TlsRule {
         route: RouteName::new("shop", &format!("carts-{number}")).expect("a name"),
-        hostnames: vec![pattern(number)],
-        backends: vec![backend()],
+        hostnames: vec![host_pattern(number)],
+        backends: vec![test_backend()],
         ungranted_weight: 0,
     };
     let tls_rules = (0..rules).map(rule).collect();
-    TlsRoutes::compile(&PortView { protocol: Protocol::Tcp, tls_rules, ..port() })
+    TlsRoutes::compile(&PortView { protocol: Protocol::Tcp, tls_rules, ..empty_port() })
 }
 
 /// Rules of an access policy that allow or deny one path each to one account.
-pub(crate) fn policies(rules: usize, action: PolicyAction) -> Judged {
+pub(crate) fn access_policies(rules: usize, action: PolicyAction) -> Judged {
     let rule = |number| PolicyRule {
         action,
-        requests: vec![at(PathMatch::Exact(format!("/place-{number}/7")))],
-        ..allowing(&account(), number)
+        requests: vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))],
+        ..allow_rule(&service_account(), number)
     };
-    judged(guarded((0..rules).map(rule).collect()))
+    compile_access(guarded_config((0..rules).map(rule).collect()))
 }
 
 /// Rules of an access policy that allow one path each, every other one to the peer.
 pub(crate) fn shared_policies(rules: usize) -> Judged {
     let rule = |number| {
-        let peer = if number % 2 == deciding(rules) % 2 { account() } else { numbered(number) };
-        let requests = vec![at(PathMatch::Exact(format!("/place-{number}/7")))];
-        PolicyRule { requests, ..allowing(&peer, number) }
+        let peer = if number % 2 == deciding_rule(rules) % 2 {
+            service_account()
+        } else {
+            numbered_account(number)
+        };
+        let requests = vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
+        PolicyRule { requests, ..allow_rule(&peer, number) }
     };
-    judged(guarded((0..rules).map(rule).collect()))
+    compile_access(guarded_config((0..rules).map(rule).collect()))
 }
 
 /// Rules of an access policy that allow everything to one account each.
 pub(crate) fn policies_of_peers(rules: usize) -> Coming {
-    let rule = |number| allowing(&numbered(number), number);
-    let plan = guarded((0..rules).map(rule).collect());
-    let access = InboundAccess::of(&plan).expect("the rules are valid");
-    (access, SpiffeId { trust_domain: plan.trust_domain, account: caller(rules) })
+    let rule = |number| allow_rule(&numbered_account(number), number);
+    let plan = guarded_config((0..rules).map(rule).collect());
+    let access = InboundAccess::from_config(&plan).expect("the rules are valid");
+    (access, SpiffeId { trust_domain: plan.trust_domain, account: caller_of_rule(rules) })
 }
 
-fn allowing(account: &ServiceAccount, number: usize) -> PolicyRule {
+fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
     PolicyRule {
         policy: PolicyName::new("shop", "guard").expect("a name"),
         name: format!("rules[{number}]"),
         action: PolicyAction::Allow,
-        peers: vec![only(account)],
+        peers: vec![only_caller(account)],
         requests: Vec::new(),
         claims: Vec::new(),
         ports: PortSet::All,
     }
 }
 
-fn guarded(rules: Vec<PolicyRule>) -> WorkloadPlan {
+fn guarded_config(rules: Vec<PolicyRule>) -> WorkloadPlan {
     let inbound = InboundPolicy { is_audited: false, rules };
-    WorkloadPlan { inbound, ..plan(Access::Strict(Vec::new())) }
+    WorkloadPlan { inbound, ..proxy_config(Access::Strict(Vec::new())) }
 }
 
-fn only(account: &ServiceAccount) -> PeerMatch {
+fn only_caller(account: &ServiceAccount) -> PeerMatch {
     let ServiceAccount { namespace, name } = account;
     PeerMatch { namespace: NamePattern::from(namespace), account: NamePattern::from(name) }
 }
 
 /// Policies that allow paths below one prefix each to one account.
-pub(crate) fn targets(rules: usize) -> Judged {
+pub(crate) fn traffic_targets(rules: usize) -> Judged {
     let rule = |number| AccessRule {
         policy: PolicyName::new("shop", &format!("place-{number}")).expect("a name"),
-        sources: vec![account()],
-        http: vec![at(PathMatch::Regex(format!("/place-{number}/.*")))],
+        sources: vec![service_account()],
+        http: vec![path_match(PathMatch::Regex(format!("/place-{number}/.*")))],
         tcp: PortSet::Only(Vec::new()),
     };
-    judged(plan(Access::Strict((0..rules).map(rule).collect())))
+    compile_access(proxy_config(Access::Strict((0..rules).map(rule).collect())))
 }
 
 /// Ingress rules for plaintext clients, each for one path.
-pub(crate) fn openings(rules: usize) -> Judged {
-    let requests = |number| vec![at(PathMatch::Exact(format!("/place-{number}/7")))];
-    let access = open(rules, |number| (None, Some(requests(number))));
+pub(crate) fn ingress_rules(rules: usize) -> Judged {
+    let requests = |number| vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
+    let access = compile_ingress(rules, |number| (None, Some(requests(number))));
     let origin = Origin { address: OUTSIDE.ip(), carrier: Carrier::Clear };
     let permit = access.visit((None, PORT), Some(origin)).expect("it is open");
     (access, permit)
@@ -229,13 +235,15 @@ pub(crate) fn openings(rules: usize) -> Judged {
 
 /// Ingress rules for plaintext clients, each for one address.
 pub(crate) fn openings_by_address(rules: usize) -> Visited {
-    let access = open(rules, |number| (Some(vec![IpRange::from(address(number))]), None));
-    (access, Origin { address: address(deciding(rules)), carrier: Carrier::Clear })
+    let access = compile_ingress(rules, |number| {
+        (Some(vec![IpRange::from(numbered_address(number))]), None)
+    });
+    (access, Origin { address: numbered_address(deciding_rule(rules)), carrier: Carrier::Clear })
 }
 
 type OpenTo = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
 
-fn open(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
+fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
     let opening = |number, (ranges, requests)| Opening {
         policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
         port: PORT,
@@ -246,16 +254,16 @@ fn open(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
         requests,
     };
     let openings = (0..rules).map(|number| opening(number, to(number))).collect();
-    let plan = WorkloadPlan { openings, ..plan(Access::Strict(Vec::new())) };
-    InboundAccess::of(&plan).expect("the rules are valid")
+    let plan = WorkloadPlan { openings, ..proxy_config(Access::Strict(Vec::new())) };
+    InboundAccess::from_config(&plan).expect("the rules are valid")
 }
 
 /// Lanes, each for one value of a header.
-pub(crate) fn lanes(rules: usize) -> Lanes {
+pub(crate) fn header_lanes(rules: usize) -> Lanes {
     let rule = |number| {
         let test = ValueTest::Text {
             relation: TextRelation::Exact,
-            texts: vec![user(number)],
+            texts: vec![numbered_user(number)],
             ignore_case: false,
         };
         let headers = vec![FieldTest { name: "x-user".to_owned(), test }];
@@ -278,21 +286,21 @@ pub(crate) fn egress_rules(rules: usize, matched_by: MatchedBy) -> EgressRules {
         policy: PolicyName::new("shop", &format!("out-{number}")).expect("a name"),
         port: OUTSIDE.port(),
         matched_by,
-        hosts: vec![pattern(number)],
+        hosts: vec![host_pattern(number)],
         ranges: Vec::new(),
         requests: None,
     };
     EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>()).expect("outlets")
 }
 
-fn judged(plan: WorkloadPlan) -> Judged {
-    let access = InboundAccess::of(&plan).expect("the rules are valid");
-    let peer = SpiffeId { trust_domain: plan.trust_domain, account: account() };
-    let permit = access.connection(Some(&peer), PORT).expect("a member of the mesh");
+fn compile_access(plan: WorkloadPlan) -> Judged {
+    let access = InboundAccess::from_config(&plan).expect("the rules are valid");
+    let peer = SpiffeId { trust_domain: plan.trust_domain, account: service_account() };
+    let permit = access.authorize_connection(Some(&peer), PORT).expect("a member of the mesh");
     (access, permit)
 }
 
-fn port() -> PortView {
+fn empty_port() -> PortView {
     PortView {
         name: None,
         protocol: Protocol::Http,
@@ -306,41 +314,41 @@ fn port() -> PortView {
     }
 }
 
-fn at(path: PathMatch) -> RequestMatch {
+fn path_match(path: PathMatch) -> RequestMatch {
     RequestMatch { path, ..RequestMatch::default() }
 }
 
-fn backend() -> WeightedBackend {
+fn test_backend() -> WeightedBackend {
     WeightedBackend::new(ServiceName::new("shop", "carts").expect("a name"), PORT, 1)
 }
 
-fn policy(kind: ServicePolicyKind) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", "carts").expect("a name")
 }
 
-pub(crate) fn account() -> ServiceAccount {
+pub(crate) fn service_account() -> ServiceAccount {
     ServiceAccount::new("shop", "web").expect("a name")
 }
 
-fn numbered(number: usize) -> ServiceAccount {
+fn numbered_account(number: usize) -> ServiceAccount {
     ServiceAccount::new("shop", &format!("web-{number}")).expect("a name")
 }
 
-fn address(number: usize) -> IpAddr {
+fn numbered_address(number: usize) -> IpAddr {
     let bits = u32::try_from(number).expect("a place");
     Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + bits).into()
 }
 
-fn user(number: usize) -> String {
+fn numbered_user(number: usize) -> String {
     format!("u-{number}")
 }
 
-fn host(number: usize) -> String {
+fn numbered_host(number: usize) -> String {
     format!("host-{number}.example")
 }
 
-fn pattern(number: usize) -> HostPattern {
-    host(number).parse().expect("a host")
+fn host_pattern(number: usize) -> HostPattern {
+    numbered_host(number).parse().expect("a host")
 }
 
 pub(crate) const PORT: u16 = 9080;

@@ -3,7 +3,7 @@
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
 
 /// Fails above 103 % of this count.
-pub(crate) fn measured(instructions: u64) -> LibraryBenchmarkConfig {
+pub(crate) fn limited_to(instructions: u64) -> LibraryBenchmarkConfig {
     let limit = instructions + instructions * 3 / 100;
     let mut config = LibraryBenchmarkConfig::default();
     let mut callgrind = Callgrind::with_args(["--cache-sim=no"]);

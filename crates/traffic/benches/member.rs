@@ -2,8 +2,8 @@
 
 use leno_model::{Access, ServiceAccount, TrustDomain, WorkloadName, WorkloadPlan};
 
-pub(crate) fn plan(access: Access) -> WorkloadPlan {
-    WorkloadPlan::bare(
+pub(crate) fn proxy_config(access: Access) -> WorkloadPlan {
+    WorkloadPlan::identity_only(
         WorkloadName::new("shop", "carts-1").expect("a name"),
         ServiceAccount::new("shop", "carts").expect("a name"),
         TrustDomain::new("cluster.local").expect("a name"),

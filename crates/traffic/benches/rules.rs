@@ -22,126 +22,130 @@ use std::time::{Duration, Instant};
 use gungraun::{library_benchmark, library_benchmark_group};
 use leno_model::{BalanceAlgorithm, Cors, Each, HedgeRule, RetryRule, TcpRule};
 use leno_traffic::balance::Balancer;
-use leno_traffic::balance::hashing::{Places, key};
+use leno_traffic::balance::hashing::{Places, hash_key};
 use leno_traffic::budget::RetryBudget;
 use leno_traffic::circuit::{Circuit, Shown};
-use leno_traffic::cors::{CrossOrigin, judge};
+use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::guard::{Asking as Named, Guards};
 use leno_traffic::hedge::may_hedge;
 use leno_traffic::removal::{Removed, Seen};
-use leno_traffic::retry::pause;
+use leno_traffic::retry::retry_pause;
 use leno_traffic::{FieldEdits, Lanes, Limits, Setback, TagPlan, retry_by_rule, tcp_backend};
 
 use self::asked::{Asked, DRAW};
-use self::candidates::{Ten, candidates};
-use self::conditions::{ADDRESS, ATTEMPT, HEDGED, cors, from_page, guards, hedging, now, retried};
-use self::kinds::{
-    Asking, PORT, asking, at_once, carries, circuit, faults, lanes, limits, places, removal,
-    sermant_removal, tag_rules, tcp_rule, warming,
+use self::candidates::{Ten, ten_candidates};
+use self::conditions::{
+    ADDRESS, ATTEMPT, HEDGED, cors_rule, from_page, hedge_rule, now, port_guards, retry_rule,
 };
-use self::measure::measured;
+use self::kinds::{
+    Asking, PORT, at_once, compile_lanes, compile_limits, fault_plan, hash_places,
+    outlier_detector, request_and_caller, request_with_version, sermant_removal,
+    slow_start_balancer, tag_rules, tcp_rule, test_circuit,
+};
+use self::measure::limited_to;
 
 // A TagRoute with this number of rules, each for one value of a header; the third from the end decides.
 #[library_benchmark]
-#[bench::of_10(args = (tag_rules(10), carries("v-7")), config = measured(1_000))]
-#[bench::of_10000(args = (tag_rules(10_000), carries("v-9997")), config = measured(996))]
+#[bench::of_10(args = (tag_rules(10), request_with_version("v-7")), config = limited_to(1_000))]
+#[bench::of_10000(args = (tag_rules(10_000), request_with_version("v-9997")), config = limited_to(996))]
 fn tag_route(plan: TagPlan, asked: Asked) -> (TagPlan, Asked) {
-    let decision = plan.choose(&asked.view(), &mut || black_box(DRAW));
+    let decision = plan.choose_instances(&asked.request_view(), &mut || black_box(DRAW));
     assert!(black_box(decision).endpoints.is_some());
     (plan, asked)
 }
 
 // A lane that marks 60 % of the requests.
 #[library_benchmark]
-#[bench::marks(args = (lanes(), carries("v-0")), config = measured(551))]
+#[bench::marks(args = (compile_lanes(), request_with_version("v-0")), config = limited_to(551))]
 fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
-    let marks = lanes.mark(PORT, &asked.view(), &mut || black_box(DRAW));
+    let marks = lanes.marks_for(PORT, &asked.request_view(), &mut || black_box(DRAW));
     assert!(black_box(marks).rule.is_some());
     (lanes, asked)
 }
 
 // An OutlierRemoval, or a SermantRemoval, records a successful request to one of ten endpoints.
 #[library_benchmark]
-#[bench::success(args = (removal()), config = measured(139))]
-#[bench::sermant(args = (sermant_removal()), config = measured(1_178))]
+#[bench::success(args = (outlier_detector()), config = limited_to(139))]
+#[bench::sermant(args = (sermant_removal()), config = limited_to(1_178))]
 fn outlier_removal(mut removal: Removed) -> Removed {
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
-    removal.advance(now, DRAW, &mut events);
-    black_box(removal.standing(black_box(3)));
-    let probe = removal.begin(black_box(3));
+    removal.advance_time(now, DRAW, &mut events);
+    black_box(removal.endpoint_state(black_box(3)));
+    let probe = removal.start_request(black_box(3));
     let seen = Seen { failed: false, probe, now, draw: DRAW };
-    removal.learn(black_box(3), seen, &mut events);
+    removal.record_outcome(black_box(3), seen, &mut events);
     assert!(events.is_empty());
     removal
 }
 
 // A CircuitBreaker with a failure rate threshold admits a request, which succeeds.
 #[library_benchmark]
-#[bench::closed(args = (circuit()), config = measured(110))]
+#[bench::closed(args = (test_circuit()), config = limited_to(110))]
 fn circuit_breaker(mut circuit: Circuit) -> Circuit {
     let now = Duration::from_millis(1);
-    let ticket = circuit.admit(black_box(now)).expect("it is closed");
-    let turn = circuit.end(ticket, Shown { failed: false, took: now }, now);
+    let ticket = circuit.admit_request(black_box(now)).expect("it is closed");
+    let turn = circuit.record_result(ticket, Shown { failed: false, took: now }, now);
     assert!(black_box(turn).is_none());
     circuit
 }
 
 // A RateLimit with one bucket for all, and with one for each client.
 #[library_benchmark]
-#[bench::for_all(args = (limits(Each::Nothing), asking()), config = measured(213))]
-#[bench::for_each_client(args = (limits(Each::Client { buckets: 1024 }), asking()), config = measured(1_515))]
+#[bench::for_all(args = (compile_limits(Each::Nothing), request_and_caller()), config = limited_to(213))]
+#[bench::for_each_client(args = (compile_limits(Each::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
 fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit(PORT, (&asked.view(), Some(caller)), now).is_ok());
+    assert!(limits.admit_request(PORT, (&asked.request_view(), Some(caller)), now).is_ok());
     (limits, asking)
 }
 
 // A RateLimit with a concurrency limit: one request acquires a permit, is answered and releases it.
 #[library_benchmark]
-#[bench::fixed(args = (at_once(false)), config = measured(230))]
-#[bench::adaptive(args = (at_once(true)), config = measured(511))]
+#[bench::fixed(args = (at_once(false)), config = limited_to(230))]
+#[bench::adaptive(args = (at_once(true)), config = limited_to(511))]
 fn concurrency(limits: Limits) -> Limits {
     let now = |ms| black_box(Duration::from_millis(ms));
-    let place = limits.enter(PORT, true, now(7)).expect("there is room").expect("it is bounded");
-    place.answered(now(8));
+    let place =
+        limits.acquire_permit(PORT, true, now(7)).expect("there is room").expect("it is bounded");
+    place.record_response(now(8));
     drop(place);
     limits
 }
 
 // A FaultInjection that matches the request without a fault being drawn.
 #[library_benchmark]
-#[bench::spared(args = (faults(), asking()), config = measured(111))]
+#[bench::spared(args = (fault_plan(), request_and_caller()), config = limited_to(111))]
 fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
     let (asked, caller) = &asking;
-    let injected = faults.inject(&asked.view(), caller, &mut || black_box(u64::MAX));
+    let injected = faults.draw_faults(&asked.request_view(), caller, &mut || black_box(u64::MAX));
     assert!(black_box(injected).is_none());
     (faults, asking)
 }
 
 // A LoadBalancing by hash selects the endpoint of a key, among ten.
 #[library_benchmark]
-#[bench::ring(args = (places(BalanceAlgorithm::RingHash)), config = measured(212))]
-#[bench::maglev(args = (places(BalanceAlgorithm::Maglev)), config = measured(77))]
+#[bench::ring(args = (hash_places(BalanceAlgorithm::RingHash)), config = limited_to(212))]
+#[bench::maglev(args = (hash_places(BalanceAlgorithm::Maglev)), config = limited_to(77))]
 fn load_balancing(places: Places) -> Places {
-    assert!(places.find(key(black_box("user-42")), |_| true).is_some());
+    assert!(places.find_endpoint(hash_key(black_box("user-42")), |_| true).is_some());
     places
 }
 
 // A LoadBalancing with slow start selects among ten endpoints, one of them halfway through it.
 #[library_benchmark]
-#[bench::half(args = (warming(), candidates()), config = measured(179))]
+#[bench::half(args = (slow_start_balancer(), ten_candidates()), config = limited_to(179))]
 fn warm_up(balancer: Balancer, endpoints: Ten) -> (Balancer, Ten) {
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
-    assert!(balancer.choose(&endpoints, None, age, black_box(DRAW)).is_some());
+    assert!(balancer.choose_candidate(&endpoints, None, age, black_box(DRAW)).is_some());
     (balancer, endpoints)
 }
 
 // A TCPRoute, or a TrafficSplit, selects the backend of a connection.
 #[library_benchmark]
-#[bench::between_two(args = (tcp_rule()), config = measured(72))]
+#[bench::between_two(args = (tcp_rule()), config = limited_to(72))]
 fn tcp_route(rule: TcpRule) -> TcpRule {
     assert!(tcp_backend(&rule, black_box(DRAW)).is_some());
     rule
@@ -149,18 +153,18 @@ fn tcp_route(rule: TcpRule) -> TcpRule {
 
 // A Retry repeats an attempt that was answered with 503.
 #[library_benchmark]
-#[bench::again(args = (retried(), now()), config = measured(208))]
+#[bench::again(args = (retry_rule(), now()), config = limited_to(208))]
 fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
     budget.deposit();
     assert!(retry_by_rule(&rule, black_box(Setback::Answered(503)), &ATTEMPT));
     assert!(budget.withdraw(black_box(now)));
-    black_box(pause(&rule, 0, black_box(DRAW)));
+    black_box(retry_pause(&rule, 0, black_box(DRAW)));
     (rule, budget)
 }
 
 // A Hedging matches a request.
 #[library_benchmark]
-#[bench::idempotent(args = (hedging()), config = measured(57))]
+#[bench::idempotent(args = (hedge_rule()), config = limited_to(57))]
 fn hedge(rule: HedgeRule) -> HedgeRule {
     assert!(may_hedge(&rule, None, &black_box(HEDGED)));
     rule
@@ -168,39 +172,39 @@ fn hedge(rule: HedgeRule) -> HedgeRule {
 
 // An HTTPRoute rule with CORS handles a cross-origin request.
 #[library_benchmark]
-#[bench::may(args = (cors(), from_page()), config = measured(3_799))]
+#[bench::may(args = (cors_rule(), from_page()), config = limited_to(3_799))]
 fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) {
-    let said = judge(&cors, &asked.view(), &FieldEdits::default());
+    let said = apply_cors(&cors, &asked.request_view(), &FieldEdits::default());
     assert!(said.is_some());
     (cors, asked, said)
 }
 
 // A JwtValidation requires a token; its verification is measured elsewhere.
 #[library_benchmark]
-#[bench::required(args = (guards(), asking()), config = measured(395))]
+#[bench::required(args = (port_guards(), request_and_caller()), config = limited_to(395))]
 fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
-    let at = guards.at(PORT).expect("guards");
-    assert!(at.tokens().iter().any(|it| it.is_required(&asking.0.view())));
+    let at = guards.for_port(PORT).expect("guards");
+    assert!(at.token_validations().iter().any(|it| it.is_required(&asking.0.request_view())));
     (guards, asking)
 }
 
 // An ExternalAuthorization matches a request.
 #[library_benchmark]
-#[bench::asked(args = (guards(), asking()), config = measured(382))]
+#[bench::asked(args = (port_guards(), request_and_caller()), config = limited_to(382))]
 fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
-    let at = guards.at(PORT).expect("guards");
-    assert!(at.authorizations(&asking.0.view()).next().is_some());
+    let at = guards.for_port(PORT).expect("guards");
+    assert!(at.required_authorizations(&asking.0.request_view()).next().is_some());
     (guards, asking)
 }
 
 // The global part of a RateLimit creates the descriptor of a request.
 #[library_benchmark]
-#[bench::described(args = (guards(), asking()), config = measured(1_434))]
+#[bench::described(args = (port_guards(), request_and_caller()), config = limited_to(1_434))]
 fn global_rate_limit(guards: Guards, asking: Asking) -> (Guards, Asking) {
     let (asked, account) = &asking;
-    let at = guards.at(PORT).expect("guards");
+    let at = guards.for_port(PORT).expect("guards");
     let named = Named { account: Some(account), address: ADDRESS };
-    assert!(black_box(at.limits(&asked.view(), named).next()).is_some());
+    assert!(black_box(at.required_limits(&asked.request_view(), named).next()).is_some());
     (guards, asking)
 }
 

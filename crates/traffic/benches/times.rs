@@ -14,15 +14,15 @@ use std::time::Duration;
 
 use divan::Bencher;
 use leno_model::{BalanceAlgorithm, Each, MatchedBy, PolicyAction};
-use leno_traffic::balance::hashing::key;
+use leno_traffic::balance::hashing::hash_key;
 use leno_traffic::circuit::Shown;
 use leno_traffic::guard::Asking;
 use leno_traffic::hedge::may_hedge;
 use leno_traffic::removal::Seen;
-use leno_traffic::retry::pause;
-use leno_traffic::{FieldEdits, RequestView, Setback, pick, retry_by_rule, tcp_backend};
+use leno_traffic::retry::retry_pause;
+use leno_traffic::{FieldEdits, RequestView, Setback, pick_candidate, retry_by_rule, tcp_backend};
 
-use self::asked::{DRAW, asked};
+use self::asked::{DRAW, sample_request};
 
 fn main() {
     divan::main();
@@ -30,80 +30,93 @@ fn main() {
 
 #[divan::bench(sample_size = 1000, args = ["/shop/carts/42", "/favicon.ico"])]
 fn route(bencher: Bencher<'_, '_>, path: &str) {
-    let (routes, asked) = (decisions::routes(), asked(path));
-    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+    let (routes, asked) = (decisions::twenty_routes(), sample_request(path));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_exact_path(bencher: Bencher<'_, '_>, rules: usize) {
-    let routes = decisions::many(rules, decisions::exact);
-    let asked = asked(&format!("/shop/{}", rules - 3));
-    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+    let routes = decisions::many_routes(rules, decisions::exact_path);
+    let asked = sample_request(&format!("/shop/{}", rules - 3));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_prefix(bencher: Bencher<'_, '_>, rules: usize) {
-    let routes = decisions::many(rules, decisions::prefix);
-    let asked = asked(&format!("/shop/{}/42", rules - 3));
-    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+    let routes = decisions::many_routes(rules, decisions::path_prefix);
+    let asked = sample_request(&format!("/shop/{}/42", rules - 3));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
 }
 
 #[divan::bench(sample_size = 1000, args = ["/reviews/42", "/reports/42"])]
 fn authorize(bencher: Bencher<'_, '_>, path: &str) {
-    let ((access, permit), asked) = (decisions::access(path), asked(path));
-    bencher.bench_local(|| black_box(access.request(&permit, &asked.view())).is_ok());
+    let ((access, permit), asked) = (decisions::compile_access(path), sample_request(path));
+    bencher.bench_local(|| {
+        black_box(access.authorize_request(&permit, &asked.request_view())).is_ok()
+    });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn pick_endpoint(bencher: Bencher<'_, '_>) {
-    let endpoints = candidates::candidates();
+    let endpoints = candidates::ten_candidates();
     let mut draw = DRAW;
     bencher.bench_local(|| {
         draw = draw.wrapping_add(DRAW);
-        pick(black_box(&endpoints), draw)
+        pick_candidate(black_box(&endpoints), draw)
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn tag_route(bencher: Bencher<'_, '_>, rules: usize) {
     let plan = kinds::tag_rules(rules);
-    let asked = kinds::carries(&format!("v-{}", rules - 3));
+    let asked = kinds::request_with_version(&format!("v-{}", rules - 3));
     bencher.bench_local(|| {
-        black_box(plan.choose(&asked.view(), &mut || black_box(DRAW))).endpoints.is_some()
+        black_box(plan.choose_instances(&asked.request_view(), &mut || black_box(DRAW)))
+            .endpoints
+            .is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn lane(bencher: Bencher<'_, '_>) {
-    let (lanes, asked) = (kinds::lanes(), kinds::carries("v-0"));
+    let (lanes, asked) = (kinds::compile_lanes(), kinds::request_with_version("v-0"));
     bencher.bench_local(|| {
-        black_box(lanes.mark(kinds::PORT, &asked.view(), &mut || black_box(DRAW))).rule.is_some()
+        black_box(lanes.marks_for(kinds::PORT, &asked.request_view(), &mut || black_box(DRAW)))
+            .rule
+            .is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = ["OutlierRemoval", "SermantRemoval"])]
 fn outlier_removal(bencher: Bencher<'_, '_>, kind: &str) {
     let mut removal = match kind {
-        "OutlierRemoval" => kinds::removal(),
+        "OutlierRemoval" => kinds::outlier_detector(),
         _ => kinds::sermant_removal(),
     };
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
     bencher.bench_local(|| {
-        removal.advance(now, DRAW, &mut events);
-        black_box(removal.standing(black_box(3)));
-        let probe = removal.begin(black_box(3));
-        removal.learn(black_box(3), Seen { failed: false, probe, now, draw: DRAW }, &mut events);
+        removal.advance_time(now, DRAW, &mut events);
+        black_box(removal.endpoint_state(black_box(3)));
+        let probe = removal.start_request(black_box(3));
+        removal.record_outcome(
+            black_box(3),
+            Seen { failed: false, probe, now, draw: DRAW },
+            &mut events,
+        );
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn circuit_breaker(bencher: Bencher<'_, '_>) {
-    let mut circuit = kinds::circuit();
+    let mut circuit = kinds::test_circuit();
     let now = Duration::from_millis(1);
     bencher.bench_local(|| {
-        let ticket = circuit.admit(black_box(now));
-        ticket.map(|ticket| circuit.end(ticket, Shown { failed: false, took: now }, now))
+        let ticket = circuit.admit_request(black_box(now));
+        ticket.map(|ticket| circuit.record_result(ticket, Shown { failed: false, took: now }, now))
     });
 }
 
@@ -113,12 +126,12 @@ fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
         "all" => Each::Nothing,
         _ => Each::Client { buckets: 1024 },
     };
-    let (limits, (asked, caller)) = (kinds::limits(each), kinds::asking());
+    let (limits, (asked, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());
     // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit(kinds::PORT, (&asked.view(), Some(&caller)), now).is_ok()
+        limits.admit_request(kinds::PORT, (&asked.request_view(), Some(&caller)), now).is_ok()
     });
 }
 
@@ -128,36 +141,36 @@ fn concurrency(bencher: Bencher<'_, '_>, kind: &str) {
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        let place = limits.enter(kinds::PORT, true, now).ok().flatten();
-        place.map(|place| place.answered(now + Duration::from_millis(1)))
+        let place = limits.acquire_permit(kinds::PORT, true, now).ok().flatten();
+        place.map(|place| place.record_response(now + Duration::from_millis(1)))
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn fault_injection(bencher: Bencher<'_, '_>) {
-    let (faults, (asked, caller)) = (kinds::faults(), kinds::asking());
+    let (faults, (asked, caller)) = (kinds::fault_plan(), kinds::request_and_caller());
     bencher.bench_local(|| {
-        faults.inject(&asked.view(), &caller, &mut || black_box(u64::MAX)).is_some()
+        faults.draw_faults(&asked.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = ["RingHash", "Maglev"])]
 fn load_balancing(bencher: Bencher<'_, '_>, algorithm: &str) {
     let places = match algorithm {
-        "RingHash" => kinds::places(BalanceAlgorithm::RingHash),
-        _ => kinds::places(BalanceAlgorithm::Maglev),
+        "RingHash" => kinds::hash_places(BalanceAlgorithm::RingHash),
+        _ => kinds::hash_places(BalanceAlgorithm::Maglev),
     };
-    bencher.bench_local(|| places.find(key(black_box("user-42")), |_| true));
+    bencher.bench_local(|| places.find_endpoint(hash_key(black_box("user-42")), |_| true));
 }
 
 #[divan::bench(sample_size = 1000)]
 fn warm_up(bencher: Bencher<'_, '_>) {
-    let (balancer, endpoints) = (kinds::warming(), candidates::candidates());
+    let (balancer, endpoints) = (kinds::slow_start_balancer(), candidates::ten_candidates());
     let age = |index| (index == 3).then_some(black_box(Duration::from_secs(30)));
     let mut draw = DRAW;
     bencher.bench_local(|| {
         draw = draw.wrapping_add(DRAW);
-        balancer.choose(black_box(&endpoints), None, age, draw)
+        balancer.choose_candidate(black_box(&endpoints), None, age, draw)
     });
 }
 
@@ -169,65 +182,71 @@ fn tcp_route(bencher: Bencher<'_, '_>) {
 
 #[divan::bench(sample_size = 1000)]
 fn retry(bencher: Bencher<'_, '_>) {
-    let (rule, mut budget) = conditions::retried();
+    let (rule, mut budget) = conditions::retry_rule();
     let mut now = conditions::now();
     bencher.bench_local(|| {
         // Advances far enough that a retry is always available.
         now += Duration::from_secs(1);
         budget.deposit();
         let again = retry_by_rule(&rule, black_box(Setback::Answered(503)), &conditions::ATTEMPT);
-        (again && budget.withdraw(now)).then(|| pause(&rule, 0, black_box(DRAW)))
+        (again && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(DRAW)))
     });
 }
 
 #[divan::bench(sample_size = 1000)]
 fn hedge(bencher: Bencher<'_, '_>) {
-    let rule = conditions::hedging();
+    let rule = conditions::hedge_rule();
     bencher.bench_local(|| may_hedge(black_box(&rule), None, &black_box(conditions::HEDGED)));
 }
 
 #[divan::bench(sample_size = 1000)]
 fn cross_origin(bencher: Bencher<'_, '_>) {
-    let (cors, asked) = (conditions::cors(), conditions::from_page());
-    bencher.bench_local(|| leno_traffic::cors::judge(&cors, &asked.view(), &FieldEdits::default()));
+    let (cors, asked) = (conditions::cors_rule(), conditions::from_page());
+    bencher.bench_local(|| {
+        leno_traffic::cors::apply_cors(&cors, &asked.request_view(), &FieldEdits::default())
+    });
 }
 
 #[divan::bench(sample_size = 1000, args = ["token", "authorization", "limit"])]
 fn guard(bencher: Bencher<'_, '_>, kind: &str) {
-    let (guards, (asked, account)) = (conditions::guards(), kinds::asking());
-    let at = guards.at(kinds::PORT).expect("guards");
+    let (guards, (asked, account)) = (conditions::port_guards(), kinds::request_and_caller());
+    let at = guards.for_port(kinds::PORT).expect("guards");
     let named = Asking { account: Some(&account), address: conditions::ADDRESS };
     match kind {
-        "token" => {
-            bencher.bench_local(|| at.tokens().iter().any(|it| it.is_required(&asked.view())))
-        }
+        "token" => bencher.bench_local(|| {
+            at.token_validations().iter().any(|it| it.is_required(&asked.request_view()))
+        }),
         "authorization" => {
-            bencher.bench_local(|| at.authorizations(&asked.view()).next().is_some());
+            bencher
+                .bench_local(|| at.required_authorizations(&asked.request_view()).next().is_some());
         }
-        _ => bencher.bench_local(|| at.limits(&asked.view(), named).next().is_some()),
+        _ => bencher
+            .bench_local(|| at.required_limits(&asked.request_view(), named).next().is_some()),
     }
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn route_by_header(bencher: Bencher<'_, '_>, rules: usize) {
-    let (routes, asked) = (many::routes(rules), many::carrying(rules));
-    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+    let (routes, asked) = (many::header_routes(rules), many::request_for_rule(rules));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
 }
 
 #[divan::bench(sample_size = 10, args = [10, 10_000])]
 fn route_by_regex(bencher: Bencher<'_, '_>, rules: usize) {
-    let (routes, asked) = (many::expressions(rules), many::at_a_place(rules));
-    bencher.bench_local(|| black_box(routes.choose(&asked.view(), black_box(DRAW))));
+    let (routes, asked) = (many::regex_routes(rules), many::at_a_place(rules));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(&asked.request_view(), black_box(DRAW))));
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_path(bencher: Bencher<'_, '_>, rules: usize) {
-    let (limits, asked) = (many::limits(rules), many::at_a_place(rules));
+    let (limits, asked) = (many::path_limits(rules), many::at_a_place(rules));
     // Advances far enough that a token is always available.
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit(many::PORT, (&asked.view(), None), now).is_ok()
+        limits.admit_request(many::PORT, (&asked.request_view(), None), now).is_ok()
     });
 }
 
@@ -237,24 +256,24 @@ fn rate_limit_by_prefix(bencher: Bencher<'_, '_>, rules: usize) {
     let mut now = Duration::from_secs(7);
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit(many::PORT, (&asked.view(), None), now).is_ok()
+        limits.admit_request(many::PORT, (&asked.request_view(), None), now).is_ok()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn rate_limit_by_caller(bencher: Bencher<'_, '_>, rules: usize) {
     let (limits, asked) = (many::limits_of_callers(rules), many::at_a_place(rules));
-    let (caller, mut now) = (many::caller(rules), Duration::from_secs(7));
+    let (caller, mut now) = (many::caller_of_rule(rules), Duration::from_secs(7));
     bencher.bench_local(|| {
         now += Duration::from_millis(10);
-        limits.admit(many::PORT, (&asked.view(), Some(&caller)), now).is_ok()
+        limits.admit_request(many::PORT, (&asked.request_view(), Some(&caller)), now).is_ok()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn peer(bencher: Bencher<'_, '_>, rules: usize) {
     let (access, peer) = many::policies_of_peers(rules);
-    bencher.bench_local(|| access.connection(Some(black_box(&peer)), many::PORT).is_ok());
+    bencher.bench_local(|| access.authorize_connection(Some(black_box(&peer)), many::PORT).is_ok());
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
@@ -266,16 +285,16 @@ fn pending_connection(bencher: Bencher<'_, '_>, rules: usize) {
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn fault_injection_by_path(bencher: Bencher<'_, '_>, rules: usize) {
-    let (faults, asked) = (many::faults(rules), many::at_a_place(rules));
-    let caller = many::account();
+    let (faults, asked) = (many::path_faults(rules), many::at_a_place(rules));
+    let caller = many::service_account();
     bencher.bench_local(|| {
-        faults.inject(&asked.view(), &caller, &mut || black_box(u64::MAX)).is_some()
+        faults.draw_faults(&asked.request_view(), &caller, &mut || black_box(u64::MAX)).is_some()
     });
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn access_policy(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::policies(rules, PolicyAction::Allow), rules);
+    judge(bencher, many::access_policies(rules, PolicyAction::Allow), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
@@ -285,24 +304,26 @@ fn shared_policy(bencher: Bencher<'_, '_>, rules: usize) {
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn denying_policy(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::policies(rules, PolicyAction::Deny), rules);
+    judge(bencher, many::access_policies(rules, PolicyAction::Deny), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn opening(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::openings(rules), rules);
+    judge(bencher, many::ingress_rules(rules), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn traffic_target(bencher: Bencher<'_, '_>, rules: usize) {
-    judge(bencher, many::targets(rules), rules);
+    judge(bencher, many::traffic_targets(rules), rules);
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn lane_by_header(bencher: Bencher<'_, '_>, rules: usize) {
-    let (lanes, asked) = (many::lanes(rules), many::carrying(rules));
+    let (lanes, asked) = (many::header_lanes(rules), many::request_for_rule(rules));
     bencher.bench_local(|| {
-        black_box(lanes.mark(many::PORT, &asked.view(), &mut || black_box(DRAW))).rule.is_some()
+        black_box(lanes.marks_for(many::PORT, &asked.request_view(), &mut || black_box(DRAW)))
+            .rule
+            .is_some()
     });
 }
 
@@ -311,7 +332,7 @@ fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
     let (egress_rules, (asked, authority)) =
         (many::egress_rules(rules, MatchedBy::Http), many::to_host(rules));
     bencher.bench_local(|| {
-        let request = RequestView { authority: black_box(authority), ..asked.view() };
+        let request = RequestView { authority: black_box(authority), ..asked.request_view() };
         egress_rules.by_request(black_box(many::OUTSIDE), &request).is_some()
     });
 }
@@ -319,17 +340,20 @@ fn egress_rule_by_host(bencher: Bencher<'_, '_>, rules: usize) {
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn egress_rule_by_server_name(bencher: Bencher<'_, '_>, rules: usize) {
     let (egress_rules, name) =
-        (many::egress_rules(rules, MatchedBy::ServerName), many::named(rules));
+        (many::egress_rules(rules, MatchedBy::ServerName), many::host_of_rule(rules));
     bencher.bench_local(|| egress_rules.by_server_name(black_box(many::OUTSIDE), name).is_some());
 }
 
 #[divan::bench(sample_size = 1000, args = [10, 10_000])]
 fn tls_route(bencher: Bencher<'_, '_>, rules: usize) {
-    let (routes, name) = (many::tls_routes(rules), many::named(rules));
-    bencher.bench_local(|| black_box(routes.choose(Some(black_box(name)), black_box(DRAW))));
+    let (routes, name) = (many::tls_routes(rules), many::host_of_rule(rules));
+    bencher
+        .bench_local(|| black_box(routes.choose_backend(Some(black_box(name)), black_box(DRAW))));
 }
 
 fn judge(bencher: Bencher<'_, '_>, (access, permit): many::Judged, rules: usize) {
     let asked = many::at_a_place(rules);
-    bencher.bench_local(|| black_box(access.request(&permit, &asked.view())).is_ok());
+    bencher.bench_local(|| {
+        black_box(access.authorize_request(&permit, &asked.request_view())).is_ok()
+    });
 }

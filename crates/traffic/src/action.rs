@@ -51,7 +51,7 @@ pub enum AttemptLimit {
 impl AttemptLimit {
     /// Returns the time limit.
     #[must_use]
-    pub const fn time(self) -> Duration {
+    pub const fn time_limit(self) -> Duration {
         match self {
             Self::Whole(time) | Self::Head(time) => time,
         }
@@ -118,7 +118,7 @@ impl CompiledActions {
 
     /// Returns the actions with this retry policy as the default: the rule's own retries take precedence.
     #[must_use]
-    pub(crate) fn under(&self, policy: &ServiceRetry) -> Self {
+    pub(crate) fn with_retry(&self, policy: &ServiceRetry) -> Self {
         let mut actions = self.clone();
         if actions.retry.is_none() {
             actions.retry = Some(policy.rule.clone());
@@ -130,7 +130,7 @@ impl CompiledActions {
     }
 
     /// Removes this field from responses of the application.
-    pub(crate) fn hide(&mut self, name: &str) {
+    pub(crate) fn hide_field(&mut self, name: &str) {
         let hidden = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
         self.response = hidden.then(&self.response);
     }
@@ -143,13 +143,13 @@ impl CompiledActions {
 
     /// Creates actions that only edit heads.
     #[must_use]
-    pub fn editing(request: FieldEdits, response: FieldEdits) -> Self {
+    pub fn from_edits(request: FieldEdits, response: FieldEdits) -> Self {
         Self { request, response, ..Self::default() }
     }
 
     /// True if requests are answered with a redirect.
     #[must_use]
-    pub fn redirects(&self) -> bool {
+    pub fn is_redirect(&self) -> bool {
         self.redirect.is_some()
     }
 
@@ -163,7 +163,7 @@ impl CompiledActions {
         let redirect = self.redirect.as_ref()?;
         let (_, own_port) = split_authority(request.authority);
         let implied = if redirect.hostname.is_some() { Some(port) } else { own_port };
-        self.redirected(redirect, request, (Scheme::Http, implied))
+        self.apply_redirect(redirect, request, (Scheme::Http, implied))
     }
 
     /// Returns the redirect at a gateway port: its scheme and number are the defaults.
@@ -173,11 +173,11 @@ impl CompiledActions {
         request: &RequestView<'_>,
         (scheme, port): (Scheme, u16),
     ) -> Option<Redirection> {
-        self.redirected(self.redirect.as_ref()?, request, (scheme, Some(port)))
+        self.apply_redirect(self.redirect.as_ref()?, request, (scheme, Some(port)))
     }
 
     /// `implied`: the port for rules with neither port nor scheme.
-    fn redirected(
+    fn apply_redirect(
         &self,
         redirect: &Redirect,
         request: &RequestView<'_>,
@@ -192,10 +192,10 @@ impl CompiledActions {
         let scheme = redirect.scheme.unwrap_or(scheme);
         let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
         let mut location = format!("{}://{host}", scheme.as_str());
-        if let Some(port) = port.filter(|port| *port != scheme.port()) {
+        if let Some(port) = port.filter(|port| *port != scheme.default_port()) {
             write!(location, ":{port}").expect("writing to a String never fails");
         }
-        location.push_str(&self.path(redirect.path.as_ref(), request.path));
+        location.push_str(&self.edit_path(redirect.path.as_ref(), request.path));
         if let Some(query) = request.query {
             location.push('?');
             location.push_str(query);
@@ -205,9 +205,9 @@ impl CompiledActions {
 
     /// Returns the rewritten target with path and query; `None` if it is unchanged.
     #[must_use]
-    pub fn target(&self, path: &str, query: Option<&str>) -> Option<String> {
+    pub fn rewritten_target(&self, path: &str, query: Option<&str>) -> Option<String> {
         let edit = self.rewrite.as_ref()?.path.as_ref()?;
-        let path = match self.path(Some(edit), path) {
+        let path = match self.edit_path(Some(edit), path) {
             Cow::Borrowed(_) => return None,
             Cow::Owned(path) => path,
         };
@@ -219,12 +219,12 @@ impl CompiledActions {
 
     /// Returns the rewritten host; `None` if it is unchanged.
     #[must_use]
-    pub fn host(&self) -> Option<&str> {
+    pub fn rewritten_host(&self) -> Option<&str> {
         self.rewrite.as_ref()?.hostname.as_ref().map(|name| name.as_str())
     }
 
     /// Returns the path after an edit; borrowed if unchanged. `*` is not a path and is never edited.
-    fn path<'a>(&self, edit: Option<&PathEdit>, path: &'a str) -> Cow<'a, str> {
+    fn edit_path<'a>(&self, edit: Option<&PathEdit>, path: &'a str) -> Cow<'a, str> {
         match edit.filter(|_| path.starts_with('/')) {
             None => Cow::Borrowed(path),
             Some(PathEdit::Full(full)) => Cow::Owned(full.clone()),
@@ -308,7 +308,7 @@ impl FieldEdits {
 
     /// Returns the fields of a request after the edits; for tools.
     #[must_use]
-    pub fn applied(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
+    pub fn apply_to(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
         let removed = |name: &str| {
             let is_similar = |removed: &str| is_similar_name(removed.as_bytes(), name.as_bytes());
             self.remove.iter().any(|removed| is_similar(removed))

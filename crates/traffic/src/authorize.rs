@@ -57,7 +57,7 @@ impl InboundAccess {
     ///
     /// # Errors
     /// [`BadPattern`] for the first invalid regular expression, with its policy.
-    pub fn of(plan: &WorkloadPlan) -> Result<Self, BadPattern> {
+    pub fn from_config(plan: &WorkloadPlan) -> Result<Self, BadPattern> {
         let access = Self::compile(&plan.access, &plan.trust_domain)?;
         Ok(Self {
             revoked: plan.revoked.clone(),
@@ -99,7 +99,7 @@ impl InboundAccess {
     /// # Errors
     /// `plaintext-refused` for a peer without an identity, unless the workload accepts plaintext;
     /// `foreign-trust-domain` for a peer of another mesh; `revoked-peer` for a revoked account.
-    pub fn connection(
+    pub fn authorize_connection(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
@@ -150,22 +150,22 @@ impl InboundAccess {
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
     /// other peers, if any. In audit mode these become permits with a [would-be denial](Permit::would_deny).
-    pub fn request(
+    pub fn authorize_request(
         &self,
         permit: &ConnectionPermit,
         request: &RequestView<'_>,
     ) -> Result<Permit, Denial> {
         let rights = self.current_rights(permit)?;
-        self.enforced(&rights, self.judge_request(&rights, request))
+        self.apply_mode(&rights, self.judge_request(&rights, request))
     }
 
     /// Authorizes opaque bytes to a port of the application. HTTP rules open no port to bytes.
     ///
     /// # Errors
     /// As for requests, except `no-policy-route`.
-    pub fn tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
+    pub fn authorize_tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
         let rights = self.current_rights(permit)?;
-        self.enforced(&rights, self.judge_bytes(&rights, permit.0.port))
+        self.apply_mode(&rights, self.judge_bytes(&rights, permit.0.port))
     }
 
     /// Authorizes opaque bytes that begin with an HTTP request, whatever protocol the port declares.
@@ -176,7 +176,7 @@ impl InboundAccess {
         let rights = self.current_rights(permit)?;
         let rules = self.policies.as_ref().zip(rights.policies.as_ref());
         let judgement = rules.and_then(|(policies, rules)| policies.judge_hidden_request(rules));
-        self.enforced(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
+        self.apply_mode(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
     }
 
     /// True if the rules allow at least one request of this peer. The rules for opaque bytes may still reject
@@ -198,7 +198,7 @@ impl InboundAccess {
         if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
             return Ok(By::Nobody);
         }
-        let path = PathKind::of(request.path);
+        let path = PathKind::from_path(request.path);
         if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
             && let Some(judgement) = policies.judge_request(rules, request, path)
         {
@@ -214,14 +214,15 @@ impl InboundAccess {
             return Ok(By::Nobody);
         };
         let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, By::Nobody))?;
-        let allows = |rule: &CompiledAccess| rule.http.iter().any(|m| fits(m, request, path));
+        let allows =
+            |rule: &CompiledAccess| rule.http.iter().any(|m| allows_path(m, request, path));
         let allows_at = |rule: usize, place: usize| {
             let matcher = strict.rules.get(rule).and_then(|rule| rule.http.get(place));
-            matcher.is_some_and(|matcher| fits(matcher, request, path))
+            matcher.is_some_and(|matcher| allows_path(matcher, request, path))
         };
         let own = match &peers_rules.many {
-            None => strict.first(&peers_rules.rules, allows),
-            Some(many) => many.first(Sought::sent(request), allows_at),
+            None => strict.first_allowing(&peers_rules.rules, allows),
+            Some(many) => many.first_fitting(Sought::as_sent(request), allows_at),
         };
         if let Some(index) = own {
             return Ok(By::Target(index));
@@ -230,7 +231,7 @@ impl InboundAccess {
         // indexed, so that a denied request does not evaluate the rules of all peers.
         let others = match &strict.many {
             None => strict.rules.iter().position(allows),
-            Some(many) => many.first(Sought::sent(request), allows_at),
+            Some(many) => many.first_fitting(Sought::as_sent(request), allows_at),
         };
         match others {
             Some(index) => Err((Reason::Denied, By::Target(index))),
@@ -253,9 +254,9 @@ impl InboundAccess {
         let Some(strict) = &self.rules else {
             return Ok(By::Nobody);
         };
-        let allows = |rule: &CompiledAccess| rule.opens(port);
+        let allows = |rule: &CompiledAccess| rule.opens_port(port);
         let own = rights.targets.as_ref();
-        if let Some(index) = own.and_then(|own| strict.first(&own.rules, allows)) {
+        if let Some(index) = own.and_then(|own| strict.first_allowing(&own.rules, allows)) {
             return Ok(By::Target(index));
         }
         let others = strict.rules.iter().position(allows);
@@ -264,13 +265,13 @@ impl InboundAccess {
 
     /// In audit mode policy denials are allowed and recorded in the permit, except for clients with no access
     /// other than through ingress rules.
-    fn enforced(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
+    fn apply_mode(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
         match judgement {
             Ok(by) => Ok(Permit { by, would_deny: None }),
             Err((reason, by)) if self.is_audited && !rights.opened_only => {
                 Ok(Permit { by, would_deny: Some(reason) })
             }
-            Err((reason, by)) => Err(Denial { reason, policy: self.named(by).cloned() }),
+            Err((reason, by)) => Err(Denial { reason, policy: self.decision_by(by).cloned() }),
         }
     }
 
@@ -285,10 +286,10 @@ impl InboundAccess {
     /// that allows the request to other peers, if any.
     #[must_use]
     pub fn decision(&self, permit: Permit) -> Option<&PolicyDecision> {
-        self.named(permit.by)
+        self.decision_by(permit.by)
     }
 
-    fn named(&self, by: By) -> Option<&PolicyDecision> {
+    fn decision_by(&self, by: By) -> Option<&PolicyDecision> {
         match by {
             By::Nobody => None,
             By::Policy(index) => self.policies.as_ref()?.decision(index),
@@ -313,17 +314,17 @@ impl InboundAccess {
         origin: Option<&Origin>,
     ) -> Result<Rights, Denial> {
         let openings = || match origin {
-            Some(origin) => self.openings.of(peer, port, origin),
+            Some(origin) => self.openings.for_client(peer, port, origin),
             None => Part::default(),
         };
         let Some(peer) = peer else {
             return self.rights_of_nobody(port, openings());
         };
         if peer.trust_domain != self.trust_domain {
-            return Err(Denial::unnamed(Reason::ForeignTrustDomain));
+            return Err(Denial::without_policy(Reason::ForeignTrustDomain));
         }
         if self.revoked.contains(&peer.account) {
-            return Err(Denial::unnamed(Reason::RevokedPeer));
+            return Err(Denial::without_policy(Reason::RevokedPeer));
         }
         let strict = self.rules.as_ref();
         let account = &peer.account;
@@ -339,7 +340,7 @@ impl InboundAccess {
     fn rights_of_nobody(&self, port: u16, openings: Part) -> Result<Rights, Denial> {
         let opened_only = self.plaintext == Plaintext::Refuse;
         if opened_only && openings.is_empty() {
-            return Err(Denial::unnamed(Reason::PlaintextRefused));
+            return Err(Denial::without_policy(Reason::PlaintextRefused));
         }
         let policies = self.peer_rules(None, port);
         Ok(Rights { targets: None, policies, openings, opened_only })
@@ -456,7 +457,7 @@ impl StrictRules {
         let mut lists = BTreeMap::<Vec<usize>, Arc<Named>>::new();
         let mut named = |indices: Vec<usize>| {
             let named = lists.entry(indices).or_insert_with_key(|indices| {
-                let many = Many::of(indices.iter().map(|index| http(*index)));
+                let many = Many::from_matches(indices.iter().map(|index| http(*index)));
                 Arc::new(Named { rules: indices.as_slice().into(), many })
             });
             Arc::clone(named)
@@ -464,12 +465,16 @@ impl StrictRules {
         let by_source = by_source.into_iter().map(|(source, indices)| (source, named(indices)));
         Ok(Self {
             by_source: by_source.collect(),
-            many: Many::of((0..rules.len()).map(http)),
+            many: Many::from_matches((0..rules.len()).map(http)),
             rules,
         })
     }
 
-    fn first(&self, among: &[usize], allows: impl Fn(&CompiledAccess) -> bool) -> Option<usize> {
+    fn first_allowing(
+        &self,
+        among: &[usize],
+        allows: impl Fn(&CompiledAccess) -> bool,
+    ) -> Option<usize> {
         let allowing = |index: &&usize| self.rules.get(**index).is_some_and(&allows);
         among.iter().find(allowing).copied()
     }
@@ -486,15 +491,15 @@ impl CompiledAccess {
     fn compile(rule: &AccessRule) -> Result<Self, BadPattern> {
         let http = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
-            decision: PolicyDecision::target(rule.policy.clone()),
+            decision: PolicyDecision::from_target(rule.policy.clone()),
             http: http
                 .collect::<Result<_, _>>()
-                .map_err(|bad| bad.within(ObjectKey::TrafficTarget(rule.policy.clone())))?,
+                .map_err(|bad| bad.with_object(ObjectKey::TrafficTarget(rule.policy.clone())))?,
             tcp: rule.tcp.clone(),
         })
     }
 
-    fn opens(&self, port: u16) -> bool {
+    fn opens_port(&self, port: u16) -> bool {
         self.tcp.contains(port)
     }
 }
@@ -502,7 +507,11 @@ impl CompiledAccess {
 /// True if an allow rule matches a request as sent, and its path has no dot segments. A network-path reference
 /// must match in each path that an application may read in it.
 #[inline]
-pub(crate) fn fits(matcher: &RequestMatcher, request: &RequestView<'_>, path: PathKind) -> bool {
+pub(crate) fn allows_path(
+    matcher: &RequestMatcher,
+    request: &RequestView<'_>,
+    path: PathKind,
+) -> bool {
     (path == PathKind::Plain || fits_unusual(matcher, request, path)) && matcher.matches(request)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Returns the delay after this many consecutive failures: doubling from [`DELAY_MIN`] to [`DELAY_MAX`], with
 /// jitter in the upper half, so that clients that failed together do not retry together. Zero after no failure.
 #[must_use]
-pub fn delay(failures: u32, draw: u64) -> Duration {
+pub fn backoff_delay(failures: u32, draw: u64) -> Duration {
     let Some(doublings) = failures.checked_sub(1) else {
         return Duration::ZERO;
     };
@@ -32,15 +32,18 @@ mod tests {
     fn doubles_up_to_the_bound() {
         for (failures, most_ms) in [(0, 0), (1, 100), (2, 200), (7, 6_400), (8, 10_000)] {
             let most = Duration::from_millis(most_ms);
-            assert_eq!(delay(failures, 0), most / 2, "{failures}");
-            assert!(most - delay(failures, u64::MAX) <= Duration::from_nanos(1), "{failures}");
+            assert_eq!(backoff_delay(failures, 0), most / 2, "{failures}");
+            assert!(
+                most - backoff_delay(failures, u64::MAX) <= Duration::from_nanos(1),
+                "{failures}"
+            );
         }
     }
 
     proptest! {
         #[test]
         fn stays_within_bounds(failures in 1..=u32::MAX, draw in any::<u64>()) {
-            let delay = delay(failures, draw);
+            let delay = backoff_delay(failures, draw);
             prop_assert!(delay >= DELAY_MIN / 2);
             prop_assert!(delay <= DELAY_MAX);
         }

@@ -31,10 +31,10 @@ pub trait Candidates {
 
     /// True if the candidate at this index, below [`Self::len`], may be chosen; false during back-off after a
     /// failed connect.
-    fn usable(&self, index: usize) -> bool;
+    fn is_usable(&self, index: usize) -> bool;
 
     /// True if the candidate at this index may be chosen when none is usable; false if a policy ejected it.
-    fn eligible(&self, index: usize) -> bool {
+    fn is_eligible(&self, index: usize) -> bool {
         let _ = index;
         true
     }
@@ -51,17 +51,17 @@ pub trait Candidates {
 /// If none is usable, all eligible candidates take part: their failures are old evidence, and an attempt is
 /// better than a certain failure. `None` only if none is eligible.
 #[must_use]
-pub fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
     if count <= 1 {
-        return count.checked_sub(1).filter(|only| candidates.eligible(*only));
+        return count.checked_sub(1).filter(|only| candidates.is_eligible(*only));
     }
-    if weighted::applies(candidates) {
-        return weighted::pick(candidates, draw);
+    if weighted::has_weights(candidates) {
+        return weighted::pick_weighted(candidates, draw);
     }
-    let (first, second) = pair(count, draw);
-    match (candidates.usable(first), candidates.usable(second)) {
-        (true, true) => Some(lighter(candidates, first, second)),
+    let (first, second) = draw_pair(count, draw);
+    match (candidates.is_usable(first), candidates.is_usable(second)) {
+        (true, true) => Some(less_loaded(candidates, first, second)),
         _ => pick_usable(candidates, draw, (first, second)),
     }
 }
@@ -72,14 +72,14 @@ fn pick_usable<C: Candidates + ?Sized>(
     draw: u64,
     choice: (usize, usize),
 ) -> Option<usize> {
-    let usable = || (0..candidates.len()).filter(|index| candidates.usable(*index));
+    let usable = || (0..candidates.len()).filter(|index| candidates.is_usable(*index));
     match usable().count() {
         0 => pick_eligible(candidates, draw, choice),
         1 => usable().next(),
         count => {
             // A new number: the old one is known to select an unusable candidate.
-            let (first, second) = pair(count, remix(draw));
-            Some(lighter(candidates, usable().nth(first)?, usable().nth(second)?))
+            let (first, second) = draw_pair(count, remix_draw(draw));
+            Some(less_loaded(candidates, usable().nth(first)?, usable().nth(second)?))
         }
     }
 }
@@ -90,18 +90,18 @@ fn pick_eligible<C: Candidates + ?Sized>(
     draw: u64,
     choice: (usize, usize),
 ) -> Option<usize> {
-    let eligible = || (0..candidates.len()).filter(|index| candidates.eligible(*index));
+    let eligible = || (0..candidates.len()).filter(|index| candidates.is_eligible(*index));
     match eligible().count() {
-        all if all == candidates.len() => Some(lighter(candidates, choice.0, choice.1)),
+        all if all == candidates.len() => Some(less_loaded(candidates, choice.0, choice.1)),
         0 | 1 => eligible().next(),
         count => {
-            let (first, second) = pair(count, remix(draw));
-            Some(lighter(candidates, eligible().nth(first)?, eligible().nth(second)?))
+            let (first, second) = draw_pair(count, remix_draw(draw));
+            Some(less_loaded(candidates, eligible().nth(first)?, eligible().nth(second)?))
         }
     }
 }
 
-fn lighter<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
+fn less_loaded<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
     match candidates.load(second).is_less_than(candidates.load(first)) {
         true => second,
         false => first,
@@ -109,20 +109,20 @@ fn lighter<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) 
 }
 
 /// Returns two different numbers below `count` (at least 2) from the two halves of the draw.
-fn pair(count: usize, draw: u64) -> (usize, usize) {
-    let first = below(count, draw >> 32);
-    let second = below(count - 1, draw & HALF);
+fn draw_pair(count: usize, draw: u64) -> (usize, usize) {
+    let first = draw_below(count, draw >> 32);
+    let second = draw_below(count - 1, draw & HALF);
     (first, second + usize::from(second >= first))
 }
 
 /// Returns a number below `count` from 32 random bits, by multiplication instead of division.
-fn below(count: usize, random: u64) -> usize {
+fn draw_below(count: usize, random: u64) -> usize {
     let count = (count as u64).min(HALF);
     usize::try_from((random * count) >> 32).unwrap_or(usize::MAX)
 }
 
 /// The finalizer of SplitMix64: every bit of the result depends on every bit of the draw.
-fn remix(draw: u64) -> u64 {
+fn remix_draw(draw: u64) -> u64 {
     let mut z = draw.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -142,58 +142,58 @@ mod tests {
             self.0.len()
         }
         fn load(&self, index: usize) -> Load {
-            Load::of(self.0[index].0)
+            Load::from_requests(self.0[index].0)
         }
-        fn usable(&self, index: usize) -> bool {
+        fn is_usable(&self, index: usize) -> bool {
             self.0[index].1
         }
     }
 
     /// The number of picks of each candidate in `DRAWS` seeded draws.
-    fn counts(table: &Table) -> Vec<u32> {
+    fn pick_counts(table: &Table) -> Vec<u32> {
         let mut counts = vec![0; table.len()];
-        for draw in draws() {
-            counts[pick(table, draw).unwrap()] += 1;
+        for draw in seeded_draws() {
+            counts[pick_candidate(table, draw).unwrap()] += 1;
         }
         counts
     }
 
-    fn draws() -> impl Iterator<Item = u64> {
-        (0..DRAWS).map(|n| remix(u64::from(n) ^ 0xA5A5_5A5A))
+    fn seeded_draws() -> impl Iterator<Item = u64> {
+        (0..DRAWS).map(|n| remix_draw(u64::from(n) ^ 0xA5A5_5A5A))
     }
 
     const DRAWS: u32 = 60_000;
 
-    fn near(count: u32, share: f64) -> bool {
+    fn is_near(count: u32, share: f64) -> bool {
         let expected = f64::from(DRAWS) * share;
         (f64::from(count) - expected).abs() < f64::from(DRAWS) * 0.01
     }
 
     #[test]
     fn none_of_none_and_the_only_one() {
-        assert_eq!(pick(&Table(vec![]), 7), None);
-        assert_eq!(pick(&Table(vec![(9, true)]), 7), Some(0));
-        assert_eq!(pick(&Table(vec![(9, false)]), 7), Some(0), "panic mode");
+        assert_eq!(pick_candidate(&Table(vec![]), 7), None);
+        assert_eq!(pick_candidate(&Table(vec![(9, true)]), 7), Some(0));
+        assert_eq!(pick_candidate(&Table(vec![(9, false)]), 7), Some(0), "panic mode");
     }
 
     #[test]
     fn equal_candidates_get_equal_shares() {
         for n in [2, 3, 5] {
-            let counts = counts(&Table(vec![(1, true); n]));
-            assert!(counts.iter().all(|c| near(*c, 1.0 / n as f64)), "{counts:?}");
+            let counts = pick_counts(&Table(vec![(1, true); n]));
+            assert!(counts.iter().all(|c| is_near(*c, 1.0 / n as f64)), "{counts:?}");
         }
     }
 
     #[test]
     fn two_candidates_always_yield_the_lighter() {
-        assert_eq!(counts(&Table(vec![(3, true), (2, true)])), [0, DRAWS]);
+        assert_eq!(pick_counts(&Table(vec![(3, true), (2, true)])), [0, DRAWS]);
     }
 
     #[test]
     fn the_heaviest_of_many_is_never_chosen_and_the_lightest_most() {
-        let counts = counts(&Table(vec![(0, true), (5, true), (9, true)]));
-        assert!(near(counts[0], 2.0 / 3.0), "{counts:?}");
-        assert!(near(counts[1], 1.0 / 3.0), "{counts:?}");
+        let counts = pick_counts(&Table(vec![(0, true), (5, true), (9, true)]));
+        assert!(is_near(counts[0], 2.0 / 3.0), "{counts:?}");
+        assert!(is_near(counts[1], 1.0 / 3.0), "{counts:?}");
         assert_eq!(counts[2], 0);
     }
 
@@ -206,17 +206,17 @@ mod tests {
             &[false, false, true],
         ] {
             let share = 1.0 / usable.iter().filter(|u| **u).count() as f64;
-            let counts = counts(&table(usable));
+            let counts = pick_counts(&table(usable));
             for (count, usable) in counts.iter().zip(usable) {
-                assert!(if *usable { near(*count, share) } else { *count == 0 }, "{counts:?}");
+                assert!(if *usable { is_near(*count, share) } else { *count == 0 }, "{counts:?}");
             }
         }
     }
 
     #[test]
     fn all_are_tried_when_none_is_usable() {
-        let counts = counts(&Table(vec![(1, false); 4]));
-        assert!(counts.iter().all(|c| near(*c, 0.25)), "{counts:?}");
+        let counts = pick_counts(&Table(vec![(1, false); 4]));
+        assert!(counts.iter().all(|c| is_near(*c, 0.25)), "{counts:?}");
     }
 
     /// No candidate is usable; only these are eligible.
@@ -227,12 +227,12 @@ mod tests {
             self.0.len()
         }
         fn load(&self, _: usize) -> Load {
-            Load::of(0)
+            Load::from_requests(0)
         }
-        fn usable(&self, _: usize) -> bool {
+        fn is_usable(&self, _: usize) -> bool {
             false
         }
-        fn eligible(&self, index: usize) -> bool {
+        fn is_eligible(&self, index: usize) -> bool {
             self.0[index]
         }
     }
@@ -247,8 +247,8 @@ mod tests {
         ] {
             let removed = Removed(eligible.to_vec());
             let mut seen = [false; 5];
-            for draw in draws().take(1_000) {
-                if let Some(index) = pick(&removed, draw) {
+            for draw in seeded_draws().take(1_000) {
+                if let Some(index) = pick_candidate(&removed, draw) {
                     seen[index] = true;
                 }
             }
@@ -262,8 +262,8 @@ mod tests {
         // 1,000 balls into 10 bins: with two choices the counts stay within a few of the mean; with one they do
         // not.
         let mut table = Table(vec![(0, true); 10]);
-        for draw in draws().take(1_000) {
-            let index = pick(&table, draw).unwrap();
+        for draw in seeded_draws().take(1_000) {
+            let index = pick_candidate(&table, draw).unwrap();
             table.0[index].0 += 1;
         }
         assert!(table.0.iter().all(|(load, _)| (95..=105).contains(load)), "{:?}", table.0);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     /// The number of allowed retries.
-    fn spend(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
+    fn withdraw_times(budget: &mut RetryBudget, retries: usize, now: Instant) -> usize {
         (0..retries).filter(|_| budget.withdraw(now)).count()
     }
 
@@ -84,16 +84,16 @@ mod tests {
     fn retries_are_a_fifth_of_the_requests_beside_the_floor() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 20, now), 10);
+        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
         for _ in 0..50 {
             budget.deposit();
         }
-        assert_eq!(spend(&mut budget, 50, now), 10);
+        assert_eq!(withdraw_times(&mut budget, 50, now), 10);
         // A total failure: every request is retried as often as possible.
         let retried: usize = (0..1_000)
             .map(|_| {
                 budget.deposit();
-                spend(&mut budget, 3, now)
+                withdraw_times(&mut budget, 3, now)
             })
             .sum();
         assert_eq!(retried, 200);
@@ -103,15 +103,15 @@ mod tests {
     fn the_floor_comes_back_with_time_and_savings_are_bounded() {
         let mut now = Instant::now();
         let mut budget = RetryBudget::new(now);
-        assert_eq!(spend(&mut budget, 10, now), 10);
+        assert_eq!(withdraw_times(&mut budget, 10, now), 10);
         now += FLOOR_PERIOD;
-        assert_eq!(spend(&mut budget, 3, now), 1);
+        assert_eq!(withdraw_times(&mut budget, 3, now), 1);
         now += FLOOR_PERIOD * 1_000_000;
-        assert_eq!(spend(&mut budget, 20, now), 10);
+        assert_eq!(withdraw_times(&mut budget, 20, now), 10);
         for _ in 0..100_000 {
             budget.deposit();
         }
         now += FLOOR_PERIOD * 10;
-        assert_eq!(spend(&mut budget, 1_000, now), 100);
+        assert_eq!(withdraw_times(&mut budget, 1_000, now), 100);
     }
 }

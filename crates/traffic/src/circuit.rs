@@ -112,12 +112,12 @@ impl Circuit {
     }
 
     /// Admits a request; `None` if the circuit rejects it.
-    pub fn admit(&mut self, now: Duration) -> Option<Ticket> {
+    pub fn admit_request(&mut self, now: Duration) -> Option<Ticket> {
         if let State::Open { until } | State::HalfOpen { until, .. } = self.state
             && until <= now
         {
             let until = now.saturating_add(self.rule.open_for);
-            self.turn(State::HalfOpen { succeeded: 0, under_way: 0, until });
+            self.change_state(State::HalfOpen { succeeded: 0, under_way: 0, until });
         }
         let probes = self.rule.probes.max(1);
         match &mut self.state {
@@ -132,26 +132,28 @@ impl Circuit {
     }
 
     /// Records the end of an admitted request.
-    pub fn end(&mut self, ticket: Ticket, shown: Shown, now: Duration) -> Option<Turn> {
+    pub fn record_result(&mut self, ticket: Ticket, shown: Shown, now: Duration) -> Option<Turn> {
         if ticket.epoch != self.epoch {
             return None;
         }
         let slow = self.rule.slow.is_some_and(|slow| shown.took >= slow.from);
         match &mut self.state {
             State::Closed => {
-                self.advance(now);
-                self.count(shown.failed, slow);
-                let trigger = self.verdict()?;
-                Some(self.open(trigger, now))
+                self.advance_window(now);
+                self.count_request(shown.failed, slow);
+                let trigger = self.open_trigger()?;
+                Some(self.open_circuit(trigger, now))
             }
-            State::HalfOpen { .. } if shown.failed || slow => Some(self.open(Trigger::Probe, now)),
+            State::HalfOpen { .. } if shown.failed || slow => {
+                Some(self.open_circuit(Trigger::Probe, now))
+            }
             State::HalfOpen { succeeded, under_way, .. } => {
                 *under_way -= 1;
                 *succeeded += 1;
                 if *succeeded < self.rule.probes.max(1) {
                     return None;
                 }
-                self.turn(State::Closed);
+                self.change_state(State::Closed);
                 self.steps.fill(Step::default());
                 self.total = Step::default();
                 self.in_a_row = 0;
@@ -163,7 +165,7 @@ impl Circuit {
     }
 
     /// Returns a ticket without an outcome.
-    pub fn release(&mut self, ticket: Ticket) {
+    pub fn release_ticket(&mut self, ticket: Ticket) {
         if ticket.epoch == self.epoch
             && let State::HalfOpen { under_way, .. } = &mut self.state
         {
@@ -190,18 +192,18 @@ impl Circuit {
         &self.rule
     }
 
-    fn open(&mut self, trigger: Trigger, now: Duration) -> Turn {
-        self.turn(State::Open { until: now.saturating_add(self.rule.open_for) });
+    fn open_circuit(&mut self, trigger: Trigger, now: Duration) -> Turn {
+        self.change_state(State::Open { until: now.saturating_add(self.rule.open_for) });
         Turn::Opened(trigger)
     }
 
-    fn turn(&mut self, state: State) {
+    fn change_state(&mut self, state: State) {
         self.state = state;
         self.epoch = self.epoch.wrapping_add(1);
     }
 
     /// Removes expired steps from the window.
-    fn advance(&mut self, now: Duration) {
+    fn advance_window(&mut self, now: Duration) {
         if now < self.step_ends {
             return;
         }
@@ -220,7 +222,7 @@ impl Circuit {
         self.step_ends = self.step_ends.saturating_add(self.step.saturating_mul(ended));
     }
 
-    fn count(&mut self, failed: bool, slow: bool) {
+    fn count_request(&mut self, failed: bool, slow: bool) {
         self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
         let Some(step) = self.steps.get_mut(self.current) else { return };
         for counted in [step, &mut self.total] {
@@ -231,14 +233,15 @@ impl Circuit {
     }
 
     /// Returns the reason to open now, if any.
-    fn verdict(&self) -> Option<Trigger> {
+    fn open_trigger(&self) -> Option<Trigger> {
         let Step { requests, failed, slow } = self.total;
         let row = self.rule.consecutive.is_some_and(|many| self.in_a_row >= many);
         let enough = requests >= self.rule.requests_min;
-        let too_slow = self.rule.slow.is_some_and(|rule| exceeds(rule.too_many, slow, requests));
+        let too_slow =
+            self.rule.slow.is_some_and(|rule| exceeds_limit(rule.too_many, slow, requests));
         if row {
             Some(Trigger::Consecutive)
-        } else if enough && exceeds(self.rule.failed, failed, requests) {
+        } else if enough && exceeds_limit(self.rule.failed, failed, requests) {
             Some(Trigger::Failed)
         } else if enough && too_slow {
             Some(Trigger::Slow)
@@ -249,7 +252,7 @@ impl Circuit {
 }
 
 /// True if the counted requests exceed the limit.
-fn exceeds(limit: TooMany, counted: u32, requests: u32) -> bool {
+fn exceeds_limit(limit: TooMany, counted: u32, requests: u32) -> bool {
     let share = limit
         .share_ppm
         .is_some_and(|ppm| u64::from(counted) * 1_000_000 >= u64::from(requests) * u64::from(ppm));

@@ -20,25 +20,31 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<std::borrow::Cow<'
     if request.method != "OPTIONS" {
         return None;
     }
-    request.fields.first("origin")?;
-    request.fields.first(REQUEST_METHOD)
+    request.fields.first_value("origin")?;
+    request.fields.first_value(REQUEST_METHOD)
 }
 
 /// Applies a CORS rule; `None` if the request is not cross-origin and its response does not depend on the
 /// origin. `edits`: the other response edits of the rule.
 #[must_use]
-pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Option<CrossOrigin> {
+pub fn apply_cors(
+    cors: &Cors,
+    request: &RequestView<'_>,
+    edits: &FieldEdits,
+) -> Option<CrossOrigin> {
     let mut fields = Vec::new();
     // Also added without an origin, or with a disallowed one: otherwise a shared cache would serve such a
     // response to an allowed page (Fetch standard, §3.2.5).
     if !is_for_everybody(cors) {
         fields.push(("vary", "origin".to_owned()));
     }
-    let Some(origin) = request.fields.first("origin") else {
-        return (!fields.is_empty()).then(|| CrossOrigin::Actual(beside(edits, &[], fields)));
+    let Some(origin) = request.fields.first_value("origin") else {
+        return (!fields.is_empty())
+            .then(|| CrossOrigin::Actual(combine_edits(edits, &[], fields)));
     };
     let preflight = preflight_for(request).is_some();
-    let allowed = HeaderEdits::is_value(&origin) && cors.origins.iter().any(|it| it.fits(&origin));
+    let allowed =
+        HeaderEdits::is_value(&origin) && cors.origins.iter().any(|it| it.matches_origin(&origin));
     if allowed {
         fields.extend(about_origin(cors, &origin));
     }
@@ -47,18 +53,18 @@ pub fn judge(cors: &Cors, request: &RequestView<'_>, edits: &FieldEdits) -> Opti
     }
     // Browsers read it in responses to actual requests only; the Gateway API requires it in preflight responses
     // too.
-    if allowed && let Some(exposed) = list(&cors.exposed, cors.credentials, None) {
+    if allowed && let Some(exposed) = format_list(&cors.exposed, cors.credentials, None) {
         fields.push(("access-control-expose-headers", exposed));
     }
     if preflight {
         return Some(CrossOrigin::Preflight(fields));
     }
     // CORS headers of the application are removed, not merged with those of the rule.
-    Some(CrossOrigin::Actual(beside(edits, &ANSWERS, fields)))
+    Some(CrossOrigin::Actual(combine_edits(edits, &ANSWERS, fields)))
 }
 
 /// Combines the rule's other edits with these fields, which replace `own`.
-fn beside(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
+fn combine_edits(edits: &FieldEdits, own: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
     let mut lines = String::from(&*edits.lines);
     for (name, value) in fields {
         lines.extend([name, ": ", &value, "\r\n"]);
@@ -85,11 +91,12 @@ fn about_origin(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
 /// Returns the fields that describe the allowed requests.
 fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, String)> {
     let asked = |name: &str| {
-        let found = request.fields.find(name);
+        let found = request.fields.joined_values(name);
         found.filter(|value| HeaderEdits::is_value(value)).map(|value| value.into_owned())
     };
-    let methods = list(&cors.methods, cors.credentials, asked(REQUEST_METHOD));
-    let headers = list(&cors.headers, cors.credentials, asked("access-control-request-headers"));
+    let methods = format_list(&cors.methods, cors.credentials, asked(REQUEST_METHOD));
+    let headers =
+        format_list(&cors.headers, cors.credentials, asked("access-control-request-headers"));
     let methods = methods.map(|methods| ("access-control-allow-methods", methods));
     let headers = headers.map(|headers| ("access-control-allow-headers", headers));
     let max_age = ("access-control-max-age", cors.max_age_seconds.to_string());
@@ -98,7 +105,7 @@ fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, S
 
 /// Formats a list for browsers. With credentials `*` is not a wildcard (§3.2.4), so the requested values are
 /// returned instead.
-fn list(words: &AnyOf, credentials: bool, asked: Option<String>) -> Option<String> {
+fn format_list(words: &AnyOf, credentials: bool, asked: Option<String>) -> Option<String> {
     match words {
         AnyOf::Any if credentials => asked,
         AnyOf::Any => Some("*".to_owned()),
@@ -125,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    fn cors(origins: &[&str], credentials: bool, any: bool) -> Cors {
+    fn cors_rule(origins: &[&str], credentials: bool, any: bool) -> Cors {
         let words = |words: &[&str]| match any {
             true => AnyOf::Any,
             false => AnyOf::Only(words.iter().map(|word| (*word).to_owned()).collect()),
@@ -140,15 +147,15 @@ mod tests {
         }
     }
 
-    fn ask(cors: &Cors, method: &str, fields: &[(&str, &str)]) -> Option<CrossOrigin> {
+    fn apply_rule(cors: &Cors, method: &str, fields: &[(&str, &str)]) -> Option<CrossOrigin> {
         let fields: Vec<(String, String)> =
             fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let request =
             RequestView { method, path: "/", query: None, authority: "a", fields: &fields };
-        judge(cors, &request, &FieldEdits::default())
+        apply_cors(cors, &request, &FieldEdits::default())
     }
 
-    fn reported(answer: Option<CrossOrigin>) -> String {
+    fn describe_response(answer: Option<CrossOrigin>) -> String {
         match answer {
             None => "same origin".to_owned(),
             Some(CrossOrigin::Preflight(fields)) => {
@@ -172,9 +179,9 @@ mod tests {
             ("access-control-request-method", "PUT"),
             ("access-control-request-headers", "x-a"),
         ];
-        let only = cors(&["https://a.example"], false, false);
-        let any = cors(&["*"], false, true);
-        let trusted = cors(&["*"], true, true);
+        let only = cors_rule(&["https://a.example"], false, false);
+        let any = cors_rule(&["*"], false, true);
+        let trusted = cors_rule(&["*"], true, true);
         for (cors, method, fields, expected) in [
             // A cache must serve neither this response to a page, nor a page's response to another client.
             (&only, "GET", &[][..], "goes on; vary: origin"),
@@ -222,7 +229,11 @@ mod tests {
                 "vary: origin; allow-origin: https://a.example; allow-credentials: true; allow-methods: PUT; allow-headers: x-a; max-age: 5",
             ),
         ] {
-            assert_eq!(reported(ask(cors, method, fields)), expected, "{method} {fields:?}");
+            assert_eq!(
+                describe_response(apply_rule(cors, method, fields)),
+                expected,
+                "{method} {fields:?}"
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use leno_model::{EgressRule, MatchedBy, ObjectKey, PolicyName};
 use rustc_hash::FxHashMap;
 
 use self::hosts::Hosts;
-use crate::authorize::fits as allows;
+use crate::authorize::allows_path as allows;
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::ranges::Ranges;
@@ -66,7 +66,7 @@ impl EgressRules {
             ports
                 .entry(egress_rule.port)
                 .or_default()
-                .add(CompiledEgressRule::compile(egress_rule)?);
+                .add_rule(CompiledEgressRule::compile(egress_rule)?);
         }
         Ok(Self(ports))
     }
@@ -79,7 +79,7 @@ impl EgressRules {
 
     /// Returns the egress permission of connections to this address.
     #[must_use]
-    pub fn way(&self, at: SocketAddr) -> Way {
+    pub fn permission_for(&self, at: SocketAddr) -> Way {
         let Some(port) = self.0.get(&at.port()) else { return Way::Closed };
         let leads = |matched_by| port.leads_to(at.ip(), matched_by);
         match (leads(MatchedBy::Address), leads(MatchedBy::Http), leads(MatchedBy::ServerName)) {
@@ -94,57 +94,62 @@ impl EgressRules {
     pub fn by_server_name(&self, at: SocketAddr, name: &str) -> Option<&PolicyName> {
         let port = self.0.get(&at.port())?;
         let named = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-        port.first(&port.names, &named, |it| it.leads_to(at.ip()))
+        port.first_policy(&port.names, &named, |it| it.leads_to(at.ip()))
     }
 
     /// Returns the policy that allows a request.
     #[must_use]
     pub fn by_request(&self, at: SocketAddr, request: &RequestView<'_>) -> Option<&PolicyName> {
         let port = self.0.get(&at.port())?;
-        let path = PathKind::of(request.path);
+        let path = PathKind::from_path(request.path);
         let host = host_of(request.authority, at.port())?.to_ascii_lowercase();
-        port.first(&port.requests, &host, |it| it.leads_to(at.ip()) && it.takes(request, path))
+        port.first_policy(&port.requests, &host, |it| {
+            it.leads_to(at.ip()) && it.allows_request(request, path)
+        })
     }
 }
 
 impl PortEgressRules {
-    fn add(&mut self, compiled: CompiledEgressRule) {
+    fn add_rule(&mut self, compiled: CompiledEgressRule) {
         let place = self.egress_rules.len();
         let matched_by = compiled.matched_by();
         match matched_by {
             MatchedBy::Address => {}
-            MatchedBy::ServerName => self.names.add(place, &compiled.egress_rule.hosts),
-            MatchedBy::Http => self.requests.add(place, &compiled.egress_rule.hosts),
+            MatchedBy::ServerName => self.names.add_rule(place, &compiled.egress_rule.hosts),
+            MatchedBy::Http => self.requests.add_rule(place, &compiled.egress_rule.hosts),
         }
         match compiled.egress_rule.ranges.is_empty() {
             true if self.anywhere.contains(&matched_by) => {}
             true => self.anywhere.push(matched_by),
-            false => self.ranged.add(place, Some(&compiled.egress_rule.ranges)),
+            false => self.ranged.add_rule(place, Some(&compiled.egress_rule.ranges)),
         }
         self.egress_rules.push(compiled);
     }
 
     /// True if a rule with this attribute allows the address.
     fn leads_to(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
-        let ranged = || self.ranged.of(address).filter_map(|place| self.egress_rules.get(place));
+        let ranged =
+            || self.ranged.containing(address).filter_map(|place| self.egress_rules.get(place));
         self.anywhere.contains(&matched_by) || ranged().any(|it| it.matched_by() == matched_by)
     }
 
     /// Returns the policy of the first rule for a host that meets the other conditions.
-    fn first(
+    fn first_policy(
         &self,
         hosts: &Hosts,
         host: &str,
         fits: impl Fn(&CompiledEgressRule) -> bool,
     ) -> Option<&PolicyName> {
-        let place = hosts.first(host, |place| self.egress_rules.get(place).is_some_and(&fits))?;
+        let place =
+            hosts.first_rule(host, |place| self.egress_rules.get(place).is_some_and(&fits))?;
         self.egress_rules.get(place).map(|it| &it.egress_rule.policy)
     }
 }
 
 impl CompiledEgressRule {
     fn compile(egress_rule: &EgressRule) -> Result<Self, BadPattern> {
-        let of_policy = |bad: BadPattern| bad.within(ObjectKey::Egress(egress_rule.policy.clone()));
+        let of_policy =
+            |bad: BadPattern| bad.with_object(ObjectKey::Egress(egress_rule.policy.clone()));
         let requests = egress_rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
@@ -165,7 +170,7 @@ impl CompiledEgressRule {
         ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
     }
 
-    fn takes(&self, request: &RequestView<'_>, path: PathKind) -> bool {
+    fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         let requests = self.requests.as_ref();
         requests.is_none_or(|requests| requests.iter().any(|it| allows(it, request, path)))
     }
@@ -223,7 +228,7 @@ mod tests {
             // A server name is not required.
             ("10.2.0.1:8443", Way::Open),
         ] {
-            assert_eq!(egress_rules.way(at.parse().unwrap()), way, "{at}");
+            assert_eq!(egress_rules.permission_for(at.parse().unwrap()), way, "{at}");
         }
     }
 

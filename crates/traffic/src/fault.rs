@@ -62,10 +62,10 @@ impl FaultPlan {
     pub fn compile(faults: &Faults) -> Result<Self, BadPattern> {
         let rules = faults.rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
-        let within = |bad: BadPattern| bad.within(ObjectKey::ServicePolicy(policy.clone()));
+        let within = |bad: BadPattern| bad.with_object(ObjectKey::ServicePolicy(policy.clone()));
         let rules: Box<[CompiledRule]> = rules.map_err(within)?;
         let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        Ok(match Many::naming(about) {
+        Ok(match Many::with_callers(about) {
             None => Self { policy, few: rules, many: None },
             Some(many) => Self { policy, few: Box::default(), many: Some((many, rules)) },
         })
@@ -79,18 +79,22 @@ impl FaultPlan {
 
     /// Returns the rule for a request of this caller: the first that matches.
     #[must_use]
-    pub fn rule(&self, request: &RequestView<'_>, caller: &ServiceAccount) -> Option<&FaultRule> {
-        self.find(request, caller).map(|found| &found.rule)
+    pub fn rule_for(
+        &self,
+        request: &RequestView<'_>,
+        caller: &ServiceAccount,
+    ) -> Option<&FaultRule> {
+        self.find_rule(request, caller).map(|found| &found.rule)
     }
 
     /// Returns the faults of a request of this caller. Each fault of the matching rule draws once.
-    pub fn inject(
+    pub fn draw_faults(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
         chance: &mut impl FnMut() -> u64,
     ) -> Option<Injected<'_>> {
-        let found = self.find(request, caller)?;
+        let found = self.find_rule(request, caller)?;
         let mut falls_on = |share_ppm: u32| is_drawn(share_ppm, chance());
         let delay = found.rule.delay.filter(|delay| falls_on(delay.share_ppm));
         let abort = found.rule.abort.as_ref().filter(|abort| falls_on(abort.share_ppm));
@@ -107,11 +111,15 @@ impl FaultPlan {
         (injected.delay.is_some() || injected.abort.is_some()).then_some(injected)
     }
 
-    fn find(&self, request: &RequestView<'_>, caller: &ServiceAccount) -> Option<&CompiledRule> {
+    fn find_rule(
+        &self,
+        request: &RequestView<'_>,
+        caller: &ServiceAccount,
+    ) -> Option<&CompiledRule> {
         let fits = |rule: &&CompiledRule| {
             let asked =
                 rule.requests.is_empty() || rule.requests.iter().any(|m| m.matches(request));
-            asked && rule.rule.names(caller)
+            asked && rule.rule.matches_caller(caller)
         };
         self.few.iter().find(fits).or_else(|| self.looked_up(request, caller))
     }
@@ -127,10 +135,10 @@ impl FaultPlan {
         let fits = |rule: usize, place: usize| {
             rules.get(rule).is_some_and(|rule| {
                 let asked = rule.requests.get(place).is_none_or(|m| m.matches(request));
-                asked && rule.rule.names(caller)
+                asked && rule.rule.matches_caller(caller)
             })
         };
-        rules.get(many.first(Sought::sent(request).by(Some(caller)), fits)?)
+        rules.get(many.first_fitting(Sought::as_sent(request).with_caller(Some(caller)), fits)?)
     }
 }
 
@@ -166,12 +174,12 @@ mod tests {
     use super::*;
     use crate::many::tests::{any_match, any_request};
 
-    fn plan(rules: Vec<FaultRule>) -> FaultPlan {
+    fn fault_plan(rules: Vec<FaultRule>) -> FaultPlan {
         let policy = ServicePolicyName::new(ServicePolicyKind::FaultInjection, "shop", "f");
         FaultPlan::compile(&Faults { policy: policy.unwrap(), rules }).unwrap()
     }
 
-    fn rule(name: &str, path: &str) -> FaultRule {
+    fn fault_rule(name: &str, path: &str) -> FaultRule {
         let path = PathMatch::Prefix(path.to_owned());
         FaultRule {
             name: name.to_owned(),
@@ -182,7 +190,7 @@ mod tests {
         }
     }
 
-    fn inject(
+    fn inject_faults(
         plan: &FaultPlan,
         path: &str,
         from: &str,
@@ -193,7 +201,7 @@ mod tests {
             RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
         let mut draws = draws.into_iter();
         let caller = ServiceAccount::new("shop", from).unwrap();
-        let injected = plan.inject(&request, &caller, &mut || draws.next().unwrap())?;
+        let injected = plan.draw_faults(&request, &caller, &mut || draws.next().unwrap())?;
         let Injected { rule, delay, abort, .. } = injected;
         Some((rule.to_owned(), delay.is_some(), abort.is_some()))
     }
@@ -202,9 +210,12 @@ mod tests {
     fn the_first_rule_that_fits_decides_alone() {
         let pattern = |text| NamePattern::new(text).unwrap();
         let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("web") }];
-        let plan =
-            plan(vec![FaultRule { peers, ..rule("a", "/x") }, rule("b", "/x"), rule("c", "/y")]);
-        let fault = |path, from| inject(&plan, path, from, [0, 0]).map(|(rule, ..)| rule);
+        let plan = fault_plan(vec![
+            FaultRule { peers, ..fault_rule("a", "/x") },
+            fault_rule("b", "/x"),
+            fault_rule("c", "/y"),
+        ]);
+        let fault = |path, from| inject_faults(&plan, path, from, [0, 0]).map(|(rule, ..)| rule);
         assert_eq!(fault("/x/1", "web").as_deref(), Some("a"));
         assert_eq!(fault("/x/1", "app").as_deref(), Some("b"));
         assert_eq!(fault("/y", "web").as_deref(), Some("c"));
@@ -214,12 +225,12 @@ mod tests {
     #[test]
     fn each_fault_draws_for_itself() {
         let delay = Some(Delay { share_ppm: 500_000, time: Duration::from_secs(1) });
-        let mut both = rule("a", "/");
+        let mut both = fault_rule("a", "/");
         both.abort.as_mut().unwrap().share_ppm = 500_000;
-        let plan = plan(vec![FaultRule { delay, ..both }]);
+        let plan = fault_plan(vec![FaultRule { delay, ..both }]);
         let (low, high) = (u64::MAX / 2 - 1, u64::MAX / 2 + 100);
         let faults =
-            |draws| inject(&plan, "/", "web", draws).map(|(_, delay, abort)| (delay, abort));
+            |draws| inject_faults(&plan, "/", "web", draws).map(|(_, delay, abort)| (delay, abort));
         assert_eq!(faults([low, low]), Some((true, true)));
         assert_eq!(faults([low, high]), Some((true, false)));
         assert_eq!(faults([high, low]), Some((false, true)));
@@ -257,19 +268,19 @@ mod tests {
             let rules = rules.into_iter().enumerate().map(|(n, (requests, named))| FaultRule {
                 requests,
                 peers: named.into_iter().map(peer).collect(),
-                ..rule(&format!("r{n}"), "")
+                ..fault_rule(&format!("r{n}"), "")
             });
             let rules: Vec<FaultRule> = rules.collect();
-            let request = made.view();
-            let plan = plan(rules.clone());
+            let request = made.request_view();
+            let plan = fault_plan(rules.clone());
             for caller in ["web", "app"] {
                 let caller = ServiceAccount::new("shop", caller).unwrap();
                 let matches = |it| RequestMatcher::compile(it).unwrap().matches(&request);
                 let in_order = rules.iter().find(|rule| {
                     let fits = rule.requests.is_empty() || rule.requests.iter().any(matches);
-                    fits && rule.names(&caller)
+                    fits && rule.matches_caller(&caller)
                 });
-                prop_assert_eq!(plan.rule(&request, &caller), in_order);
+                prop_assert_eq!(plan.rule_for(&request, &caller), in_order);
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leno_model::{Endpoint, ServiceName, WeightedBackend};
 
 use crate::balance::hashing::Places;
-use crate::plan::{PortPlan, ServicePlan, placed};
+use crate::plan::{PortPlan, ServicePlan, hash_inputs};
 use crate::traffic_policy::PortTrafficPolicy;
 
 /// The ports that the routes of a port with policies forward to, each with its effective policies.
@@ -57,7 +57,7 @@ impl PortPlan {
             None => behind.own_policies(),
             Some(forwarded) => match forwarded.of_rule(rule, backend) {
                 None => behind.own_policies(),
-                Some(port) => port.policies(),
+                Some(port) => port.effective_policies(),
             },
         }
     }
@@ -70,13 +70,13 @@ impl PortPlan {
         port: u16,
         behind: &'a Self,
     ) -> EffectivePolicies<'a> {
-        let forwarded = self.forwarded.as_ref().and_then(|it| it.port(service, port));
-        forwarded.map_or_else(|| behind.own_policies(), ForwardedPort::policies)
+        let forwarded = self.forwarded.as_ref().and_then(|it| it.find_port(service, port));
+        forwarded.map_or_else(|| behind.own_policies(), ForwardedPort::effective_policies)
     }
 }
 
 impl ForwardedPort {
-    fn policies(&self) -> EffectivePolicies<'_> {
+    fn effective_policies(&self) -> EffectivePolicies<'_> {
         (Some(&self.traffic_policy), self.places.as_ref())
     }
 
@@ -95,7 +95,7 @@ impl ForwardedPort {
 impl Forwarded {
     /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
     /// forwards elsewhere.
-    pub(crate) fn of(
+    pub(crate) fn for_port(
         (name, number): (&ServiceName, u16),
         port: &PortPlan,
         services: &BTreeMap<ServiceName, Arc<ServicePlan>>,
@@ -111,8 +111,8 @@ impl Forwarded {
             let known = ports.iter().position(|it| (&it.service, it.port) == (service, to));
             let place = known.or_else(|| {
                 let behind = services.get(service)?.ports.get(&to)?;
-                let before = before.and_then(|it| it.port(service, to));
-                ports.push(ForwardedPort::of((service, to), called, behind, before));
+                let before = before.and_then(|it| it.find_port(service, to));
+                ports.push(ForwardedPort::for_backend((service, to), called, behind, before));
                 Some(ports.len() - 1)
             })?;
             u32::try_from(place).ok()
@@ -141,7 +141,7 @@ impl Forwarded {
         self.ports.get(usize::try_from(place).ok()?)
     }
 
-    fn port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
+    fn find_port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
         self.ports.iter().find(|it| it.port == port && it.service == *service)
     }
 
@@ -154,7 +154,7 @@ impl Forwarded {
 }
 
 impl ForwardedPort {
-    fn of(
+    fn for_backend(
         (service, port): (&ServiceName, u16),
         called: &Arc<PortTrafficPolicy>,
         behind: &PortPlan,
@@ -167,17 +167,19 @@ impl ForwardedPort {
         });
         let traffic_policy = match before {
             Some(before) => Arc::clone(&before.traffic_policy),
-            None => PortTrafficPolicy::forwarded(called, own),
+            None => PortTrafficPolicy::for_forwarded(called, own),
         };
         let is_own = own.is_some_and(|own| own.balancing.is_some());
         let places = match (&traffic_policy.balancing, before) {
             (None, _) => None,
             (Some(_), _) if is_own => behind.places.clone(),
-            (Some(_), Some(before)) if placed(&before.endpoints).eq(placed(&behind.endpoints)) => {
+            (Some(_), Some(before))
+                if hash_inputs(&before.endpoints).eq(hash_inputs(&behind.endpoints)) =>
+            {
                 before.places.clone()
             }
             (Some(balancing), _) => {
-                Places::of(&balancing.rule.algorithm, &behind.endpoints).map(Arc::new)
+                Places::for_endpoints(&balancing.rule.algorithm, &behind.endpoints).map(Arc::new)
             }
         };
         Self {

@@ -34,12 +34,12 @@ impl GatewayPlan {
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
         let mut bad = Vec::new();
         let ports = gateway.ports.iter().map(|port| {
-            let before = previous.and_then(|plan| plan.unchanged(port));
+            let before = previous.and_then(|plan| plan.unchanged_port(port));
             let built = before.unwrap_or_else(|| Arc::new(GatewayPortPlan::build(port, &mut bad)));
             (port.port, built)
         });
         let ports = ports.collect();
-        Self { gateway: Arc::clone(gateway), ports, bad, calls: calls(gateway) }
+        Self { gateway: Arc::clone(gateway), ports, bad, calls: grpc_backends(gateway) }
     }
 
     /// True if a rule forwards gRPC calls to this port of a service.
@@ -48,13 +48,13 @@ impl GatewayPlan {
         self.calls.get(service).is_some_and(|ports| ports.contains(&port))
     }
 
-    fn unchanged(&self, port: &GatewayPort) -> Option<Arc<GatewayPortPlan>> {
+    fn unchanged_port(&self, port: &GatewayPort) -> Option<Arc<GatewayPortPlan>> {
         let same = self.gateway.ports.contains(port);
         self.ports.get(&port.port).filter(|_| same).cloned()
     }
 }
 
-fn calls(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
+fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     let listeners = gateway.ports.iter().flat_map(|port| match &port.serves {
         Serves::Http(listeners) | Serves::Https(listeners) => &**listeners,
         Serves::Passthrough(_) | Serves::Tcp(_) => &[],
@@ -86,7 +86,7 @@ impl GatewayPortPlan {
         match &port.serves {
             Serves::Http(listeners) => Self::Http(HttpListeners::compile(listeners, bad)),
             Serves::Https(listeners) => Self::Https(HttpListeners::compile(listeners, bad)),
-            Serves::Passthrough(rules) => Self::Passthrough(TlsRoutes::of(rules)),
+            Serves::Passthrough(rules) => Self::Passthrough(TlsRoutes::from_rules(rules)),
             Serves::Tcp(rule) => Self::Tcp(rule.clone()),
         }
     }
@@ -108,7 +108,8 @@ struct Listener {
 
 impl HttpListeners {
     fn compile(listeners: &[GatewayListener], bad: &mut Vec<BadPattern>) -> Self {
-        let by_host = Hosts::of(listeners.iter().map(|listener| listener.hostname.as_ref()));
+        let by_host =
+            Hosts::from_patterns(listeners.iter().map(|listener| listener.hostname.as_ref()));
         let listeners = listeners.iter().map(|listener| Listener::compile(listener, bad));
         Self { listeners: listeners.collect(), by_host }
     }
@@ -120,27 +121,28 @@ impl HttpListeners {
     /// the most specific host name are tried first, then the next ones. A request for another listener than
     /// that of its session is rejected, since the session's certificate may not be valid for it.
     #[must_use]
-    pub fn choose(
+    pub fn choose_backend(
         &self,
         request: &RequestView<'_>,
         server_name: Option<Option<&str>>,
         draw: u64,
     ) -> GatewayChoice<'_> {
         let host = host_of(request.authority);
-        let Some(found) = self.by_host.first(&host) else {
+        let Some(found) = self.by_host.first_match(&host) else {
             return GatewayChoice::NoRoute { listener: None };
         };
         if let Some(name) = server_name
-            && self.by_host.first(&host_of(name.unwrap_or_default())) != Some(found)
+            && self.by_host.first_match(&host_of(name.unwrap_or_default())) != Some(found)
         {
             return GatewayChoice::Misdirected;
         }
         let Some(listener) = self.listeners.get(found) else {
             return GatewayChoice::NoRoute { listener: None };
         };
-        let rules = listener.by_host.all(&host).filter_map(|index| listener.hosts.get(index));
+        let rules =
+            listener.by_host.all_matches(&host).filter_map(|index| listener.hosts.get(index));
         for rules in rules {
-            match rules.choose(request, draw) {
+            match rules.choose_backend(request, draw) {
                 RouteChoice::NoRoute | RouteChoice::Direct => {}
                 choice => return GatewayChoice::Route(choice),
             }
@@ -154,11 +156,12 @@ impl Listener {
         // Rules of several routes for one host name are merged.
         let mut together: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
         for HostRules { hostname, rules } in &listener.hosts {
-            let rules = rules.iter().filter(|rule| is_usable(rule, bad)).map(untold);
+            let rules =
+                rules.iter().filter(|rule| is_usable(rule, bad)).map(without_internal_headers);
             together.entry(hostname.as_ref()).or_default().extend(rules);
         }
-        let by_host = Hosts::of(together.keys().copied());
-        let routes = together.values().map(|rules| PortRoutes::of(rules, true));
+        let by_host = Hosts::from_patterns(together.keys().copied());
+        let routes = together.values().map(|rules| PortRoutes::from_rules(rules, true));
         // The remaining rules all compile.
         let hosts = routes.filter_map(Result::ok).collect();
         Self { name: listener.name.clone(), hosts, by_host }
@@ -167,7 +170,7 @@ impl Listener {
 
 /// Returns the rule with an edit that removes sidecar-internal response headers, which external clients must
 /// not see.
-fn untold(rule: &RouteRule) -> RouteRule {
+fn without_internal_headers(rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     rule.actions.response_headers.remove.push(REASON_FIELD.to_owned());
     rule
@@ -177,7 +180,7 @@ fn untold(rule: &RouteRule) -> RouteRule {
 fn is_usable(rule: &RouteRule, bad: &mut Vec<BadPattern>) -> bool {
     let wrong = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
     let is_usable = wrong.is_none();
-    bad.extend(wrong.map(|wrong| wrong.within(rule.kind.key(rule.route.clone()))));
+    bad.extend(wrong.map(|wrong| wrong.with_object(rule.kind.object_key(rule.route.clone()))));
     is_usable
 }
 
@@ -205,7 +208,7 @@ struct Hosts {
 
 impl Hosts {
     /// Of two equal patterns the first wins.
-    fn of<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
+    fn from_patterns<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
         let mut hosts = Self { exact: BTreeMap::new(), below: BTreeMap::new(), any: None };
         for (index, pattern) in patterns.enumerate() {
             match pattern {
@@ -221,18 +224,18 @@ impl Hosts {
         hosts
     }
 
-    fn first(&self, host: &str) -> Option<usize> {
-        self.all(host).next()
+    fn first_match(&self, host: &str) -> Option<usize> {
+        self.all_matches(host).next()
     }
 
-    fn all(&self, host: &str) -> impl Iterator<Item = usize> {
-        let parents = std::iter::successors(parent(host), |host| parent(host));
+    fn all_matches(&self, host: &str) -> impl Iterator<Item = usize> {
+        let parents = std::iter::successors(parent_domain(host), |host| parent_domain(host));
         let below = parents.filter_map(|name| self.below.get(name));
         self.exact.get(host).into_iter().chain(below).chain(&self.any).copied()
     }
 }
 
-fn parent(host: &str) -> Option<&str> {
+fn parent_domain(host: &str) -> Option<&str> {
     host.split_once('.').map(|(_, parent)| parent)
 }
 

@@ -123,7 +123,7 @@ impl Guards {
 
     /// Returns the checks of a port.
     #[must_use]
-    pub fn at(&self, port: u16) -> Option<&PortGuards> {
+    pub fn for_port(&self, port: u16) -> Option<&PortGuards> {
         self.ports.get(&port)
     }
 }
@@ -131,13 +131,13 @@ impl Guards {
 impl PortGuards {
     /// Returns the token validations, which precede all other decisions.
     #[must_use]
-    pub fn tokens(&self) -> &[CompiledJwtValidation] {
+    pub fn token_validations(&self) -> &[CompiledJwtValidation] {
         &self.tokens
     }
 
     /// Returns the authorization services that must check a request. Every meaning of the request counts, so
     /// that alternative encodings cannot bypass a check.
-    pub fn authorizations<'a>(
+    pub fn required_authorizations<'a>(
         &'a self,
         request: &RequestView<'a>,
     ) -> impl Iterator<Item = &'a CompiledAuthorization> {
@@ -146,14 +146,14 @@ impl PortGuards {
     }
 
     /// Returns the rate limit services that must check a request, with its descriptors.
-    pub fn limits<'a>(
+    pub fn required_limits<'a>(
         &'a self,
         request: &RequestView<'a>,
         asking: Asking<'a>,
     ) -> impl Iterator<Item = (&'a CompiledGlobalLimit, Vec<Described>)> {
         let request = *request;
         let described = move |limit: &'a CompiledGlobalLimit| {
-            let described = limit.describe(&request, asking);
+            let described = limit.describe_request(&request, asking);
             (!described.is_empty()).then_some((limit, described))
         };
         self.limits.iter().filter_map(described)
@@ -163,7 +163,7 @@ impl PortGuards {
 impl CompiledAuthorization {
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn decision(&self) -> PolicyDecision {
+    pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::whole_policy(&self.policy, &self.hits)
     }
 }
@@ -187,7 +187,7 @@ impl CompiledJwtValidation {
 
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn decision(&self) -> PolicyDecision {
+    pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::whole_policy(&self.policy, &self.hits)
     }
 }
@@ -204,21 +204,21 @@ impl CompiledGlobalLimit {
         })
     }
 
-    fn describe(&self, request: &RequestView<'_>, asking: Asking<'_>) -> Vec<Described> {
+    fn describe_request(&self, request: &RequestView<'_>, asking: Asking<'_>) -> Vec<Described> {
         let rules = self.rule.descriptors.iter().zip(&self.descriptors);
         let about = rules.filter(|(_, requests)| requests.may_be(request));
-        about.filter_map(|(descriptor, _)| described(descriptor, request, asking)).collect()
+        about.filter_map(|(descriptor, _)| build_descriptor(descriptor, request, asking)).collect()
     }
 
     /// Returns the decision, for metrics and logs.
     #[must_use]
-    pub fn decision(&self) -> PolicyDecision {
+    pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::service_policy(&self.policy, GLOBAL, &self.hits)
     }
 }
 
 /// Returns the descriptor of a request; `None` if a value of an entry is absent.
-fn described(
+fn build_descriptor(
     descriptor: &Descriptor,
     request: &RequestView<'_>,
     asking: Asking<'_>,
@@ -226,7 +226,7 @@ fn described(
     let value = |value: &DescriptorValue| match value {
         DescriptorValue::Text(text) => Some(text.clone()),
         DescriptorValue::Header(name) if name == ":authority" => Some(request.authority.to_owned()),
-        DescriptorValue::Header(name) => request.fields.find(name).map(Cow::into_owned),
+        DescriptorValue::Header(name) => request.fields.joined_values(name).map(Cow::into_owned),
         DescriptorValue::Path => Some(request.path.to_owned()),
         DescriptorValue::Method => Some(request.method.to_owned()),
         DescriptorValue::Client => asking.account.map(ToString::to_string),
@@ -246,7 +246,7 @@ struct Requests(Box<[DenialMatcher]>);
 impl Requests {
     fn compile(requests: &[RequestMatch], policy: &ServicePolicyName) -> Result<Self, BadPattern> {
         let compiled = requests.iter().map(DenialMatcher::compile).collect::<Result<_, _>>();
-        compiled.map(Self).map_err(|bad| bad.within(ObjectKey::ServicePolicy(policy.clone())))
+        compiled.map(Self).map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(policy.clone())))
     }
 
     /// True if an application may interpret the request as one of them.
@@ -254,7 +254,7 @@ impl Requests {
         if self.0.is_empty() {
             return true;
         }
-        let variant = PathVariants::of(request.path, PathKind::of(request.path));
+        let variant = PathVariants::from_path(request.path, PathKind::from_path(request.path));
         self.0.iter().any(|it| it.may_mean(request, &variant))
     }
 }

@@ -34,7 +34,7 @@ mod tests {
 
     use super::*;
 
-    fn rule(methods: &[&str]) -> HedgeRule {
+    fn hedge_rule(methods: &[&str]) -> HedgeRule {
         let methods = methods.iter().map(|method| (*method).to_owned()).collect();
         HedgeRule { after: Duration::from_millis(50), methods }
     }
@@ -52,7 +52,7 @@ mod tests {
             (&[], Hedged { waits: true, ..GET }, false),
             (&[], Hedged { keeps: true, ..GET }, false),
         ] {
-            assert_eq!(may_hedge(&rule(methods), None, &request), expected, "{request:?}");
+            assert_eq!(may_hedge(&hedge_rule(methods), None, &request), expected, "{request:?}");
         }
     }
 
@@ -69,7 +69,7 @@ mod tests {
         ] {
             let (retry, request) = (attempts.map(retry), Hedged { retries, ..GET });
             assert_eq!(
-                may_hedge(&rule(&[]), retry.as_ref(), &request),
+                may_hedge(&hedge_rule(&[]), retry.as_ref(), &request),
                 expected,
                 "{attempts:?} {retries}"
             );

@@ -11,7 +11,7 @@ pub struct HitSlot(AtomicU32);
 
 impl HitSlot {
     /// Returns the index; calls `find` while it is unknown (0).
-    pub fn number(&self, find: impl FnOnce() -> u32) -> u32 {
+    pub fn index_or_find(&self, find: impl FnOnce() -> u32) -> u32 {
         match self.0.load(Ordering::Relaxed) {
             0 => {
                 let number = find();
@@ -44,9 +44,9 @@ mod tests {
     #[test]
     fn a_number_is_looked_up_once() {
         let slot = HitSlot::default();
-        assert_eq!(slot.number(|| 0), 0);
-        assert_eq!(slot.number(|| 7), 7);
-        assert_eq!(slot.number(|| unreachable!("it is known")), 7);
-        assert_eq!(slot.clone().number(|| unreachable!("it is known")), 7);
+        assert_eq!(slot.index_or_find(|| 0), 0);
+        assert_eq!(slot.index_or_find(|| 7), 7);
+        assert_eq!(slot.index_or_find(|| unreachable!("it is known")), 7);
+        assert_eq!(slot.clone().index_or_find(|| unreachable!("it is known")), 7);
     }
 }

@@ -44,8 +44,8 @@ pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};
 pub use authorize::{
     Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, PolicyDecision,
 };
-pub use backoff::delay;
-pub use balance::{Candidates, pick};
+pub use backoff::backoff_delay;
+pub use balance::{Candidates, pick_candidate};
 pub use budget::RetryBudget;
 pub use egress_rule::{EgressRules, Way};
 pub use forwarded::{Forwarded, ForwardedPort};
@@ -59,7 +59,7 @@ pub use pattern::{BadPattern, PatternField, check_pattern};
 pub use plan::{Plans, PortPlan, ServicePlan};
 pub use query::similar_parameters;
 pub use request::{Fields, RequestView, is_similar_name};
-pub use retry::{Attempt, Sent, Setback, is_idempotent, retry, retry_by_rule};
+pub use retry::{Attempt, Sent, Setback, is_idempotent, may_retry, retry_by_rule};
 pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
 pub use stay::Stay;
 pub use tag::{Chance, Draw, Endpoints, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};

@@ -119,38 +119,38 @@ enum Waits {
 
 impl Place {
     /// Records that the request was sent completely: from now on it waits for the application.
-    pub fn sent(&self, now: Duration) {
+    pub fn mark_sent(&self, now: Duration) {
         if matches!(self.waits.get(), Waits::Client) {
             self.waits.set(Waits::Application { sent: now });
-            self.bounded().for_each(|it| it.places.waits());
+            self.bounded_policies().for_each(|it| it.places.mark_waiting());
         }
     }
 
     /// Records that a successful response started; its latency is a sample.
-    pub fn answered(&self, now: Duration) {
-        self.hear(Heard::Answer, now);
+    pub fn record_response(&self, now: Duration) {
+        self.record_outcome(Heard::Answer, now);
     }
 
     /// Records that the response is an error; its latency is a sample if it is high.
-    pub fn failed(&self, now: Duration) {
-        self.hear(Heard::Error, now);
+    pub fn record_error(&self, now: Duration) {
+        self.record_outcome(Heard::Error, now);
     }
 
     /// Records that there will be no response; the elapsed time is a sample if it is high.
     pub fn given_up(&self, now: Duration) {
-        self.hear(Heard::GivenUp, now);
+        self.record_outcome(Heard::GivenUp, now);
     }
 
-    fn hear(&self, heard: Heard, now: Duration) {
+    fn record_outcome(&self, heard: Heard, now: Duration) {
         if let Waits::Application { sent } = self.waits.replace(Waits::Nothing) {
-            for bounded in self.bounded() {
-                bounded.places.learn(sent, (heard, now));
+            for bounded in self.bounded_policies() {
+                bounded.places.record_outcome(sent, (heard, now));
                 bounded.places.is_heard();
             }
         }
     }
 
-    fn bounded(&self) -> impl Iterator<Item = &Bounded> {
+    fn bounded_policies(&self) -> impl Iterator<Item = &Bounded> {
         self.policies.iter().filter_map(|policy| policy.concurrency.as_ref())
     }
 }
@@ -158,14 +158,14 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let waits = matches!(self.waits.get(), Waits::Application { .. });
-        self.bounded().for_each(|it| it.places.leave(waits));
+        self.bounded_policies().for_each(|it| it.places.release(waits));
     }
 }
 
 impl<'a> Exceeded<'a> {
     /// Out of line, since most requests find a token.
     #[cold]
-    fn of(policy: &'a PolicyLimits, rule: &'a CompiledRule, wait: Duration) -> Self {
+    fn from_rule(policy: &'a PolicyLimits, rule: &'a CompiledRule, wait: Duration) -> Self {
         let answer = rule.answer.clone();
         Self { policy: &policy.said.policy, rule: &rule.rule.name, answer, wait, hits: &rule.hits }
     }
@@ -173,7 +173,7 @@ impl<'a> Exceeded<'a> {
     /// Returns the wait in whole seconds for `retry-after` (RFC 9110 §10.2.3): rounded up, at least one, since
     /// a retry before the end of the wait would fail.
     #[must_use]
-    pub const fn seconds(&self) -> u64 {
+    pub const fn retry_after(&self) -> u64 {
         let seconds = self.wait.as_secs();
         if self.wait.subsec_nanos() > 0 || seconds == 0 { seconds + 1 } else { seconds }
     }
@@ -203,7 +203,7 @@ impl Limits {
 
     /// True if a port has limits.
     #[must_use]
-    pub fn concern(&self, port: u16) -> bool {
+    pub fn has_limits(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
@@ -212,25 +212,25 @@ impl Limits {
     ///
     /// # Errors
     /// [`Exceeded`] for the first rule without a token; no token is then taken.
-    pub fn admit(
+    pub fn admit_request(
         &self,
         port: u16,
         (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
         now: Duration,
     ) -> Result<(), Exceeded<'_>> {
-        let now = nanoseconds(now);
+        let now = to_nanos(now);
         let mut taken = 0_usize;
         let exceeded = self.visit(port, (request, caller), |policy, rule| {
-            match rule.take(rule.key(request, caller), now) {
+            match rule.take_token(rule.bucket_key(request, caller), now) {
                 Ok(()) => taken += 1,
-                Err(wait) => return Some(Exceeded::of(policy, rule, wait)),
+                Err(wait) => return Some(Exceeded::from_rule(policy, rule, wait)),
             }
             None
         });
         let Some(exceeded) = exceeded else { return Ok(()) };
         self.visit(port, (request, caller), |_, rule| {
             taken = taken.checked_sub(1)?;
-            rule.give_back(rule.key(request, caller));
+            rule.give_back(rule.bucket_key(request, caller));
             None::<()>
         });
         Err(exceeded)
@@ -243,7 +243,7 @@ impl Limits {
         (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
     ) {
         self.visit(port, (request, caller), |_, rule| {
-            rule.give_back(rule.key(request, caller));
+            rule.give_back(rule.bucket_key(request, caller));
             None::<()>
         });
     }
@@ -253,7 +253,7 @@ impl Limits {
     ///
     /// # Errors
     /// [`Full`] for the first policy without a free permit.
-    pub fn enter(
+    pub fn acquire_permit(
         &self,
         port: u16,
         is_whole: bool,
@@ -262,13 +262,13 @@ impl Limits {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
         let all = || policies.iter().filter_map(|it| Some((it, it.concurrency.as_ref()?)));
         let Some((taken, (policy, bounded))) =
-            all().enumerate().find(|(_, (_, bounded))| !bounded.places.take(is_whole, now))
+            all().enumerate().find(|(_, (_, bounded))| !bounded.places.try_acquire(is_whole, now))
         else {
             let waits = if is_whole { Waits::Application { sent: now } } else { Waits::Client };
             let place = || Place { policies: policies.clone(), waits: Cell::new(waits) };
             return Ok(all().next().map(|_| place()));
         };
-        all().take(taken).for_each(|(_, taken)| taken.places.leave(is_whole));
+        all().take(taken).for_each(|(_, taken)| taken.places.release(is_whole));
         let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
         Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
     }
@@ -278,10 +278,12 @@ impl Limits {
     /// # Errors
     /// [`Exceeded`] for the first policy without a token.
     pub fn admit_connection(&self, port: u16, now: Duration) -> Result<(), Exceeded<'_>> {
-        let now = nanoseconds(now);
-        let all = || self.of(port).iter().filter_map(|it| Some((it, it.connections.as_ref()?)));
+        let now = to_nanos(now);
+        let all = || {
+            self.port_policies(port).iter().filter_map(|it| Some((it, it.connections.as_ref()?)))
+        };
         let exceeded = all().enumerate().find_map(|(index, (policy, (pace, bucket)))| {
-            let wait = bucket.take(*pace, now).err()?;
+            let wait = bucket.take_token(*pace, now).err()?;
             let (hits, policy, rule) = (&policy.hits, &policy.said.policy, CONNECTIONS);
             Some((index, Exceeded { policy, rule, answer: None, wait, hits }))
         });
@@ -294,7 +296,7 @@ impl Limits {
 
     /// Returns the rules that count a request, each with its policy; for tools.
     #[must_use]
-    pub fn counting(
+    pub fn counting_rules(
         &self,
         port: u16,
         request: &RequestView<'_>,
@@ -309,11 +311,11 @@ impl Limits {
     }
 
     /// Returns the limits of all policies for a port.
-    pub fn said(&self, port: u16) -> impl Iterator<Item = &PortLimits> {
-        self.of(port).iter().map(|policy| &policy.said)
+    pub fn policy_limits(&self, port: u16) -> impl Iterator<Item = &PortLimits> {
+        self.port_policies(port).iter().map(|policy| &policy.said)
     }
 
-    fn of(&self, port: u16) -> &[Arc<PolicyLimits>] {
+    fn port_policies(&self, port: u16) -> &[Arc<PolicyLimits>] {
         self.ports.get(&port).map_or(&[], |policies| &**policies)
     }
 
@@ -328,13 +330,14 @@ impl Limits {
     ) -> Option<T> {
         // Parsed for the first rule with request matches: a limit for all requests does not pay for it.
         let meaning = LazyCell::new(|| {
-            let path = PathKind::of(request.path);
-            (path, PathVariants::of(request.path, path))
+            let path = PathKind::from_path(request.path);
+            (path, PathVariants::from_path(request.path, path))
         });
-        for policy in self.of(port) {
-            let mut candidates = policy.rules(|| Sought::meant(request, &meaning.1).by(caller));
+        for policy in self.port_policies(port) {
+            let mut candidates = policy
+                .candidate_rules(|| Sought::as_meant(request, &meaning.1).with_caller(caller));
             // Borrowed, because candidates are large to move.
-            let named = candidates.by_ref().filter(|rule| rule.rule.names(caller));
+            let named = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
             for rule in named {
                 if !rule.is_for_all() && !rule.may_count(request, &meaning.1) {
                     continue;
@@ -342,7 +345,8 @@ impl Limits {
                 if let Some(found) = found(policy, rule) {
                     return Some(found);
                 }
-                if rule.rule.is_last && meaning.0 == PathKind::Plain && rule.counts(request) {
+                if rule.rule.is_last && meaning.0 == PathKind::Plain && rule.counts_request(request)
+                {
                     break;
                 }
             }
@@ -380,9 +384,9 @@ impl PolicyLimits {
         let rules = said.limits.rules.iter().map(CompiledRule::compile);
         let rules: Box<[CompiledRule]> = rules
             .collect::<Result<_, _>>()
-            .map_err(|bad| bad.within(ObjectKey::ServicePolicy(said.policy.clone())))?;
+            .map_err(|bad| bad.with_object(ObjectKey::ServicePolicy(said.policy.clone())))?;
         let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        let (few, many) = match Many::naming(about) {
+        let (few, many) = match Many::with_callers(about) {
             None => (rules, None),
             Some(many) => (Box::default(), Some((many, rules))),
         };
@@ -394,7 +398,7 @@ impl PolicyLimits {
         });
         Ok(Self {
             concurrency,
-            connections: connections.map(|rate| (Pace::of(rate), Bucket::default())),
+            connections: connections.map(|rate| (Pace::from_rate(rate), Bucket::default())),
             few,
             many,
             hits: Arc::default(),
@@ -404,11 +408,11 @@ impl PolicyLimits {
 
     /// Returns the candidate rules for a request in order, a superset of the matching ones.
     #[inline]
-    fn rules<'a>(&self, sought: impl FnOnce() -> Sought<'a>) -> Candidates<'_> {
+    fn candidate_rules<'a>(&self, sought: impl FnOnce() -> Sought<'a>) -> Candidates<'_> {
         let mut candidates = Candidates { few: self.few.iter(), many: None };
         // Written in place: a policy with few rules has no lookup to copy.
         if let Some((many, rules)) = &self.many {
-            candidates.many = Some((many.all(sought()), rules));
+            candidates.many = Some((many.candidates(sought()), rules));
         }
         candidates
     }
@@ -429,7 +433,7 @@ impl CompiledRule {
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
             plain: plain.collect::<Result<_, _>>()?,
-            pace: Pace::of(rule.rate),
+            pace: Pace::from_rate(rule.rate),
             tokens,
             answer: answer.map(Arc::new),
             hits: Arc::default(),
@@ -443,7 +447,7 @@ impl CompiledRule {
     }
 
     /// True if the request, which has a plain path, matches in its only meaning. For rules with `last`.
-    fn counts(&self, request: &RequestView<'_>) -> bool {
+    fn counts_request(&self, request: &RequestView<'_>) -> bool {
         self.is_for_all()
             || self.plain.iter().any(|it| it.matches(request)) && !may_override_method(request)
     }
@@ -454,24 +458,24 @@ impl CompiledRule {
     }
 
     /// Returns the key of the request's bucket.
-    fn key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
+    fn bucket_key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
         match &self.rule.each {
             Each::Nothing => 0,
-            Each::Client { .. } => key(&caller),
+            Each::Client { .. } => hash_key(&caller),
             Each::Header { name, .. } => {
                 let authority = || Some(Cow::Borrowed(request.authority));
                 match name.as_str() {
-                    ":authority" => key(&authority()),
-                    name => key(&request.fields.find(name)),
+                    ":authority" => hash_key(&authority()),
+                    name => hash_key(&request.fields.joined_values(name)),
                 }
             }
         }
     }
 
-    fn take(&self, key: u128, now: u64) -> Result<(), Duration> {
+    fn take_token(&self, key: u128, now: u64) -> Result<(), Duration> {
         match &self.tokens {
-            Tokens::Together(bucket) => bucket.take(self.pace, now),
-            Tokens::Each(buckets) => buckets.take(key, self.pace, now),
+            Tokens::Together(bucket) => bucket.take_token(self.pace, now),
+            Tokens::Each(buckets) => buckets.take_token(key, self.pace, now),
         }
     }
 
@@ -485,7 +489,7 @@ impl CompiledRule {
 
 /// Returns a 128-bit hash of a value: clients must not find a collision with the bucket of another, and memory
 /// use does not depend on the length of values.
-fn key(value: &impl Hash) -> u128 {
+fn hash_key(value: &impl Hash) -> u128 {
     let half = |salt: u64| {
         let mut hasher = DefaultHasher::new();
         (salt, value).hash(&mut hasher);
@@ -494,7 +498,7 @@ fn key(value: &impl Hash) -> u128 {
     half(0) << 64 | half(1)
 }
 
-fn nanoseconds(time: Duration) -> u64 {
+fn to_nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

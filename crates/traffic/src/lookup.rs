@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use leno_model::{Repeated, ServiceAccount};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::query::{all_parameters, decoded_text, may_be_named, may_be_values, parameter};
-use crate::request::{RequestView, header};
-use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, hosts};
+use crate::query::{all_parameters, decoded_text, find_parameter, may_be_named, may_be_values};
+use crate::request::{RequestView, header_value};
+use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, host_readings};
 
 pub(crate) use beginnings::{Beginnings, whole_elements};
 pub(crate) use places::Places;
@@ -40,25 +40,25 @@ pub(crate) struct Sought<'a> {
 impl<'a> Sought<'a> {
     /// Searches for rules that match the request as sent.
     #[inline]
-    pub(crate) fn sent(request: &'a RequestView<'a>) -> Self {
+    pub(crate) fn as_sent(request: &'a RequestView<'a>) -> Self {
         Self { request, meaning: None, caller: None }
     }
 
     /// Searches for rules that match any meaning of the request.
     #[inline]
-    pub(crate) fn meant(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
+    pub(crate) fn as_meant(request: &'a RequestView<'a>, variant: &'a PathVariants) -> Self {
         Self { request, meaning: Some(variant), caller: None }
     }
 
     /// Adds the verified caller, for rules that have callers.
     #[inline]
-    pub(crate) fn by(self, caller: Option<&'a ServiceAccount>) -> Self {
+    pub(crate) fn with_caller(self, caller: Option<&'a ServiceAccount>) -> Self {
         Self { caller, ..self }
     }
 
     /// True if the request matches every rule about paths.
-    fn climbs(self) -> bool {
-        self.meaning.is_some_and(PathVariants::climbs)
+    fn matches_any_path(self) -> bool {
+        self.meaning.is_some_and(PathVariants::is_any_path)
     }
 }
 
@@ -99,8 +99,8 @@ pub(crate) type Demand = (Key, Vec<Box<str>>);
 impl Lookup {
     /// Indexes rules in order, with the conditions of each. Each rule is stored under the most selective of its
     /// attributes.
-    pub(crate) fn of(rules: &[Vec<Demand>]) -> Self {
-        let chosen = chosen(rules);
+    pub(crate) fn from_rules(rules: &[Vec<Demand>]) -> Self {
+        let chosen = selective_keys(rules);
         let mut columns: Vec<Texts> = chosen.iter().map(|_| Texts::default()).collect();
         let mut rest = Vec::new();
         for (index, demands) in rules.iter().enumerate() {
@@ -124,7 +124,7 @@ impl Lookup {
         for (key, rules) in chosen.into_iter().zip(columns) {
             match key {
                 Key::Beginning => {
-                    beginnings = Some(Box::new(Beginnings::of(rules.into_iter())));
+                    beginnings = Some(Box::new(Beginnings::from_prefixes(rules.into_iter())));
                 }
                 key => others.push(Column { key: key.clone(), rules }),
             }
@@ -137,12 +137,12 @@ impl Lookup {
         rules: usize,
         demands: impl FnOnce() -> Vec<Vec<Demand>>,
     ) -> Option<Box<Self>> {
-        are_many(rules).then(|| Box::new(Self::of(&demands())))
+        are_many(rules).then(|| Box::new(Self::from_rules(&demands())))
     }
 
     /// Returns the first rule in order that `fits` a request as sent, regardless of the caller. Equivalent to
     /// `first_sought`, inlined for the hot path.
-    pub(crate) fn first(
+    pub(crate) fn first_fitting(
         &self,
         request: &RequestView<'_>,
         fits: impl Fn(usize) -> bool,
@@ -153,7 +153,7 @@ impl Lookup {
                 !matches!(column.key, Key::Beginning | Key::Namespace | Key::Account),
                 "other conditions have their own index"
             );
-            best = first_before(best, column.held(request), &fits);
+            best = first_before(best, column.rules_for(request), &fits);
         }
         if let Some(beginnings) = &self.beginnings {
             best = first_begun(beginnings, request.path, best, &fits);
@@ -168,27 +168,27 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.climbs() {
+        if sought.matches_any_path() {
             return (0..self.rules).find(|place| fits(*place));
         }
-        self.search(sought, |best, places| first_before(best, places, &fits))
+        self.search_lists(sought, |best, places| first_before(best, places, &fits))
     }
 
     /// Returns all candidate rules in order, a superset of the matching ones.
-    pub(crate) fn all(&self, sought: Sought<'_>) -> Places<'_> {
-        if sought.climbs() {
-            return Places::all(self.rules);
+    pub(crate) fn candidates(&self, sought: Sought<'_>) -> Places<'_> {
+        if sought.matches_any_path() {
+            return Places::all_rules(self.rules);
         }
-        let mut places = Places::none();
-        self.each(sought, |held| places.add(held));
+        let mut places = Places::empty();
+        self.for_each_list(sought, |held| places.add_list(held));
         places
     }
 
     /// Does the same for a caller, with rules that have no other conditions.
     pub(crate) fn all_naming(&self, caller: Option<&ServiceAccount>) -> Places<'_> {
-        let mut places = Places::none();
-        self.columns.iter().for_each(|column| places.add(column.held_by_caller(caller)));
-        places.add(&self.rest);
+        let mut places = Places::empty();
+        self.columns.iter().for_each(|column| places.add_list(column.held_by_caller(caller)));
+        places.add_list(&self.rest);
         places
     }
 
@@ -199,10 +199,10 @@ impl Lookup {
         sought: Sought<'_>,
         fits: impl Fn(usize) -> bool,
     ) -> Option<usize> {
-        if sought.climbs() {
+        if sought.matches_any_path() {
             return part.iter().copied().find(|place| fits(*place));
         }
-        self.search(sought, |best, places| {
+        self.search_lists(sought, |best, places| {
             // Iterates over the shorter list and searches the longer one: many rules may have the same
             // condition on requests of other callers, and a part may be most of them.
             let (few, many) =
@@ -216,30 +216,30 @@ impl Lookup {
     /// Returns the first rule found by `first_before`, which is called for each matching list with the best
     /// rule so far.
     #[inline]
-    fn search(
+    fn search_lists(
         &self,
         sought: Sought<'_>,
         first_before: impl Fn(usize, &[usize]) -> usize,
     ) -> Option<usize> {
         let mut best = usize::MAX;
-        self.each(sought, |places| best = first_before(best, places));
+        self.for_each_list(sought, |places| best = first_before(best, places));
         (best != usize::MAX).then_some(best)
     }
 
     /// Calls `take` with each list of candidate rules, in order. The path has no dot segments if every meaning
     /// counts.
     #[inline]
-    fn each<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
+    fn for_each_list<'a>(&'a self, sought: Sought<'_>, mut take: impl FnMut(&'a [usize])) {
         match sought.meaning {
             None => {
                 for column in &self.columns {
                     match &column.key {
                         Key::Namespace | Key::Account => take(column.held_by_caller(sought.caller)),
-                        _ => take(column.held(sought.request)),
+                        _ => take(column.rules_for(sought.request)),
                     }
                 }
                 if let Some(beginnings) = &self.beginnings {
-                    beginnings.each(sought.request.path, |held| take(held));
+                    beginnings.for_each_prefix(sought.request.path, |held| take(held));
                 }
             }
             Some(variant) => {
@@ -247,7 +247,7 @@ impl Lookup {
                     column.each_meant((sought, variant), &mut take);
                 }
                 if let Some(beginnings) = &self.beginnings {
-                    let path = variant.folded(sought.request.path);
+                    let path = variant.normalized_path(sought.request.path);
                     beginnings.each_meant(path, |held| take(held));
                 }
                 if variant.is_ambiguous() {
@@ -263,10 +263,10 @@ impl Lookup {
     #[inline(never)]
     fn each_of_others<'a>(&'a self, variant: &PathVariants, take: &mut dyn FnMut(&'a [usize])) {
         let paths = self.columns.iter().filter(|column| matches!(column.key, Key::Path));
-        for (other, variant) in variant.others() {
+        for (other, variant) in variant.other_readings() {
             paths.clone().for_each(|column| column.each_of_path(other, variant, take));
             if let Some(beginnings) = &self.beginnings {
-                beginnings.each_meant(variant.folded(other), |held| take(held));
+                beginnings.each_meant(variant.normalized_path(other), |held| take(held));
             }
         }
     }
@@ -289,7 +289,7 @@ fn first_begun(
     fits: &impl Fn(usize) -> bool,
 ) -> usize {
     let mut best = best;
-    beginnings.each(path, |held| best = first_before(best, held, fits));
+    beginnings.for_each_prefix(path, |held| best = first_before(best, held, fits));
     best
 }
 
@@ -299,7 +299,7 @@ pub(crate) fn are_many(rules: usize) -> bool {
 }
 
 /// Returns the most selective attributes, in descending order; ties keep the original order.
-fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
+fn selective_keys(rules: &[Vec<Demand>]) -> Vec<&Key> {
     let mut found: FxHashMap<&Key, (usize, FxHashSet<&str>)> = FxHashMap::default();
     for (key, texts) in rules.iter().flatten() {
         let count = found.len();
@@ -315,14 +315,13 @@ fn chosen(rules: &[Vec<Demand>]) -> Vec<&Key> {
 impl Column {
     /// Returns the rules for the attribute's value in the request.
     #[inline(always)]
-    fn held(&self, request: &RequestView<'_>) -> &[usize] {
+    fn rules_for(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
-            Key::Header { name, repeated, folded } => {
-                header(request, name, *repeated).and_then(|value| match folded {
+            Key::Header { name, repeated, folded } => header_value(request, name, *repeated)
+                .and_then(|value| match folded {
                     true => self.rules.get(&*folded_text(&value)),
                     false => self.rules.get(&*value),
-                })
-            }
+                }),
             _ => self.held_beside_headers(request),
         };
         rules.map_or(&[], Vec::as_slice)
@@ -339,7 +338,8 @@ impl Column {
         match &self.key {
             Key::Path => self.each_of_path(request.path, variant, take),
             Key::Header { name, .. } if **name == *":authority" => {
-                hosts(request.authority).for_each(|host| take(self.of(&folded_case(&host))));
+                host_readings(request.authority)
+                    .for_each(|host| take(self.rules_for_text(&folded_case(&host))));
             }
             Key::Header { name, repeated, folded } => {
                 debug_assert!(*repeated == Repeated::Joined && *folded, "{name} is compared so");
@@ -369,9 +369,9 @@ impl Column {
         variant: &PathVariants,
         take: &mut dyn FnMut(&'a [usize]),
     ) {
-        take(self.of(variant.folded(sent)));
-        for stem in variant.stems(sent) {
-            take(self.of(stem));
+        take(self.rules_for_text(variant.normalized_path(sent)));
+        for stem in variant.path_stems(sent) {
+            take(self.rules_for_text(stem));
         }
     }
 
@@ -384,7 +384,7 @@ impl Column {
     ) {
         let mut taken = FxHashSet::default();
         let are_too_many = any(&mut |value| {
-            let held = self.of(&folded_case(value));
+            let held = self.rules_for_text(&folded_case(value));
             if !held.is_empty() && taken.insert(held.as_ptr()) {
                 take(held);
             }
@@ -404,7 +404,7 @@ impl Column {
             Key::Path => self.rules.get(request.path),
             Key::Method => self.rules.get(request.method),
             Key::Query(name) => {
-                let value = parameter(request.query?, name)?;
+                let value = find_parameter(request.query?, name)?;
                 self.rules.get(&*decoded_text(value)?)
             }
         }
@@ -412,15 +412,15 @@ impl Column {
 
     /// Returns the rules for a text.
     #[inline]
-    fn of(&self, text: &str) -> &[usize] {
+    fn rules_for_text(&self, text: &str) -> &[usize] {
         self.rules.get(text).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the rules for the caller.
     fn held_by_caller(&self, caller: Option<&ServiceAccount>) -> &[usize] {
         let rules = caller.map(|caller| match self.key {
-            Key::Namespace => self.of(caller.namespace.as_str()),
-            _ => self.of(caller.name.as_str()),
+            Key::Namespace => self.rules_for_text(caller.namespace.as_str()),
+            _ => self.rules_for_text(caller.name.as_str()),
         });
         rules.unwrap_or_default()
     }
@@ -452,7 +452,7 @@ mod tests {
     }
 
     /// The first of the evaluated rules, given that all of them match, and the number of evaluated rules.
-    fn asked(lookup: &Lookup, path: &str, fields: &[(&str, &str)]) -> (Option<usize>, usize) {
+    fn look_up(lookup: &Lookup, path: &str, fields: &[(&str, &str)]) -> (Option<usize>, usize) {
         let fields: Vec<(String, String)> =
             fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let request = RequestView {
@@ -463,7 +463,7 @@ mod tests {
             fields: &fields,
         };
         let count = Cell::new(0);
-        let found = lookup.first(&request, |_| {
+        let found = lookup.first_fitting(&request, |_| {
             count.set(count.get() + 1);
             true
         });
@@ -482,13 +482,13 @@ mod tests {
                     2 => vec![(Key::Path, vec![format!("/{}", texts(n)).into()])],
                     _ => vec![(Key::Beginning, vec![format!("/{}", texts(n)).into()])],
                 };
-                let lookup = Lookup::of(&(0..rules).map(demand).collect::<Vec<_>>());
+                let lookup = Lookup::from_rules(&(0..rules).map(demand).collect::<Vec<_>>());
                 let fields = [("x-all", "1"), ("x-user", "u-7")];
-                assert_eq!(asked(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
+                assert_eq!(look_up(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
                 // A request without a match evaluates no rule.
                 let strange = [("x-all", "1"), ("x-user", "u-")];
                 if kind != 1 {
-                    assert_eq!(asked(&lookup, "/u-", &strange), (None, 0), "{kind}");
+                    assert_eq!(look_up(&lookup, "/u-", &strange), (None, 0), "{kind}");
                 }
             }
         }
@@ -496,10 +496,10 @@ mod tests {
 
     #[test]
     fn what_demands_nothing_is_asked_in_its_turn() {
-        let lookup = Lookup::of(&[vec![], vec![header_is("x", "1")], vec![]]);
-        assert_eq!(asked(&lookup, "/", &[("x", "1")]).0, Some(0));
-        let lookup = Lookup::of(&[vec![header_is("x", "1")], vec![]]);
-        assert_eq!(asked(&lookup, "/", &[("x", "1")]), (Some(0), 1));
-        assert_eq!(asked(&lookup, "/", &[("x", "2")]), (Some(1), 1));
+        let lookup = Lookup::from_rules(&[vec![], vec![header_is("x", "1")], vec![]]);
+        assert_eq!(look_up(&lookup, "/", &[("x", "1")]).0, Some(0));
+        let lookup = Lookup::from_rules(&[vec![header_is("x", "1")], vec![]]);
+        assert_eq!(look_up(&lookup, "/", &[("x", "1")]), (Some(0), 1));
+        assert_eq!(look_up(&lookup, "/", &[("x", "2")]), (Some(1), 1));
     }
 }

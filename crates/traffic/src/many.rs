@@ -36,8 +36,8 @@ impl Default for Part {
 
 impl Part {
     /// Selects these rules, with the index of `many`, if they are many.
-    pub(crate) fn of(many: Option<&Many>, rules: Box<[usize]>) -> Self {
-        many.and_then(|many| many.part(&rules)).unwrap_or(Self::Few(rules))
+    pub(crate) fn from_rules(many: Option<&Many>, rules: Box<[usize]>) -> Self {
+        many.and_then(|many| many.select_rules(&rules)).unwrap_or(Self::Few(rules))
     }
 
     /// True if it has no rule.
@@ -46,7 +46,10 @@ impl Part {
     }
 
     /// Returns its rules, once per match.
-    pub(crate) fn rules<'a>(&'a self, many: Option<&'a Many>) -> impl Iterator<Item = usize> + 'a {
+    pub(crate) fn matching_rules<'a>(
+        &'a self,
+        many: Option<&'a Many>,
+    ) -> impl Iterator<Item = usize> + 'a {
         let matches = many.map_or(&[][..], |many| &many.matches);
         let (few, places, all) = match self {
             Self::Few(rules) => (&**rules, &[][..], &[][..]),
@@ -79,14 +82,14 @@ impl Iterator for Rules<'_> {
 impl Many {
     /// Indexes these rules, in order; `None` if they are few. A rule without matches gets one without
     /// conditions, at index 0.
-    pub(crate) fn of<'a, M: Demanding + 'a>(
+    pub(crate) fn from_matches<'a, M: Demanding + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M])> + Clone,
     ) -> Option<Self> {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
     /// Does the same for all rules of a policy that have callers: the matches and callers of each.
-    pub(crate) fn naming<'a, M: Demanding + 'a>(
+    pub(crate) fn with_callers<'a, M: Demanding + 'a>(
         rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
         Self::compile(
@@ -115,7 +118,7 @@ impl Many {
     }
 
     /// Selects some of the rules, in order; `None` if they are few.
-    fn part(&self, rules: &[usize]) -> Option<Part> {
+    fn select_rules(&self, rules: &[usize]) -> Option<Part> {
         let matches = |rule: &usize| {
             let first = self.matches.partition_point(|(it, _)| it < rule);
             let after = self.matches.get(first..).unwrap_or_default();
@@ -129,7 +132,7 @@ impl Many {
     /// Returns the first rule with a match that `fits`, which gets the rule and the index of the match.
     /// Separate, so that a small number of rules does not pay for it; so is the next function.
     #[inline(never)]
-    pub(crate) fn first(
+    pub(crate) fn first_fitting(
         &self,
         sought: Sought<'_>,
         fits: impl Fn(usize, usize) -> bool,
@@ -141,8 +144,8 @@ impl Many {
 
     /// Returns the candidate rules in order, each once, a superset of the matching ones.
     #[inline(never)]
-    pub(crate) fn all(&self, sought: Sought<'_>) -> Rules<'_> {
-        Rules { matches: &self.matches, places: self.lookup.all(sought), last: None }
+    pub(crate) fn candidates(&self, sought: Sought<'_>) -> Rules<'_> {
+        Rules { matches: &self.matches, places: self.lookup.candidates(sought), last: None }
     }
 
     /// Returns the first rule with a match that fits, in a part or among all.

@@ -7,7 +7,7 @@ use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
 use crate::lookup::{Demand, Key, whole_elements};
 use crate::many::Demanding;
 use crate::pattern::{BadPattern, Pattern, PatternField};
-use crate::query::{decoded_text, form_decoded, parameter, similar_parameters};
+use crate::query::{decoded_text, find_parameter, form_decoded, similar_parameters};
 use crate::request::RequestView;
 
 pub(crate) use denial::{DenialMatcher, may_override_method};
@@ -51,8 +51,8 @@ impl RequestMatcher {
         Ok(Self {
             path: PathMatcher::compile(&request.path)?,
             methods: request.methods.iter().map(|m| m.as_str().into()).collect(),
-            headers: collect(&request.headers, |it| HeaderMatcher::compile(it, scope))?,
-            query: collect(&request.query, |it| QueryMatcher::compile(it, scope))?,
+            headers: compile_fields(&request.headers, |it| HeaderMatcher::compile(it, scope))?,
+            query: compile_fields(&request.query, |it| QueryMatcher::compile(it, scope))?,
         })
     }
 
@@ -103,7 +103,7 @@ impl RequestMatcher {
 
     /// Returns the first condition that does not hold; `None` if the request matches.
     #[must_use]
-    pub fn mismatch(&self, request: &RequestView<'_>) -> Option<Mismatch> {
+    pub fn first_mismatch(&self, request: &RequestView<'_>) -> Option<Mismatch> {
         if !self.path.matches(request.path) {
             return Some(Mismatch::Path);
         }
@@ -158,7 +158,7 @@ pub(crate) enum FieldScope {
 
 impl FieldScope {
     /// True if a value is accepted for a pattern.
-    fn accept(self, value: &str, pattern: &Pattern) -> bool {
+    fn accepts_value(self, value: &str, pattern: &Pattern) -> bool {
         self != Self::OneValue
             || matches!(pattern, Pattern::Literal(_))
             || !value.contains([',', ';'])
@@ -263,10 +263,10 @@ impl HeaderMatcher {
         match &self.name {
             None => self.value.matches(request.authority),
             Some(name) if self.scope == FieldScope::AsSent => {
-                request.fields.find(name).is_some_and(|value| self.value.matches(&value))
+                request.fields.joined_values(name).is_some_and(|value| self.value.matches(&value))
             }
             Some(name) => request.fields.find_alone(name).is_some_and(|value| {
-                self.value.matches(&value) && self.scope.accept(&value, &self.value)
+                self.value.matches(&value) && self.scope.accepts_value(&value, &self.value)
             }),
         }
     }
@@ -294,13 +294,14 @@ impl QueryMatcher {
     }
 
     fn matches(&self, request: &RequestView<'_>) -> bool {
-        let Some(value) = request.query.and_then(|q| parameter(q, &self.name)) else {
+        let Some(value) = request.query.and_then(|q| find_parameter(q, &self.name)) else {
             return false;
         };
         let is_equal = match &self.value {
             Pattern::Literal(literal) => form_decoded(value).eq(literal.bytes()),
-            pattern => decoded_text(value)
-                .is_some_and(|text| pattern.matches(&text) && self.scope.accept(&text, pattern)),
+            pattern => decoded_text(value).is_some_and(|text| {
+                pattern.matches(&text) && self.scope.accepts_value(&text, pattern)
+            }),
         };
         is_equal && (self.scope == FieldScope::AsSent || self.is_alone(request))
     }
@@ -311,7 +312,7 @@ impl QueryMatcher {
     }
 }
 
-fn collect<T>(
+fn compile_fields<T>(
     fields: &[FieldMatch],
     compile: impl Fn(&FieldMatch) -> Result<T, BadPattern>,
 ) -> Result<Box<[T]>, BadPattern> {

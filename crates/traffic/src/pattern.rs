@@ -32,7 +32,7 @@ impl Pattern {
         // Compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring group.
         build(pattern)?;
         let regex = build(&format!("^(?:{pattern})$"))?;
-        Ok(Self::Regex(beginning(pattern).unwrap_or_default(), regex))
+        Ok(Self::Regex(literal_prefix(pattern).unwrap_or_default(), regex))
     }
 
     /// True if the whole value matches.
@@ -51,7 +51,7 @@ impl Pattern {
 }
 
 /// Returns the literal prefix of all matches of a pattern, if any.
-fn beginning(pattern: &str) -> Option<Box<str>> {
+fn literal_prefix(pattern: &str) -> Option<Box<str>> {
     let parsed = regex_syntax::parse(pattern).ok()?;
     let first = match parsed.kind() {
         HirKind::Concat(parts) => parts.first()?,
@@ -136,7 +136,7 @@ impl BadPattern {
         }
     }
 
-    pub(crate) fn within(mut self, object: ObjectKey) -> Self {
+    pub(crate) fn with_object(mut self, object: ObjectKey) -> Self {
         self.object = Some(Box::new(object));
         self
     }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::hash::hash;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
-use crate::tag::{cookie, header};
+use crate::tag::{cookie_value, header_value};
 
 /// A compiled session persistence rule.
 ///
@@ -32,7 +32,7 @@ pub struct CompiledPersistence {
 
 impl CompiledPersistence {
     /// Compiles the persistence of a rule, if any. `number`: the index of the rule in its route.
-    pub(crate) fn of(rule: &RouteRule, number: usize) -> Option<Self> {
+    pub(crate) fn from_rule(rule: &RouteRule, number: usize) -> Option<Self> {
         let persistence = rule.actions.persistence.as_ref()?;
         let route = format!("{} {}", rule.kind.as_str(), rule.route);
         let name = match &persistence.name {
@@ -53,15 +53,15 @@ impl CompiledPersistence {
     }
 
     /// Returns the header that carries the value, if any.
-    pub(crate) fn header(&self) -> Option<&str> {
+    pub(crate) fn header_name(&self) -> Option<&str> {
         (self.rule.carrier == Carries::Header).then_some(&self.name)
     }
 
     /// Returns the valid value of a request. `now`: since the Unix epoch.
-    pub(crate) fn shown(&self, request: &RequestView<'_>, now: Duration) -> Option<Shown> {
+    pub(crate) fn session_value(&self, request: &RequestView<'_>, now: Duration) -> Option<Shown> {
         let value = match self.rule.carrier {
-            Carries::Header => header(request, &self.name, Repeated::First),
-            Carries::Cookie | Carries::LastingCookie => cookie(request, &self.name),
+            Carries::Header => header_value(request, &self.name, Repeated::First),
+            Carries::Cookie | Carries::LastingCookie => cookie_value(request, &self.name),
         };
         let value = Value::read(&value?)?;
         let age = |since: Option<u64>| {
@@ -77,17 +77,17 @@ impl CompiledPersistence {
     }
 
     /// Returns the endpoint of a port that a value identifies.
-    pub(crate) fn find<'a>(
+    pub(crate) fn find_endpoint<'a>(
         &self,
         (names, endpoints): (&EndpointNames, &'a [Arc<Endpoint>]),
         shown: Shown,
     ) -> Option<&'a Arc<Endpoint>> {
-        names.find(endpoints, shown.number ^ self.salt)
+        names.find_endpoint(endpoints, shown.number ^ self.salt)
     }
 
     /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
     /// it. `since`: the start of the session, if there is one.
-    pub(crate) fn field(
+    pub(crate) fn response_field(
         &self,
         answered: &EndpointId,
         since: Option<Duration>,
@@ -104,12 +104,12 @@ impl CompiledPersistence {
         };
         let max_age = match rule.carrier {
             // A client of header persistence does not store the last value.
-            Carries::Header => return Some((name.to_string().into(), value.written())),
+            Carries::Header => return Some((name.to_string().into(), value.encode())),
             _ if since.is_some() && rule.idle.is_none() => return None,
             Carries::Cookie => None,
             Carries::LastingCookie => rule.absolute,
         };
-        let mut text = format!("{name}={}; Path={path}", value.written());
+        let mut text = format!("{name}={}; Path={path}", value.encode());
         if let Some(most) = max_age {
             let left = most.saturating_sub(now.saturating_sub(began));
             let left = left.as_secs() + u64::from(left.subsec_nanos() > 0);
@@ -123,7 +123,7 @@ impl CompiledPersistence {
 
     /// Returns the path of a cookie: that of the rule, or the longest path of its matches that contains the
     /// request's.
-    pub(crate) fn path(&self, request: &RequestView<'_>) -> &str {
+    pub(crate) fn cookie_path(&self, request: &RequestView<'_>) -> &str {
         if let Some(path) = &self.rule.path {
             return path;
         }
@@ -141,7 +141,11 @@ pub struct EndpointNames(OnceLock<FxHashMap<u64, usize>>);
 
 impl EndpointNames {
     /// Returns the endpoint with this number; the endpoints of the port never change.
-    fn find<'a>(&self, endpoints: &'a [Arc<Endpoint>], number: u64) -> Option<&'a Arc<Endpoint>> {
+    fn find_endpoint<'a>(
+        &self,
+        endpoints: &'a [Arc<Endpoint>],
+        number: u64,
+    ) -> Option<&'a Arc<Endpoint>> {
         let names = self.0.get_or_init(|| {
             let numbered = endpoints.iter().enumerate();
             numbered.map(|(index, endpoint)| (number_of(&endpoint.id), index)).collect()
@@ -184,7 +188,7 @@ impl Value {
         parts.next().is_none().then_some(Self { number, began, reported })
     }
 
-    fn written(self) -> String {
+    fn encode(self) -> String {
         match (self.began, self.reported) {
             (Some(began), Some(reported)) => format!("{:016x}.{began:x}.{reported:x}", self.number),
             _ => format!("{:016x}", self.number),

@@ -62,7 +62,7 @@ impl Plans {
             let client = (caller, retries.get(name));
             services.insert(name.clone(), ServicePlan::build(view, client, old)?);
         }
-        forward(&mut services, &snapshot, previous)?;
+        compile_forwarded(&mut services, &snapshot, previous)?;
         Ok(Self {
             access: build_access(&snapshot, previous)?,
             lanes: build_lanes(&snapshot, previous)?,
@@ -92,7 +92,7 @@ impl Plans {
     }
 
     /// Returns the ports that routes of services with policies forward to.
-    pub fn forwarded(&self) -> impl Iterator<Item = &ForwardedPort> {
+    pub fn forwarded_ports(&self) -> impl Iterator<Item = &ForwardedPort> {
         let ports = self.services.values().flat_map(|plan| plan.ports.values());
         ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|it| it.ports())
     }
@@ -106,7 +106,7 @@ impl Plans {
         let mut ports = self.services.values().flat_map(|plan| plan.ports.values());
         let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_it));
         own.or_else(|| {
-            let found = self.forwarded().find(|port| is_it(&port.traffic_policy))?;
+            let found = self.forwarded_ports().find(|port| is_it(&port.traffic_policy))?;
             self.services.get(&found.service)?.ports.get(&found.port)
         })
     }
@@ -114,7 +114,7 @@ impl Plans {
 
 /// Compiles the policies of called services for the ports that their routes forward to. Services of the
 /// previous snapshot are recompiled only if these policies changed.
-fn forward(
+fn compile_forwarded(
     services: &mut BTreeMap<ServiceName, Arc<ServicePlan>>,
     snapshot: &Snapshot,
     previous: Option<&Plans>,
@@ -127,7 +127,7 @@ fn forward(
                 continue;
             }
             let before = before.and_then(|plan| plan.ports.get(number)?.forwarded.as_deref());
-            let forwarded = Forwarded::of((name, *number), port, services, before);
+            let forwarded = Forwarded::for_port((name, *number), port, services, before);
             let is_same = match (&forwarded, &port.forwarded) {
                 (None, None) => true,
                 (Some(new), Some(known)) => new.is_same(known),
@@ -142,7 +142,7 @@ fn forward(
         let Some(plan) = services.get_mut(&name) else { continue };
         if Arc::get_mut(plan).is_none() {
             let client = (&snapshot.plan.caller, snapshot.plan.retries.get(&name));
-            *plan = ServicePlan::renewed(plan, client)?;
+            *plan = ServicePlan::recompile(plan, client)?;
         }
         let plan = Arc::get_mut(plan);
         if let Some(port) = plan.and_then(|plan| plan.ports.get_mut(&number)) {
@@ -189,7 +189,7 @@ impl ServicePlan {
     }
 
     /// Recompiles a service from the same configuration.
-    fn renewed(old: &Arc<Self>, client: Client<'_>) -> Result<Arc<Self>, BadPattern> {
+    fn recompile(old: &Arc<Self>, client: Client<'_>) -> Result<Arc<Self>, BadPattern> {
         let mut renewed = Self::compile(&old.view, client, Some(old))?;
         if let Some(plan) = Arc::get_mut(&mut renewed) {
             for (number, port) in &mut plan.ports {
@@ -258,7 +258,7 @@ impl PortPlan {
         };
         let routes = match old {
             Some((before, plan)) if same_rules(before, plan) => Arc::clone(&plan.routes),
-            _ => Arc::new(PortRoutes::compile(view)?.under(retry)),
+            _ => Arc::new(PortRoutes::compile(view)?.with_retry(retry)),
         };
         let endpoints: Arc<[Arc<Endpoint>]> = view.endpoints.as_slice().into();
         let traffic_policy = match old {
@@ -268,7 +268,7 @@ impl PortPlan {
             }
             _ => Some(Arc::new(PortTrafficPolicy::new(view.traffic_policy.clone(), subject)?)),
         };
-        let places = places(view, old, &endpoints);
+        let places = hash_places(view, old, &endpoints);
         let tls_routes = TlsRoutes::compile(view);
         let tags = match &view.tags {
             None => None,
@@ -297,7 +297,7 @@ impl PortPlan {
 
 /// Returns the hash table of the endpoints, if a policy uses consistent hashing; reused while endpoints and
 /// weights are unchanged.
-fn places(
+fn hash_places(
     view: &PortView,
     old: Option<(&PortView, &PortPlan)>,
     endpoints: &[Arc<Endpoint>],
@@ -310,16 +310,16 @@ fn places(
     match old {
         Some((before, plan))
             if algorithm(before).as_ref() == Some(&wanted)
-                && placed(&plan.endpoints).eq(placed(endpoints)) =>
+                && hash_inputs(&plan.endpoints).eq(hash_inputs(endpoints)) =>
         {
             plan.places.clone()
         }
-        _ => Places::of(&wanted, endpoints).map(Arc::new),
+        _ => Places::for_endpoints(&wanted, endpoints).map(Arc::new),
     }
 }
 
 /// Returns the inputs of the hash table.
-pub(crate) fn placed(
+pub(crate) fn hash_inputs(
     endpoints: &[Arc<Endpoint>],
 ) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
     endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
@@ -343,7 +343,7 @@ fn build_access(
         {
             Ok(Arc::clone(access))
         }
-        _ => InboundAccess::of(plan).map(Arc::new),
+        _ => InboundAccess::from_config(plan).map(Arc::new),
     }
 }
 

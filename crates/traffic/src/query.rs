@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::variant::{decoded_layers, folded_case, is_blank};
 
 /// Returns the first value of a query parameter, still encoded; empty for a parameter without `=`.
-pub(crate) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
+pub(crate) fn find_parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
         form_decoded(encoded).eq(name.bytes()).then_some(value)
@@ -47,27 +47,27 @@ pub(crate) fn may_be_named(encoded: &str, folded: &str) -> bool {
         // Rack ends the first word of a name at any bracket.
         || name.split(['[', ']']).next() == Some(folded)
         || name.split_once('[').is_some_and(|(list, place)| {
-            list == folded || !place.contains(']') && flat(&name).eq(flat(folded))
+            list == folded || !place.contains(']') && flatten_name(&name).eq(flatten_name(folded))
         })
 }
 
 /// Returns a name with `_` before each map key: ASP.NET and dot-aware parsers read `a[b]` and `a.b` alike.
-fn flat(name: &str) -> impl Iterator<Item = u8> + '_ {
+fn flatten_name(name: &str) -> impl Iterator<Item = u8> + '_ {
     name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
 }
 
 /// True if applications may read a normalized name as this map element. The text after a `]` is a further key in
 /// Rack, and no part of the name in qs; PHP ends the name there. Spring drops quotes around a key.
 fn may_be_place(name: &str, folded: &str) -> bool {
-    let of_rack = words(name);
+    let of_rack = split_name(name);
     let of_php: Vec<_> = of_rack.iter().copied().take_while(|(_, is_loose)| !is_loose).collect();
     let of_qs: Vec<_> = of_rack.iter().copied().filter(|(_, is_loose)| !is_loose).collect();
-    let expected = joined(&words(folded));
-    [of_rack, of_php, of_qs].iter().any(|words| joined(words) == expected)
+    let expected = join_words(&split_name(folded));
+    [of_rack, of_php, of_qs].iter().any(|words| join_words(words) == expected)
 }
 
 /// Returns the words of a name between brackets, each with true if it follows a `]`.
-fn words(name: &str) -> Vec<(&str, bool)> {
+fn split_name(name: &str) -> Vec<(&str, bool)> {
     let mut follows = false;
     let words = name.split_inclusive(['[', ']']).map(|part| {
         let word = part.trim_end_matches(['[', ']']);
@@ -78,7 +78,7 @@ fn words(name: &str) -> Vec<(&str, bool)> {
 }
 
 /// Joins the words of a name as ASP.NET and dot-aware parsers do, without the indexes at its end.
-fn joined(words: &[(&str, bool)]) -> String {
+fn join_words(words: &[(&str, bool)]) -> String {
     let is_index = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
     let length = words.iter().rposition(|(word, _)| !is_index(word)).map_or(0, |last| last + 1);
     let words = words.iter().take(length).map(|(word, _)| *word);
@@ -97,7 +97,7 @@ pub(crate) fn folded_rule_name(name: &str) -> String {
 
 /// Normalizes a parameter name as the most lenient application reads it.
 pub(crate) fn folded_name(encoded: &str) -> String {
-    let decoded = decoded(encoded, Plus::Space);
+    let decoded = decode_fully(encoded, Plus::Space);
     let name = decoded.split('\0').next().unwrap_or_default();
     // Spring's binder reads `!role` as the default of `role`. Rack and qs drop brackets before a name.
     let name = name.trim_start_matches(|c| is_blank(c) || matches!(c, '!' | '[' | ']'));
@@ -124,7 +124,8 @@ pub(crate) fn may_be_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>>
     let is_encoded = encoded.contains(['%', '+']);
     let readings = is_encoded.then(|| {
         let once = String::from_utf8_lossy(&percent_decoded(encoded).collect::<Vec<u8>>()).into();
-        [once, decoded(encoded, Plus::Literal), decoded(encoded, Plus::Space)].map(Cow::Owned)
+        [once, decode_fully(encoded, Plus::Literal), decode_fully(encoded, Plus::Space)]
+            .map(Cow::Owned)
     });
     std::iter::once(Cow::Borrowed(encoded)).chain(readings.into_iter().flatten())
 }
@@ -137,7 +138,7 @@ enum Plus {
 }
 
 /// Decodes until no escape remains, or as many layers as applications decode.
-fn decoded(encoded: &str, plus: Plus) -> String {
+fn decode_fully(encoded: &str, plus: Plus) -> String {
     let encoded = match plus {
         Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
         Plus::Space | Plus::Literal => Cow::Borrowed(encoded),
@@ -167,9 +168,11 @@ pub(crate) fn form_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
 fn bytes_of<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     let mut rest = encoded.as_bytes();
     std::iter::from_fn(move || match *rest {
-        [b'%', high, low, ref after @ ..] if hex(high).is_some() && hex(low).is_some() => {
+        [b'%', high, low, ref after @ ..]
+            if hex_value(high).is_some() && hex_value(low).is_some() =>
+        {
             rest = after;
-            Some(hex(high)? << 4 | hex(low)?)
+            Some(hex_value(high)? << 4 | hex_value(low)?)
         }
         [b'+', ref after @ ..] => {
             rest = after;
@@ -183,6 +186,6 @@ fn bytes_of<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     })
 }
 
-fn hex(digit: u8) -> Option<u8> {
+fn hex_value(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, RemovalAlgorithm};
 
-pub use class::{Ending, Failed, checked, failed};
+pub use class::{Ending, Failed, classify_check, classify_ending};
 pub use native::Outliers;
 pub use sermant::SermantOutliers;
 
@@ -91,28 +91,28 @@ impl Removed {
     }
 
     /// Updates the set of endpoints: each new index has its old one, if any.
-    pub fn rearrange(&mut self, places: &[Option<usize>]) {
+    pub fn update_endpoints(&mut self, places: &[Option<usize>]) {
         match self {
-            Self::Native(outliers) => outliers.rearrange(places),
-            Self::Sermant(outliers) => outliers.rearrange(places),
+            Self::Native(outliers) => outliers.update_endpoints(places),
+            Self::Sermant(outliers) => outliers.update_endpoints(places),
         }
     }
 
     /// Advances the time: windows end, and ejections may expire. `draw`: a random number. Cheap if nothing is
     /// due.
-    pub fn advance(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    pub fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         match self {
-            Self::Native(outliers) => outliers.advance(now, draw, events),
-            Self::Sermant(outliers) => outliers.advance(now, events),
+            Self::Native(outliers) => outliers.advance_time(now, draw, events),
+            Self::Sermant(outliers) => outliers.advance_time(now, events),
         }
     }
 
     /// Returns the state of an endpoint, as of the last [`Self::advance`].
     #[must_use]
-    pub fn standing(&self, slot: usize) -> Standing {
+    pub fn endpoint_state(&self, slot: usize) -> Standing {
         match self {
-            Self::Native(outliers) => outliers.standing(slot),
-            Self::Sermant(outliers) => outliers.standing(slot),
+            Self::Native(outliers) => outliers.endpoint_state(slot),
+            Self::Sermant(outliers) => outliers.endpoint_state(slot),
         }
     }
 
@@ -128,43 +128,49 @@ impl Removed {
     /// Records the start of a request to an endpoint. True if it is a probe: other requests wait for its
     /// result.
     #[must_use]
-    pub fn begin(&mut self, slot: usize) -> bool {
+    pub fn start_request(&mut self, slot: usize) -> bool {
         match self {
-            Self::Native(outliers) => outliers.begin(slot),
+            Self::Native(outliers) => outliers.start_request(slot),
             Self::Sermant(_) => false,
         }
     }
 
     /// Records the end of a request without evidence.
-    pub fn release(&mut self, slot: usize, probe: bool) {
+    pub fn release_request(&mut self, slot: usize, probe: bool) {
         match self {
-            Self::Native(outliers) if probe => outliers.release(slot),
+            Self::Native(outliers) if probe => outliers.release_request(slot),
             Self::Native(_) | Self::Sermant(_) => {}
         }
     }
 
     /// Records the result of a request started by [`Self::begin`].
-    pub fn learn(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
         match self {
-            Self::Native(outliers) => outliers.learn(slot, seen, events),
-            Self::Sermant(outliers) => outliers.learn(slot, seen, events),
+            Self::Native(outliers) => outliers.record_outcome(slot, seen, events),
+            Self::Sermant(outliers) => outliers.record_outcome(slot, seen, events),
         }
     }
 
     /// Records the result of a health check, if the policy has health checks.
-    pub fn check(&mut self, slot: usize, heard: Failed, now: Duration, events: &mut Vec<Event>) {
+    pub fn record_check(
+        &mut self,
+        slot: usize,
+        heard: Failed,
+        now: Duration,
+        events: &mut Vec<Event>,
+    ) {
         match self {
-            Self::Native(outliers) => outliers.check(slot, heard, now, events),
+            Self::Native(outliers) => outliers.record_check(slot, heard, now, events),
             Self::Sermant(_) => {}
         }
     }
 
     /// Returns the failure classes that count.
     #[must_use]
-    pub fn failures(&self) -> &FailureClasses {
+    pub fn failure_classes(&self) -> &FailureClasses {
         match self {
-            Self::Native(outliers) => outliers.failures(),
-            Self::Sermant(outliers) => outliers.failures(),
+            Self::Native(outliers) => outliers.failure_classes(),
+            Self::Sermant(outliers) => outliers.failure_classes(),
         }
     }
 }

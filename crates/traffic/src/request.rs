@@ -22,7 +22,7 @@ pub struct RequestView<'a> {
 /// The headers of a request, by name.
 pub trait Fields {
     /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent.
-    fn find(&self, name: &str) -> Option<Cow<'_, str>>;
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>>;
 
     /// Does the same for all headers with [similar names](is_similar_name).
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
@@ -30,31 +30,31 @@ pub trait Fields {
     /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, and if a
     /// [similar name](is_similar_name) in other bytes is present.
     fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
-        let found = self.find(name)?;
+        let found = self.joined_values(name)?;
         // A further value is longer by its separator.
         let is_alone = self.find_similar(name).is_some_and(|all| all.len() == found.len());
         is_alone.then_some(found)
     }
 
     /// Returns the first value of this lowercase header name; `None` if it is absent.
-    fn first(&self, name: &str) -> Option<Cow<'_, str>>;
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>>;
 
     /// Returns the values of a claim in the request's verified token.
-    fn claim(&self, _name: &str) -> Vec<String> {
+    fn claim_values(&self, _name: &str) -> Vec<String> {
         Vec::new()
     }
 }
 
 /// Returns the value of a header for matching.
-pub(crate) fn header<'a>(
+pub(crate) fn header_value<'a>(
     request: &RequestView<'a>,
     name: &str,
     repeated: Repeated,
 ) -> Option<Cow<'a, str>> {
     match (name, repeated) {
         (":authority" | "host", _) => Some(Cow::Borrowed(request.authority)),
-        (name, Repeated::Joined) => request.fields.find(name),
-        (name, Repeated::First) => request.fields.first(name),
+        (name, Repeated::Joined) => request.fields.joined_values(name),
+        (name, Repeated::First) => request.fields.first_value(name),
     }
 }
 
@@ -71,24 +71,24 @@ pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
 
 /// Headers as a list, for tools and tests.
 impl Fields for Vec<(String, String)> {
-    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
         let named = self.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
-        joined(named.map(|(_, value)| value.as_str()))
+        join_values(named.map(|(_, value)| value.as_str()))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
         let is_similar = |known: &str| is_similar_name(known.as_bytes(), name.as_bytes());
         let named = self.iter().filter(|(known, _)| is_similar(known));
-        joined(named.map(|(_, value)| value.as_str()))
+        join_values(named.map(|(_, value)| value.as_str()))
     }
 
-    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
         let named = self.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
         named.map(|(_, value)| Cow::Borrowed(value.as_str()))
     }
 }
 
-fn joined<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> {
+fn join_values<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> {
     let mut joined = Cow::Borrowed(values.next()?);
     for value in values {
         let text = joined.to_mut();
@@ -109,11 +109,11 @@ mod tests {
             ("x".to_owned(), "1".to_owned()),
             ("accept".to_owned(), "b".to_owned()),
         ];
-        assert_eq!(fields.find("accept").as_deref(), Some("a, b"));
-        assert_eq!(fields.find("x").as_deref(), Some("1"));
-        assert_eq!(fields.find("y"), None);
-        assert_eq!(fields.first("accept").as_deref(), Some("a"));
-        assert_eq!(fields.first("y"), None);
+        assert_eq!(fields.joined_values("accept").as_deref(), Some("a, b"));
+        assert_eq!(fields.joined_values("x").as_deref(), Some("1"));
+        assert_eq!(fields.joined_values("y"), None);
+        assert_eq!(fields.first_value("accept").as_deref(), Some("a"));
+        assert_eq!(fields.first_value("y"), None);
     }
 
     #[test]

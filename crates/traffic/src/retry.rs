@@ -45,7 +45,7 @@ pub enum Sent {
 /// At most [`RETRIES_MAX`] times, or [`unsent_max`] if nothing was sent; never after the client received part
 /// of a response, and never if bytes to repeat are no longer available. Otherwise the reason decides.
 #[must_use]
-pub fn retry(reason: Reason, attempt: &Attempt) -> bool {
+pub fn may_retry(reason: Reason, attempt: &Attempt) -> bool {
     let unsent = attempt.sent == Sent::Nothing;
     let most = if unsent { unsent_max(attempt.others) } else { RETRIES_MAX.into() };
     if usize::from(attempt.number) >= most
@@ -114,7 +114,7 @@ pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> b
 /// Returns the pause before a retry after this number of retries: doubling each time, up to [`GROWTH_MAX`]
 /// times the base, plus up to 50 % jitter.
 #[must_use]
-pub fn pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
+pub fn retry_pause(rule: &RetryRule, number: u8, draw: u64) -> Duration {
     let factor = 1_u32.checked_shl(number.into()).unwrap_or(GROWTH_MAX).min(GROWTH_MAX);
     let whole = rule.backoff.saturating_mul(factor);
     let chance_ns = (u128::from(draw) * (whole / 2).as_nanos()) >> 64;
@@ -170,9 +170,9 @@ mod tests {
     fn what_was_never_sent_is_sent_once_more() {
         for reason in Reason::ALL {
             let expected = reason.retry() != Retry::Never;
-            assert_eq!(retry(*reason, &FIRST), expected, "{reason:?}");
+            assert_eq!(may_retry(*reason, &FIRST), expected, "{reason:?}");
             let second = Attempt { number: 1, ..FIRST };
-            assert!(!retry(*reason, &second), "{reason:?}");
+            assert!(!may_retry(*reason, &second), "{reason:?}");
         }
     }
 
@@ -183,20 +183,20 @@ mod tests {
                 let unsent = Attempt { number, others, ..FIRST };
                 let expected = usize::from(number) < retries;
                 assert_eq!(
-                    retry(Reason::ConnectTimeout, &unsent),
+                    may_retry(Reason::ConnectTimeout, &unsent),
                     expected,
                     "{number} of {others}"
                 );
-                assert!(!retry(Reason::Denied, &unsent));
+                assert!(!may_retry(Reason::Denied, &unsent));
                 let sent = Attempt { sent: Sent::HeadOrMore, body_replayable: true, ..unsent };
                 assert_eq!(
-                    retry(Reason::ConnectFailed, &sent),
+                    may_retry(Reason::ConnectFailed, &sent),
                     number == 0,
                     "{number} of {others}"
                 );
                 let failed = Setback::Failed(Reason::ConnectFailed);
-                assert_eq!(retry_by_rule(&rule(&[], 1), failed, &unsent), expected);
-                assert!(!retry_by_rule(&rule(&[], 0), failed, &unsent));
+                assert_eq!(retry_by_rule(&retry_rule(&[], 1), failed, &unsent), expected);
+                assert!(!retry_by_rule(&retry_rule(&[], 0), failed, &unsent));
             }
         }
     }
@@ -214,13 +214,13 @@ mod tests {
             (Reason::RequestTimeout, true, true, false),
         ] {
             let attempt = Attempt { sent: Sent::HeadOrMore, idempotent, body_replayable, ..FIRST };
-            assert_eq!(retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
+            assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             let started = Attempt { response_started: true, ..attempt };
-            assert!(!retry(reason, &started), "{reason:?}");
+            assert!(!may_retry(reason, &started), "{reason:?}");
         }
     }
 
-    fn rule(codes: &[u16], attempts: u8) -> RetryRule {
+    fn retry_rule(codes: &[u16], attempts: u8) -> RetryRule {
         RetryRule { codes: codes.to_vec(), attempts, backoff: Duration::from_millis(100) }
     }
 
@@ -246,12 +246,16 @@ mod tests {
             (failed(Reason::RequestTimeout), safe, &[504], false),
         ] {
             let reported = format!("{setback:?} {attempt:?} {codes:?}");
-            assert_eq!(retry_by_rule(&rule(codes, 2), setback, &attempt), expected, "{reported}");
+            assert_eq!(
+                retry_by_rule(&retry_rule(codes, 2), setback, &attempt),
+                expected,
+                "{reported}"
+            );
             let third = Attempt { number: 2, ..attempt };
-            assert!(!retry_by_rule(&rule(codes, 2), setback, &third), "{reported}");
-            assert!(!retry_by_rule(&rule(codes, 0), setback, &attempt), "{reported}");
+            assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &third), "{reported}");
+            assert!(!retry_by_rule(&retry_rule(codes, 0), setback, &attempt), "{reported}");
             let started = Attempt { response_started: true, ..attempt };
-            assert!(!retry_by_rule(&rule(codes, 2), setback, &started), "{reported}");
+            assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &started), "{reported}");
         }
     }
 
@@ -271,7 +275,7 @@ mod tests {
             let waited = Duration::from_millis(waited_ms);
             for (sent, body_replayable) in [(Sent::Nothing, false), (Sent::HeadOrMore, true)] {
                 let attempt = Attempt { sent, body_replayable, others, waited, ..FIRST };
-                assert_eq!(retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
+                assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             }
         }
         for (reason, number, waited_ms, expected) in [
@@ -281,7 +285,7 @@ mod tests {
             (ConnectTimeout, 0, 60_000, true),
         ] {
             let attempt = Attempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
-            let again = retry_by_rule(&rule(&[503], 3), Setback::Failed(reason), &attempt);
+            let again = retry_by_rule(&retry_rule(&[503], 3), Setback::Failed(reason), &attempt);
             assert_eq!(again, expected, "{reason:?} {attempt:?}");
         }
     }
@@ -290,8 +294,8 @@ mod tests {
     fn pauses_grow_to_a_bound_and_vary() {
         for (number, least_ms) in [(0, 100), (1, 200), (3, 800), (4, 1_000), (200, 1_000)] {
             let least = Duration::from_millis(least_ms);
-            assert_eq!(pause(&rule(&[], 1), number, 0), least, "{number}");
-            let most = pause(&rule(&[], 1), number, u64::MAX);
+            assert_eq!(retry_pause(&retry_rule(&[], 1), number, 0), least, "{number}");
+            let most = retry_pause(&retry_rule(&[], 1), number, u64::MAX);
             assert!(most > least && most <= least * 3 / 2, "{number} {most:?}");
         }
     }

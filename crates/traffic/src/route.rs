@@ -57,16 +57,19 @@ impl PortRoutes {
     /// # Errors
     /// [`BadPattern`] for the first invalid regular expression, with its route.
     pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
-        Self::of(&view.rules, view.routed)
+        Self::from_rules(&view.rules, view.routed)
     }
 
     /// Adds a client's retry policy, for rules without retries of their own.
     #[must_use]
-    pub fn under(mut self, policy: Option<&ServiceRetry>) -> Self {
+    pub fn with_retry(mut self, policy: Option<&ServiceRetry>) -> Self {
         let Some(policy) = policy else { return self };
-        let direct = Arc::new(CompiledActions::default().under(policy));
+        let direct = Arc::new(CompiledActions::default().with_retry(policy));
         let under = |actions: Option<&Arc<CompiledActions>>| {
-            Some(actions.map_or_else(|| direct.clone(), |actions| Arc::new(actions.under(policy))))
+            Some(
+                actions
+                    .map_or_else(|| direct.clone(), |actions| Arc::new(actions.with_retry(policy))),
+            )
         };
         for rule in &mut self.rules {
             rule.actions = under(rule.actions.as_ref());
@@ -79,12 +82,12 @@ impl PortRoutes {
     }
 
     /// Compiles rules; `attached`: requests that match no rule are rejected.
-    pub(crate) fn of(rules: &[RouteRule], attached: bool) -> Result<Self, BadPattern> {
+    pub(crate) fn from_rules(rules: &[RouteRule], attached: bool) -> Result<Self, BadPattern> {
         let mut matches = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
                 let matcher = RequestMatcher::compile(request)
-                    .map_err(|bad| bad.within(rule.kind.key(rule.route.clone())))?;
+                    .map_err(|bad| bad.with_object(rule.kind.object_key(rule.route.clone())))?;
                 matches.push((request, CompiledMatch { matcher, rule: index }));
             }
         }
@@ -93,26 +96,26 @@ impl PortRoutes {
             trivial: !attached && rules.is_empty(),
             has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
             index: Index::build(matches),
-            rules: compiled(rules),
+            rules: compile_rules(rules),
             retried: None,
         })
     }
 
     /// Selects the backend of a request; `draw`: a random number for the choice among weighted backends.
     #[must_use]
-    pub fn choose(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
+    pub fn choose_backend(&self, request: &RequestView<'_>, draw: u64) -> RouteChoice<'_> {
         if self.trivial {
             return RouteChoice::Direct;
         }
         let asked_about = if self.has_cors { self.asked_about(request) } else { None };
-        let decisive = || self.rules.get(self.index.find(request)?.rule);
+        let decisive = || self.rules.get(self.index.find_match(request)?.rule);
         let Some(rule) = asked_about.or_else(decisive) else {
             return if self.attached { RouteChoice::NoRoute } else { RouteChoice::Direct };
         };
-        if rule.actions.as_ref().is_some_and(|actions| actions.redirects()) {
+        if rule.actions.as_ref().is_some_and(|actions| actions.is_redirect()) {
             return RouteChoice::Redirect { rule };
         }
-        match rule.backend(draw) {
+        match rule.draw_backend(draw) {
             Some((index, backend)) => RouteChoice::To { rule, backend, index },
             None => RouteChoice::InvalidBackend { rule },
         }
@@ -123,7 +126,7 @@ impl PortRoutes {
     fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRule> {
         let method = preflight_for(request)?;
         let request = RequestView { method: &method, ..*request };
-        let rule = self.rules.get(self.index.find(&request)?.rule)?;
+        let rule = self.rules.get(self.index.find_match(&request)?.rule)?;
         rule.actions.as_ref().is_some_and(|actions| actions.cors.is_some()).then_some(rule)
     }
 
@@ -208,7 +211,7 @@ pub struct CompiledRule {
 }
 
 /// Compiles the rules, each with its index in its route.
-fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
+fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRule]> {
     let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
         let number = so_far.entry((rule.kind, &rule.route)).or_default();
@@ -220,7 +223,7 @@ fn compiled(rules: &[RouteRule]) -> Box<[CompiledRule]> {
 }
 
 /// Returns the actions for each backend, if one of them has edits of its own.
-fn own(
+fn backend_actions(
     rule: &RouteRule,
     actions: Option<&Arc<CompiledActions>>,
 ) -> Box<[Option<Arc<CompiledActions>>]> {
@@ -237,12 +240,12 @@ fn own(
 
 impl CompiledRule {
     fn new((index, rule): (usize, &RouteRule), number: usize) -> Self {
-        let persistence = CompiledPersistence::of(rule, number).map(Arc::new);
+        let persistence = CompiledPersistence::from_rule(rule, number).map(Arc::new);
         let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);
         if let (Some(name), Some(actions)) =
-            (persistence.as_ref().and_then(|it| it.header()), &mut actions)
+            (persistence.as_ref().and_then(|it| it.header_name()), &mut actions)
         {
-            actions.hide(name);
+            actions.hide_field(name);
         }
         let actions = actions.map(Arc::new);
         Self {
@@ -251,7 +254,7 @@ impl CompiledRule {
             kind: rule.kind,
             request_timeout: rule.request_timeout,
             backends: rule.backends.as_slice().into(),
-            own: own(rule, actions.as_ref()),
+            own: backend_actions(rule, actions.as_ref()),
             actions,
             persistence,
             number,
@@ -271,12 +274,12 @@ impl CompiledRule {
     }
 
     /// Returns the choice of the backend at this index; `None` if there is none.
-    pub(crate) fn at(&self, index: usize) -> Option<RouteChoice<'_>> {
+    pub(crate) fn choice_at(&self, index: usize) -> Option<RouteChoice<'_>> {
         Some(RouteChoice::To { rule: self, backend: self.backends.get(index)?, index })
     }
 
     /// Returns the backend that the draw selects by weight.
-    fn backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
+    fn draw_backend(&self, draw: u64) -> Option<(usize, &WeightedBackend)> {
         by_weight(&self.backends, self.weight_total, draw)
     }
 }
@@ -338,13 +341,13 @@ pub enum Precedence {
 /// True if `first` is more specific than `second`, and takes precedence if both match.
 #[must_use]
 pub fn goes_before(first: &RequestMatch, second: &RequestMatch) -> bool {
-    rank(first) > rank(second)
+    match_rank(first) > match_rank(second)
 }
 
 /// Returns the reason for which `first` takes precedence over `second`, given that it does.
 #[must_use]
 pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
-    let (first, second) = (rank(first), rank(second));
+    let (first, second) = (match_rank(first), match_rank(second));
     if first.path != second.path {
         Precedence::Path
     } else if first.names_methods != second.names_methods {
@@ -358,7 +361,7 @@ pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
     }
 }
 
-fn rank(request: &RequestMatch) -> Rank {
+fn match_rank(request: &RequestMatch) -> Rank {
     Rank {
         path: match &request.path {
             PathMatch::Any => PathRank::Any,

@@ -27,7 +27,7 @@ impl Stay {
     /// The backend with the session's endpoint is kept regardless of weights, including 0 (GEP-1619), while
     /// `is_well` accepts the endpoint. `now`: since the Unix epoch.
     #[inline]
-    pub fn of(
+    pub fn for_request(
         choice: &mut RouteChoice<'_>,
         (plans, is_well): (&Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
         request: &RequestView<'_>,
@@ -37,32 +37,37 @@ impl Stay {
             return None;
         };
         let persistence = rule.persistence.as_ref()?;
-        Some(Self::under(persistence, (choice, rule), (plans, is_well), (request, now())))
+        Some(Self::from_persistence(
+            persistence,
+            (choice, rule),
+            (plans, is_well),
+            (request, now()),
+        ))
     }
 
-    fn under<'a>(
+    fn from_persistence<'a>(
         persistence: &Arc<CompiledPersistence>,
         (choice, rule): (&mut RouteChoice<'a>, &'a CompiledRule),
         (plans, is_well): (&Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
         (request, now): (&RequestView<'_>, Duration),
     ) -> Box<Self> {
-        let shown = persistence.shown(request, now);
+        let shown = persistence.session_value(request, now);
         let found = shown.and_then(|shown| {
-            let found = |port| persistence.find(port, shown);
+            let found = |port| persistence.find_endpoint(port, shown);
             let (index, endpoint) = endpoint_of(rule, (plans, is_well), found)?;
             Some((index, (endpoint, shown.began)))
         });
-        if let Some(kept) = found.as_ref().and_then(|(index, _)| rule.at(*index)) {
+        if let Some(kept) = found.as_ref().and_then(|(index, _)| rule.choice_at(*index)) {
             *choice = kept;
         }
         let kept = found.map(|(_, kept)| kept);
-        let (persistence, path) = (persistence.clone(), persistence.path(request).into());
+        let (persistence, path) = (persistence.clone(), persistence.cookie_path(request).into());
         Box::new(Self { persistence, kept, path })
     }
 
     /// Returns the endpoint of the session, if it is among these.
     #[must_use]
-    pub fn endpoint<'a>(&self, among: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
+    pub fn find_endpoint<'a>(&self, among: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
         let (kept, _) = self.kept.as_ref()?;
         // Usually they are from the same snapshot.
         let same = among.iter().find(|endpoint| Arc::ptr_eq(endpoint, kept));
@@ -71,14 +76,14 @@ impl Stay {
 
     /// Returns the endpoint of the session, regardless of its availability.
     #[must_use]
-    pub fn kept(&self) -> Option<&EndpointId> {
+    pub fn session_endpoint(&self) -> Option<&EndpointId> {
         self.kept.as_ref().map(|(endpoint, _)| &endpoint.id)
     }
 
     /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
     /// it. `now`: since the Unix epoch. `is_safe`: the client connection uses TLS.
     #[must_use]
-    pub fn field(
+    pub fn response_field(
         &self,
         answered: &EndpointId,
         now: Duration,
@@ -86,7 +91,7 @@ impl Stay {
     ) -> Option<(Cow<'static, str>, String)> {
         let kept = self.kept.as_ref().filter(|(endpoint, _)| endpoint.id == *answered);
         let since = kept.map(|(_, since)| *since);
-        self.persistence.field(answered, since, (now, &self.path, is_safe))
+        self.persistence.response_field(answered, since, (now, &self.path, is_safe))
     }
 }
 

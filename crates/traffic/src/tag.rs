@@ -19,8 +19,8 @@ use crate::hits::HitSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
-pub(crate) use crate::request::header;
-pub(crate) use matcher::cookie;
+pub(crate) use crate::request::header_value;
+pub(crate) use matcher::cookie_value;
 
 pub use lane::{Lanes, Marks};
 pub use sets::Endpoints;
@@ -85,11 +85,11 @@ impl TagPlan {
         let same = old.filter(|old| old.source == *rules && old.caller == *caller);
         let compiled = match same {
             Some(old) => Arc::clone(&old.compiled),
-            None => Arc::new(Compiled::of(rules, caller)?),
+            None => Arc::new(Compiled::from_rules(rules, caller)?),
         };
         let narrowed = compiled.sets.iter().map(|set| {
-            let inside = set.among(endpoints);
-            Narrowed::of(inside, &compiled.by_caller)
+            let inside = set.members_of(endpoints);
+            Narrowed::from_preferences(inside, &compiled.by_caller)
         });
         let narrowed = narrowed.collect();
         let count = rules.rules.len() + rules.by_caller.len();
@@ -101,26 +101,30 @@ impl TagPlan {
     }
 
     /// Selects instances for a request; `chance` is used only if there are several shares.
-    pub fn choose(&self, request: &RequestView<'_>, chance: &mut impl Chance) -> TagDecision<'_> {
-        match self.compiled.rule(request) {
+    pub fn choose_instances(
+        &self,
+        request: &RequestView<'_>,
+        chance: &mut impl Chance,
+    ) -> TagDecision<'_> {
+        match self.compiled.rule_for(request) {
             Some(rule) => {
                 let set = self.by_rule(rule, request, chance);
-                self.decided(Some(rule.index), set, chance)
+                self.build_decision(Some(rule.index), set, chance)
             }
             None => {
-                let set = self.first_inhabited(self.compiled.unmatched(request));
-                self.decided(None, set, chance)
+                let set = self.first_inhabited(self.compiled.unmatched_sets(request));
+                self.build_decision(None, set, chance)
             }
         }
     }
 
     /// Selects instances for an opaque connection: rules by request do not apply.
     pub fn without_request(&self, chance: &mut impl Chance) -> TagDecision<'_> {
-        self.decided(None, Some(EVERY), chance)
+        self.build_decision(None, Some(EVERY), chance)
     }
 
     /// Returns the rules behind a decision, with their origins and match counters.
-    pub fn hits(
+    pub fn matched_rules(
         &self,
         decision: &TagDecision<'_>,
     ) -> impl Iterator<Item = (&RuleOrigin, &HitSlot)> {
@@ -148,7 +152,7 @@ impl TagPlan {
         chance: &mut impl Chance,
     ) -> Option<SetId> {
         let sticky = rule.sticky_point(request);
-        let drawn = rule.split.draw(Draw::Route, sticky, chance);
+        let drawn = rule.split.draw_target(Draw::Route, sticky, chance);
         let inhabited = drawn.filter(|(_, set)| self.is_inhabited(*set));
         let spills = drawn.is_some_and(|(place, _)| rule.split.spilling == Some(place));
         if let (Some((_, set)), true) = (inhabited, !spills || rule.fallback.is_none()) {
@@ -157,7 +161,7 @@ impl TagPlan {
         let fallback = rule
             .fallback
             .as_ref()
-            .and_then(|fallback| fallback.draw(Draw::Fallback, sticky, chance));
+            .and_then(|fallback| fallback.draw_target(Draw::Fallback, sticky, chance));
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.is_inhabited(*set));
         let left = fallback.or(inhabited.map(|(_, set)| set));
         left.or_else(|| self.first_inhabited(&rule.otherwise))
@@ -171,7 +175,7 @@ impl TagPlan {
         self.narrowed.get(set).is_some_and(|narrowed| narrowed.inhabited)
     }
 
-    fn decided(
+    fn build_decision(
         &self,
         rule: Option<usize>,
         set: Option<SetId>,
@@ -181,7 +185,7 @@ impl TagPlan {
         let nobody = !self.is_inhabited(EVERY);
         let found = set.or(nobody.then_some(EVERY)).and_then(|set| {
             let narrowed = self.narrowed.get(set)?;
-            Some((set, narrowed, narrowed.draw(chance)?))
+            Some((set, narrowed, narrowed.draw_list(chance)?))
         });
         match found {
             Some((set, narrowed, endpoints)) => {
@@ -195,22 +199,24 @@ impl TagPlan {
         }
     }
 
-    fn set(&self, place: SetId) -> Option<&Set> {
+    fn find_set(&self, place: SetId) -> Option<&Set> {
         self.compiled.sets.get(place)
     }
 }
 
 impl Narrowed {
-    fn of(inside: Endpoints, preferences: &[Preference]) -> Self {
+    fn from_preferences(inside: Endpoints, preferences: &[Preference]) -> Self {
         let inhabited = !inside.is_empty();
         for (place, preference) in preferences.iter().enumerate() {
-            let lists = preference.sets.iter().map(|set| preference.accepted(set, &inside));
+            let lists =
+                preference.sets.iter().map(|set| preference.accepted_endpoints(set, &inside));
             let lists: Box<[Endpoints]> = lists.collect();
             let changes = lists.iter().any(|list| !Arc::ptr_eq(list, &inside));
             if changes {
                 let shares = (lists.len() > 1).then(|| preference.shares.clone());
                 let by_caller = Some(preference.index);
-                let others = preferences.get(place..).and_then(|less| others(less, &inside));
+                let others =
+                    preferences.get(place..).and_then(|less| fallback_lists(less, &inside));
                 return Self { inhabited, shares, by_caller, lists, others };
             }
             if !preference.goes_on {
@@ -221,28 +227,29 @@ impl Narrowed {
         Self { inhabited, shares: None, by_caller: None, lists, others: None }
     }
 
-    fn draw(&self, chance: &mut impl Chance) -> Option<&Endpoints> {
-        let place = self.shares.as_ref().map_or(0, |shares| shares.draw(Draw::Caller, chance));
+    fn draw_list(&self, chance: &mut impl Chance) -> Option<&Endpoints> {
+        let place =
+            self.shares.as_ref().map_or(0, |shares| shares.draw_target(Draw::Caller, chance));
         self.lists.get(place)
     }
 }
 
 /// Returns the fallbacks for when no instance of the first preference is healthy: the instances of the
 /// following preferences that yield, and finally all instances; `None` if the first does not yield.
-fn others(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
+fn fallback_lists(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
     preferences.first().filter(|first| first.yields)?;
     let asked = |(before, next): (&Preference, &Preference)| before.goes_on && next.yields;
     let pairs = preferences.iter().zip(preferences.iter().skip(1));
     let next = pairs.take_while(|pair| asked(*pair)).map(|(_, next)| next);
-    let lists = next.flat_map(|next| next.sets.iter().map(|set| next.accepted(set, all)));
+    let lists = next.flat_map(|next| next.sets.iter().map(|set| next.accepted_endpoints(set, all)));
     let smaller = lists.filter(|list| !Arc::ptr_eq(list, all));
     Some(smaller.chain([Arc::clone(all)]).collect())
 }
 
 impl Preference {
     /// Returns the preferred instances, or all of them.
-    fn accepted(&self, set: &Set, all: &Endpoints) -> Endpoints {
-        let preferred = set.among(all);
+    fn accepted_endpoints(&self, set: &Set, all: &Endpoints) -> Endpoints {
+        let preferred = set.members_of(all);
         let (count, total) = (preferred.len() as u64, all.len() as u64);
         let enough =
             total < u64::from(self.min_total) || count * 100 >= total * u64::from(self.min_percent);

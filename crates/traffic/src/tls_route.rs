@@ -23,11 +23,11 @@ impl TlsRoutes {
     /// Compiles the rules of a port.
     #[must_use]
     pub fn compile(view: &PortView) -> Self {
-        Self::of(&view.tls_rules)
+        Self::from_rules(&view.tls_rules)
     }
 
     /// Compiles rules.
-    pub(crate) fn of(rules: &[TlsRule]) -> Self {
+    pub(crate) fn from_rules(rules: &[TlsRule]) -> Self {
         let (mut exact, mut below) = (Names::default(), Names::default());
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
@@ -55,11 +55,11 @@ impl TlsRoutes {
     /// Selects the backend of a session with this server name, if it has one; `draw`: a random number for the
     /// choice among weighted backends.
     #[must_use]
-    pub fn choose(&self, server_name: Option<&str>, draw: u64) -> TlsChoice<'_> {
+    pub fn choose_backend(&self, server_name: Option<&str>, draw: u64) -> TlsChoice<'_> {
         if self.is_trivial() {
             return TlsChoice::Direct;
         }
-        let Some(rule) = server_name.and_then(|name| self.rule(name)) else {
+        let Some(rule) = server_name.and_then(|name| self.rule_for(name)) else {
             return TlsChoice::NoRoute;
         };
         let total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
@@ -70,7 +70,7 @@ impl TlsRoutes {
     }
 
     /// Names are compared without case (RFC 6066 §3); clients send them without a final dot.
-    fn rule(&self, server_name: &str) -> Option<&TlsRule> {
+    fn rule_for(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
         let mut index = self.exact.get(name.as_str());
         let mut rest = name.as_str();
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    fn rule(route: &str, hostnames: &[&str], backends: &[(&str, u32)]) -> TlsRule {
+    fn tls_rule(route: &str, hostnames: &[&str], backends: &[(&str, u32)]) -> TlsRule {
         let backend = |(name, weight): &(&str, u32)| {
             WeightedBackend::new(ServiceName::new("shop", name).unwrap(), 443, *weight)
         };
@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    fn routes(tls_rules: Vec<TlsRule>) -> TlsRoutes {
+    fn compile_routes(tls_rules: Vec<TlsRule>) -> TlsRoutes {
         TlsRoutes::compile(&PortView {
             name: None,
             protocol: Protocol::Tcp,
@@ -135,8 +135,8 @@ mod tests {
         })
     }
 
-    fn decided(routes: &TlsRoutes, name: Option<&str>) -> String {
-        match routes.choose(name, 0) {
+    fn chosen_backend(routes: &TlsRoutes, name: Option<&str>) -> String {
+        match routes.choose_backend(name, 0) {
             TlsChoice::Direct => "direct".to_owned(),
             TlsChoice::To { rule, backend } => {
                 format!("{} {}", rule.route.name, backend.service.name)
@@ -148,20 +148,21 @@ mod tests {
 
     #[test]
     fn the_share_of_backends_that_are_not_there_is_cut_off() {
-        let rule = TlsRule { ungranted_weight: 3, ..rule("a", &["a.b"], &[("web", 1)]) };
-        let routes = routes(vec![rule]);
-        let reached = |draw| matches!(routes.choose(Some("a.b"), draw), TlsChoice::To { .. });
+        let rule = TlsRule { ungranted_weight: 3, ..tls_rule("a", &["a.b"], &[("web", 1)]) };
+        let routes = compile_routes(vec![rule]);
+        let reached =
+            |draw| matches!(routes.choose_backend(Some("a.b"), draw), TlsChoice::To { .. });
         assert_eq!((0..8).filter(|draw| reached(*draw)).count(), 2);
     }
 
     #[test]
     fn the_name_itself_decides_then_the_longest_one_above_it() {
-        let routes = routes(vec![
-            rule("a", &["*.com"], &[("com", 1)]),
-            rule("b", &["*.example.com", "example.com"], &[("example", 1)]),
-            rule("c", &["a.example.com"], &[("a", 1)]),
-            rule("d", &["a.example.com", "*.example.com"], &[("late", 1)]),
-            rule("e", &["empty.org"], &[("none", 0)]),
+        let routes = compile_routes(vec![
+            tls_rule("a", &["*.com"], &[("com", 1)]),
+            tls_rule("b", &["*.example.com", "example.com"], &[("example", 1)]),
+            tls_rule("c", &["a.example.com"], &[("a", 1)]),
+            tls_rule("d", &["a.example.com", "*.example.com"], &[("late", 1)]),
+            tls_rule("e", &["empty.org"], &[("none", 0)]),
         ]);
         for (name, expected) in [
             (Some("a.example.com"), "c a"),
@@ -177,21 +178,21 @@ mod tests {
             (Some("."), "none"),
             (None, "none"),
         ] {
-            assert_eq!(decided(&routes, name), expected, "{name:?}");
+            assert_eq!(chosen_backend(&routes, name), expected, "{name:?}");
         }
     }
 
     #[test]
     fn without_routes_every_session_passes() {
-        let routes = routes(Vec::new());
-        assert_eq!(decided(&routes, Some("a.example.com")), "direct");
-        assert_eq!(decided(&routes, None), "direct");
+        let routes = compile_routes(Vec::new());
+        assert_eq!(chosen_backend(&routes, Some("a.example.com")), "direct");
+        assert_eq!(chosen_backend(&routes, None), "direct");
     }
 
     #[test]
     fn sessions_are_shared_out_by_weight() {
-        let routes = routes(vec![rule("a", &["a.com"], &[("one", 1), ("three", 3)])]);
-        let of = |draw| match routes.choose(Some("a.com"), draw) {
+        let routes = compile_routes(vec![tls_rule("a", &["a.com"], &[("one", 1), ("three", 3)])]);
+        let of = |draw| match routes.choose_backend(Some("a.com"), draw) {
             TlsChoice::To { backend, .. } => backend.service.name.to_string(),
             other => panic!("{other:?}"),
         };

@@ -97,15 +97,15 @@ impl PortTrafficPolicy {
     /// apply. Outlier detection and load balancing belong to the endpoints: those of the called service are
     /// defaults for a port without its own.
     #[must_use]
-    pub fn forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
+    pub fn for_forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
         let none = Self::default();
         let port: &Self = own.map_or(&none, |own| own);
         let combined = Self {
-            removal: port.removal.clone().or_else(|| copied(called.removal.as_ref())),
+            removal: port.removal.clone().or_else(|| copy_counters(called.removal.as_ref())),
             breaker: port.breaker.clone(),
             called: called.breaker.clone(),
             faults: called.faults.clone().or_else(|| port.faults.clone()),
-            balancing: port.balancing.clone().or_else(|| copied(called.balancing.as_ref())),
+            balancing: port.balancing.clone().or_else(|| copy_counters(called.balancing.as_ref())),
             hedging: called.hedging.clone().or_else(|| port.hedging.clone()),
         };
         match own {
@@ -115,16 +115,16 @@ impl PortTrafficPolicy {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        same(self.removal.as_ref(), other.removal.as_ref())
-            && same(self.breaker.as_ref(), other.breaker.as_ref())
-            && same(self.called.as_ref(), other.called.as_ref())
-            && same(self.faults.as_ref(), other.faults.as_ref())
-            && same(self.balancing.as_ref(), other.balancing.as_ref())
-            && same(self.hedging.as_ref(), other.hedging.as_ref())
+        is_same(self.removal.as_ref(), other.removal.as_ref())
+            && is_same(self.breaker.as_ref(), other.breaker.as_ref())
+            && is_same(self.called.as_ref(), other.called.as_ref())
+            && is_same(self.faults.as_ref(), other.faults.as_ref())
+            && is_same(self.balancing.as_ref(), other.balancing.as_ref())
+            && is_same(self.hedging.as_ref(), other.hedging.as_ref())
     }
 
     /// Returns the policies involved.
-    pub fn policies(&self) -> impl Iterator<Item = &ServicePolicyName> {
+    pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let removal = self.removal.iter().map(|removal| &removal.policy);
         let breakers = self.breaker.iter().chain(&self.called).map(|it| &it.breaker.policy);
         let faults = self.faults.iter().map(|faults| faults.policy());
@@ -149,11 +149,11 @@ impl PortTrafficPolicy {
 }
 
 /// Returns a copy with separate counters, since each port has its own.
-fn copied<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
+fn copy_counters<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
     shared.map(|shared| Arc::new(T::clone(shared)))
 }
 
-fn same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
     match (one, other) {
         (None, None) => true,
         (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -206,7 +206,7 @@ pub enum Entry {
 
 impl Bounded {
     /// Enters one more, if the limit permits it.
-    pub fn enter(&self) -> Entry {
+    pub fn try_enter(&self) -> Entry {
         let Some(most) = self.most else {
             return Entry::Free;
         };
@@ -231,13 +231,13 @@ mod tests {
     fn lets_in_as_many_as_the_bound_and_no_more() {
         let limits = CircuitLimits { requests: Some(2), retries: Some(0), ..Default::default() };
         let under_way = UnderWay::new(limits);
-        assert_eq!(under_way.requests.enter(), Entry::Counted);
-        assert_eq!(under_way.requests.enter(), Entry::Counted);
-        assert_eq!(under_way.requests.enter(), Entry::Full);
+        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
+        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
+        assert_eq!(under_way.requests.try_enter(), Entry::Full);
         under_way.requests.leave();
-        assert_eq!(under_way.requests.enter(), Entry::Counted);
-        assert_eq!(under_way.retries.enter(), Entry::Full);
-        assert_eq!(under_way.pending.enter(), Entry::Free);
+        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
+        assert_eq!(under_way.retries.try_enter(), Entry::Full);
+        assert_eq!(under_way.pending.try_enter(), Entry::Free);
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        if bounded.enter() == Entry::Counted {
+                        if bounded.try_enter() == Entry::Counted {
                             let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                             most.fetch_max(now, Ordering::SeqCst);
                             inside.fetch_sub(1, Ordering::SeqCst);

@@ -29,7 +29,7 @@ pub(crate) enum PathKind {
 }
 
 impl PathKind {
-    pub(crate) fn of(path: &str) -> Self {
+    pub(crate) fn from_path(path: &str) -> Self {
         // The usual path has one leading slash and no potential dot segments, and needs no second check.
         let is_usual = match path.as_bytes() {
             [b'/', b'/', ..] => false,
@@ -51,7 +51,7 @@ impl PathKind {
             before = byte;
             starts_with_dot || byte == b'%' || byte == b'\\'
         });
-        if could_climb && (climbs(percent_decoded(path)) || climbs_deeper(path)) {
+        if could_climb && (has_dot_segments(percent_decoded(path)) || climbs_deeper(path)) {
             return Self::Climbing;
         }
         match matches!(path.as_bytes(), [_, b'/' | b'\\' | b'%', ..]) && names_authority(path) {
@@ -62,14 +62,14 @@ impl PathKind {
 }
 
 /// True if a decoded path has dot segments.
-fn climbs(decoded: impl Iterator<Item = u8>) -> bool {
+fn has_dot_segments(decoded: impl Iterator<Item = u8>) -> bool {
     let mut element = Element::default();
     for byte in decoded {
         if element.ends_with(byte) {
             return true;
         }
     }
-    element.climbs()
+    element.is_dot_segment()
 }
 
 /// Does the same for the most lenient application: fully decoded, with overlong encodings, blanks and control
@@ -79,8 +79,8 @@ fn climbs_deeper(path: &str) -> bool {
     let is_odd = |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
     let read = |path: &str| {
         decoded_throughout(path).is_none_or(|decoded| {
-            climbs(decoded.iter().copied())
-                || folded_path(&lossy(&decoded), Parameters::Dropped).climbs
+            has_dot_segments(decoded.iter().copied())
+                || folded_path(&lossy_text(&decoded), Parameters::Dropped).climbs
         })
     };
     percent_decoded(path).any(is_odd)
@@ -133,7 +133,7 @@ struct Odd {
 }
 
 impl PathVariants {
-    pub(crate) fn of(path: &str, kind: PathKind) -> Self {
+    pub(crate) fn from_path(path: &str, kind: PathKind) -> Self {
         let (mut found, mut before) = (0, 0);
         for byte in path.bytes() {
             found |= IN_VARIANTS[usize::from(byte)];
@@ -145,23 +145,23 @@ impl PathVariants {
         let is_odd = found & ODD != 0 || ends_oddly || (is_dotted && path.contains("./"));
         let paths = if kind == PathKind::Climbing { Paths::Any } else { Paths::One };
         let mut variant = Self { paths, is_dotted, odd: None };
-        if is_odd && !variant.climbs() {
+        if is_odd && !variant.is_any_path() {
             variant.read(path);
             variant.read_others(path);
         }
-        variant.bounded(path)
+        variant.limit_stems(path)
     }
 
     /// Normalizes an alternative reading of a path.
     fn of_reading(path: &str) -> Self {
         let mut variant = Self { paths: Paths::One, is_dotted: false, odd: None };
         variant.read(path);
-        variant.bounded(path)
+        variant.limit_stems(path)
     }
 
     #[inline]
-    fn bounded(mut self, path: &str) -> Self {
-        if self.is_dotted && has_many_stems(self.folded(path)) {
+    fn limit_stems(mut self, path: &str) -> Self {
+        if self.is_dotted && has_many_stems(self.normalized_path(path)) {
             self.paths = Paths::Any;
         }
         self
@@ -170,7 +170,7 @@ impl PathVariants {
     fn read(&mut self, path: &str) {
         let is_escaped = path.contains('%');
         let read: Option<Cow<'_, str>> = match is_escaped {
-            true => decoded_throughout(path).map(|bytes| Cow::Owned(lossy(&bytes))),
+            true => decoded_throughout(path).map(|bytes| Cow::Owned(lossy_text(&bytes))),
             false => Some(Cow::Borrowed(path)),
         };
         let Some(read) = read else {
@@ -183,7 +183,7 @@ impl PathVariants {
         }
         self.is_dotted = folded.text.contains('.');
         let with_parameters = read.contains(';').then(|| folded_path(&read, Parameters::Kept).text);
-        let decoded = is_escaped.then(|| lossy(&percent_decoded(path).collect::<Vec<u8>>()));
+        let decoded = is_escaped.then(|| lossy_text(&percent_decoded(path).collect::<Vec<u8>>()));
         let (folded, others) = (folded.text, Box::default());
         self.odd = Some(Box::new(Odd { decoded, folded, with_parameters, others }));
     }
@@ -200,7 +200,7 @@ impl PathVariants {
             (other, variant)
         });
         odd.others = others.collect();
-        if odd.others.iter().any(|(_, variant)| variant.climbs()) {
+        if odd.others.iter().any(|(_, variant)| variant.is_any_path()) {
             self.paths = Paths::Any;
         } else if !odd.others.is_empty() {
             self.paths = Paths::Several;
@@ -208,7 +208,7 @@ impl PathVariants {
     }
 
     /// True if it may be any path.
-    pub(crate) fn climbs(&self) -> bool {
+    pub(crate) fn is_any_path(&self) -> bool {
         self.paths == Paths::Any
     }
 
@@ -219,7 +219,7 @@ impl PathVariants {
     }
 
     /// Returns the alternative readings, each with its normalized forms.
-    pub(crate) fn others(&self) -> impl Iterator<Item = (&str, &Self)> {
+    pub(crate) fn other_readings(&self) -> impl Iterator<Item = (&str, &Self)> {
         let others = self.odd.iter().flat_map(|odd| &odd.others);
         others.map(|(path, variant)| (path.as_str(), variant))
     }
@@ -231,22 +231,24 @@ impl PathVariants {
 
     /// Returns the normalized path.
     #[inline]
-    pub(crate) fn folded<'a>(&'a self, sent: &'a str) -> &'a str {
+    pub(crate) fn normalized_path<'a>(&'a self, sent: &'a str) -> &'a str {
         self.odd.as_ref().map_or(sent, |odd| &odd.folded)
     }
 
     /// Returns the normalized path with element parameters.
     pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
         let kept = self.odd.as_ref().and_then(|odd| odd.with_parameters.as_deref());
-        kept.unwrap_or_else(|| self.folded(sent))
+        kept.unwrap_or_else(|| self.normalized_path(sent))
     }
 
     /// Returns the normalized path without a response format or a script's path info: each prefix that ends
     /// before a dot of the last element, or after an element with a dot.
     #[inline]
-    pub(crate) fn stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn path_stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
         let (folded, last) = match self.is_dotted {
-            true => (self.folded(sent), self.folded(sent).rfind('/').unwrap_or(0)),
+            true => {
+                (self.normalized_path(sent), self.normalized_path(sent).rfind('/').unwrap_or(0))
+            }
             false => ("", 0),
         };
         Stems { folded, at: 0, is_dotted: false, last }
@@ -261,11 +263,11 @@ impl PathVariants {
                 .into_iter()
                 .flatten()
         });
-        others.chain(self.stems(sent)).any(fits)
+        others.chain(self.path_stems(sent)).any(fits)
     }
 }
 
-fn lossy(bytes: &[u8]) -> String {
+fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -303,15 +305,15 @@ impl<'a> Iterator for Stems<'a> {
 
 /// Returns the hosts that applications may read in an authority: as sent, normalized, and percent-decoded as by
 /// URL parsers.
-pub(crate) fn hosts(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
+pub(crate) fn host_readings(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let sent = std::iter::once(Cow::Borrowed(authority));
-    let decoded = authority.contains('%').then(|| lossy(&decoded_layers(authority).0));
-    let decoded = decoded.map(|it| Cow::Owned(bare(&it)));
-    sent.chain(std::iter::once_with(|| Cow::Owned(bare(authority)))).chain(decoded)
+    let decoded = authority.contains('%').then(|| lossy_text(&decoded_layers(authority).0));
+    let decoded = decoded.map(|it| Cow::Owned(normalize_host(&it)));
+    sent.chain(std::iter::once_with(|| Cow::Owned(normalize_host(authority)))).chain(decoded)
 }
 
 /// Returns a host as most applications read it.
-fn bare(authority: &str) -> String {
+fn normalize_host(authority: &str) -> String {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
         _ => authority,
@@ -333,7 +335,7 @@ impl Element {
     fn ends_with(&mut self, byte: u8) -> bool {
         match byte {
             b'/' | b'\\' => {
-                let climbs = self.climbs();
+                let climbs = self.is_dot_segment();
                 *self = Self::default();
                 return climbs;
             }
@@ -345,7 +347,7 @@ impl Element {
         false
     }
 
-    fn climbs(&self) -> bool {
+    fn is_dot_segment(&self) -> bool {
         self.others == 0 && matches!(self.dots, 1 | 2)
     }
 }
@@ -397,11 +399,11 @@ mod tests {
         for variant in
             ["admin.shop", "ADMIN.shop", "admin.shop:80", "admin.shop.", "Admin.Shop.:8080"]
         {
-            assert_eq!(bare(variant), "admin.shop", "{variant}");
+            assert_eq!(normalize_host(variant), "admin.shop", "{variant}");
         }
         for (variant, host) in [("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("a:b", "a:b"), ("", "")]
         {
-            assert_eq!(bare(variant), host, "{variant}");
+            assert_eq!(normalize_host(variant), host, "{variant}");
         }
     }
 
@@ -422,15 +424,19 @@ mod tests {
             ("/a.", true),
             ("/a./b", true),
         ] {
-            assert_eq!(PathVariants::of(path, PathKind::of(path)).is_odd(), is_odd, "{path}");
+            assert_eq!(
+                PathVariants::from_path(path, PathKind::from_path(path)).is_odd(),
+                is_odd,
+                "{path}"
+            );
         }
     }
 
     #[test]
     fn stems_are_what_is_before_formats_and_below_scripts() {
         let stems = |path: &str| {
-            let variant = PathVariants::of(path, PathKind::of(path));
-            variant.stems(path).map(str::to_owned).collect::<Vec<_>>()
+            let variant = PathVariants::from_path(path, PathKind::from_path(path));
+            variant.path_stems(path).map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(stems("/a/b"), Vec::<String>::new());
         assert_eq!(stems("/a/b.json"), ["/a/b"]);
@@ -441,7 +447,7 @@ mod tests {
     #[test]
     fn a_path_of_very_many_dots_may_be_any() {
         let dotted = "/".to_owned() + &"a.".repeat(STEMS_MAX + 1) + "b";
-        assert!(PathVariants::of(&dotted, PathKind::of(&dotted)).climbs());
+        assert!(PathVariants::from_path(&dotted, PathKind::from_path(&dotted)).is_any_path());
     }
 
     #[test]
@@ -453,8 +459,8 @@ mod tests {
             (path(STEM_BYTES_MAX).replace('.', "%2E"), true),
             (path(STEM_BYTES_MAX * 4).replace('.', ""), false),
         ] {
-            let variant = PathVariants::of(&path, PathKind::of(&path));
-            assert_eq!(variant.climbs(), may_be_any, "{} bytes", path.len());
+            let variant = PathVariants::from_path(&path, PathKind::from_path(&path));
+            assert_eq!(variant.is_any_path(), may_be_any, "{} bytes", path.len());
         }
     }
 
@@ -484,7 +490,7 @@ mod tests {
             "/a/..::$DATA/b",
             "/a/%2e%2e:$i30:$INDEX_ALLOCATION/b",
         ] {
-            assert_eq!(PathKind::of(path), PathKind::Climbing, "{path}");
+            assert_eq!(PathKind::from_path(path), PathKind::Climbing, "{path}");
         }
         for path in [
             "/.a:b/c",
@@ -497,7 +503,7 @@ mod tests {
             "/%e0%a4%85.html",
             "/a.%20b",
         ] {
-            assert_eq!(PathKind::of(path), PathKind::Plain, "{path}");
+            assert_eq!(PathKind::from_path(path), PathKind::Plain, "{path}");
         }
     }
 }

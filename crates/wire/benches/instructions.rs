@@ -57,17 +57,17 @@ fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, 
 
 // Transfers a request without a body: one frame written, one read.
 #[library_benchmark(config = measured(794))]
-#[bench::of_a_service(Ends::warm())]
+#[bench::of_a_service(Ends::warmed_up())]
 fn link_request(mut ends: Ends) -> Ends {
-    ends.request();
+    ends.send_request();
     ends
 }
 
 // Transfers a response with a body of 1 KiB: two frames written, two read.
 #[library_benchmark(config = measured(1_577))]
-#[bench::of_a_service(Ends::asked())]
+#[bench::of_a_service(Ends::with_request())]
 fn link_response(mut ends: Ends) -> Ends {
-    ends.respond();
+    ends.send_response();
     ends
 }
 
@@ -116,37 +116,37 @@ struct Ends {
 
 impl Ends {
     /// All buffers have grown to the size that the first streams need.
-    fn warm() -> Self {
+    fn warmed_up() -> Self {
         let end = |role| (Link::new(role, Limits::default()), BytesMut::with_capacity(ROOM_BYTES));
         let mut ends = Self {
             opener: end(Role::Opener),
             acceptor: end(Role::Acceptor),
             events: Vec::with_capacity(8),
         };
-        carry(&mut ends.opener, &mut ends.acceptor, &mut ends.events);
-        carry(&mut ends.acceptor, &mut ends.opener, &mut ends.events);
+        transfer_output(&mut ends.opener, &mut ends.acceptor, &mut ends.events);
+        transfer_output(&mut ends.acceptor, &mut ends.opener, &mut ends.events);
         for _ in 0..4 {
-            ends.request();
-            ends.respond();
+            ends.send_request();
+            ends.send_response();
             ends.events.clear();
         }
         ends
     }
 
-    fn asked() -> Self {
-        let mut ends = Self::warm();
-        ends.request();
+    fn with_request() -> Self {
+        let mut ends = Self::warmed_up();
+        ends.send_request();
         ends
     }
 
-    fn request(&mut self) {
+    fn send_request(&mut self) {
         let write = |out: &mut BytesMut| out.put_slice(REQUEST);
-        let opened = self.opener.0.open(StreamKind::Http, true, write);
+        let opened = self.opener.0.open_stream(StreamKind::Http, true, write);
         opened.expect("the link is free");
-        carry(&mut self.opener, &mut self.acceptor, &mut self.events);
+        transfer_output(&mut self.opener, &mut self.acceptor, &mut self.events);
     }
 
-    fn respond(&mut self) {
+    fn send_response(&mut self) {
         let Some(Event::Opened { stream, .. }) = self.events.pop() else {
             unreachable!("the request came before");
         };
@@ -155,12 +155,16 @@ impl Ends {
         acceptor.send_head(stream, false, false, write).expect("the stream is open");
         let sent = acceptor.send_data(stream, &[b'x'; 1024], true);
         assert_eq!(sent, Ok(1024));
-        carry(&mut self.acceptor, &mut self.opener, &mut self.events);
+        transfer_output(&mut self.acceptor, &mut self.opener, &mut self.events);
     }
 }
 
 /// Transfers the output of one end to the other, as TLS would.
-fn carry(from: &mut (Link, BytesMut), to: &mut (Link, BytesMut), events: &mut Vec<Event>) {
+fn transfer_output(
+    from: &mut (Link, BytesMut),
+    to: &mut (Link, BytesMut),
+    events: &mut Vec<Event>,
+) {
     let output = from.0.output();
     to.1.extend_from_slice(output);
     output.clear();

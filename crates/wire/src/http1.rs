@@ -27,7 +27,7 @@ pub use mend::{Mended, mend_response};
 pub use request::RequestHead;
 pub use response::{Answers, ResponseHead};
 pub use span::Span;
-pub use target::{Target, origin_form, split_authority, target};
+pub use target::{Target, origin_form, parse_target, split_authority};
 pub use write::{Connection, Framing, RequestEdits, ResponseEdits, write_request, write_response};
 
 /// The HTTP versions with this syntax.

@@ -159,7 +159,7 @@ impl Link {
         Self {
             role,
             ours,
-            theirs: Limits::least(),
+            theirs: Limits::minimum(),
             peer_reads_reasons: false,
             greeted: false,
             streams: HashMap::default(),
@@ -222,7 +222,7 @@ impl Link {
     /// Restores the peer's allowances for useless frames. Call it from a timer, about every ten seconds, so
     /// that old offenses do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
-        self.budget.renew(self.role);
+        self.budget.renew_allowances(self.role);
     }
 
     /// True if senders should pause until output is written.
@@ -233,13 +233,13 @@ impl Link {
 
     /// Returns the number of open streams.
     #[must_use]
-    pub fn streams(&self) -> usize {
+    pub fn stream_count(&self) -> usize {
         self.streams.len()
     }
 
     /// Returns the number of streams that could be opened now.
     #[must_use]
-    pub fn vacancies(&self) -> usize {
+    pub fn vacant_streams(&self) -> usize {
         if self.role == Role::Acceptor || self.is_going_away() {
             return 0;
         }
@@ -267,7 +267,7 @@ impl Link {
 
     /// Returns the number of bytes that [`Link::send_data`] would accept now; zero for a closed stream.
     #[must_use]
-    pub fn credit(&self, stream: StreamId) -> u32 {
+    pub fn available_credit(&self, stream: StreamId) -> u32 {
         match self.streams.get(&stream) {
             Some(stream) if !stream.sending.is_ended() => stream.credit,
             _ => 0,
@@ -276,7 +276,7 @@ impl Link {
 
     /// Returns the limits of this side.
     #[must_use]
-    pub fn limits(&self) -> &Limits {
+    pub fn own_limits(&self) -> &Limits {
         &self.ours
     }
 
@@ -289,12 +289,12 @@ impl Link {
     }
 
     /// Reports the error to the peer and stops all processing.
-    fn fail(&mut self, error: LinkError) -> LinkError {
+    fn fail_link(&mut self, error: LinkError) -> LinkError {
         let last = match self.role {
             Role::Opener => StreamId::NONE,
             Role::Acceptor => self.said_last.unwrap_or(StreamId::ALL).min(self.last),
         };
-        frame::write_go_away(&mut self.output, last.number(), error.code() as u8);
+        frame::write_go_away(&mut self.output, last.number(), error.go_away_code() as u8);
         self.streams.clear();
         self.awakened.clear();
         self.pong_owed = false;
@@ -303,7 +303,7 @@ impl Link {
     }
 
     /// Removes the stream if both of its directions have ended.
-    fn settle(&mut self, stream: StreamId) {
+    fn remove_if_ended(&mut self, stream: StreamId) {
         if self.streams.get(&stream).is_some_and(Stream::is_finished) {
             self.streams.remove(&stream);
             self.budget.stream_over();

@@ -23,7 +23,7 @@ pub enum Sniffed {
 /// bound the wait. Empty lines before a request line are skipped, as servers do (RFC 9112 §2.2); some also skip
 /// a bare CR or LF.
 #[must_use]
-pub fn sniff(first_bytes: &[u8]) -> Sniffed {
+pub fn sniff_protocol(first_bytes: &[u8]) -> Sniffed {
     let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
     match first_bytes {
         [] => Sniffed::More,

@@ -44,18 +44,18 @@ impl CollectedRecord {
 }
 
 /// Returns all points in order of arrival.
-pub(super) fn points(printed: &str) -> Vec<CollectedPoint> {
+pub(super) fn parse_points(printed: &str) -> Vec<CollectedPoint> {
     let mut points = Vec::new();
-    for resource in resources(printed, "ResourceMetrics #") {
-        let workload = workload(resource);
+    for resource in resource_blocks(printed, "ResourceMetrics #") {
+        let workload = workload_name(resource);
         for metric in resource.split("\nMetric #").skip(1) {
-            let of = |key: &str| text(metric, &format!("-> {key}: ")).unwrap_or_default();
+            let of = |key: &str| text_after(metric, &format!("-> {key}: ")).unwrap_or_default();
             let (name, unit, kind) = (of("Name"), of("Unit"), of("DataType"));
             for block in metric.split("DataPoints #").skip(1) {
-                let value = text(block, "Value: ").or_else(|| text(block, "Count: "));
+                let value = text_after(block, "Value: ").or_else(|| text_after(block, "Count: "));
                 points.push(CollectedPoint {
                     workload: workload.clone(),
-                    series: format!("{name}{}", labels(block)),
+                    series: format!("{name}{}", format_labels(block)),
                     kind: kind.clone(),
                     unit: unit.clone(),
                     value: value.and_then(|value| value.parse().ok()).unwrap_or(f64::NAN),
@@ -68,12 +68,12 @@ pub(super) fn points(printed: &str) -> Vec<CollectedPoint> {
 }
 
 /// Returns all log records in order of arrival.
-pub(super) fn records(printed: &str) -> Vec<CollectedRecord> {
+pub(super) fn parse_records(printed: &str) -> Vec<CollectedRecord> {
     let mut records = Vec::new();
-    for resource in resources(printed, "ResourceLog #") {
-        let workload = workload(resource);
+    for resource in resource_blocks(printed, "ResourceLog #") {
+        let workload = workload_name(resource);
         for block in resource.split("\nLogRecord #").skip(1) {
-            let of = |key: &str| text(block, key).unwrap_or_default();
+            let of = |key: &str| text_after(block, key).unwrap_or_default();
             records.push(CollectedRecord {
                 workload: workload.clone(),
                 severity: of("SeverityText: "),
@@ -90,7 +90,10 @@ pub(super) fn records(printed: &str) -> Vec<CollectedRecord> {
 /// Returns the text printed for each resource of a signal, up to the next entry of any signal.
 ///
 /// Lines arrive one at a time: a resource with an incomplete entry is skipped.
-pub(super) fn resources<'a>(printed: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
+pub(super) fn resource_blocks<'a>(
+    printed: &'a str,
+    start: &'a str,
+) -> impl Iterator<Item = &'a str> {
     let whole = printed.rsplit_once(END).map_or("", |(whole, _)| whole);
     whole.split(start).skip(1).map(|resource| {
         let starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
@@ -102,18 +105,18 @@ pub(super) fn resources<'a>(printed: &'a str, start: &'a str) -> impl Iterator<I
 /// The start of the fields at the end of a collector's log entry.
 const END: &str = "\n\t{\"otelcol.";
 
-fn workload(resource: &str) -> String {
-    let found = text(resource, "-> service.instance.id: Str(").unwrap_or_default();
+fn workload_name(resource: &str) -> String {
+    let found = text_after(resource, "-> service.instance.id: Str(").unwrap_or_default();
     found.trim_end_matches(')').to_owned()
 }
 
 /// Returns the rest of the first line with this prefix.
-fn text(block: &str, start: &str) -> Option<String> {
+fn text_after(block: &str, start: &str) -> Option<String> {
     block.lines().find_map(|line| Some(line.trim_start().strip_prefix(start)?.trim().to_owned()))
 }
 
 /// Returns the attributes of a point in braces.
-fn labels(block: &str) -> String {
+fn format_labels(block: &str) -> String {
     let attributes = block.split("Data point attributes:").nth(1).unwrap_or_default();
     let lines = attributes.lines().skip(1).map_while(|line| line.trim().strip_prefix("-> "));
     let labels = lines.filter_map(|line| {
@@ -136,7 +139,7 @@ mod tests {
         let printed = [record, record].concat();
         let mut seen = Vec::new();
         for end in 0..=printed.len() {
-            let records = records(&printed[..end]);
+            let records = parse_records(&printed[..end]);
             assert!(records.iter().all(|it| it.attribute("path") == Some("Str(/)")), "{records:?}");
             seen.push(records.len());
         }

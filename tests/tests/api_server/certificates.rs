@@ -8,9 +8,11 @@ use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::external_principals::{Grants, keep_external_principals};
-use leno_kubernetes::install::{Options as Installing, apply, manifests, withdraw};
+use leno_kubernetes::install::{
+    Options as Installing, apply_manifests, installation_manifests, withdraw_permissions,
+};
 use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -29,21 +31,21 @@ struct Control {
 impl Control {
     async fn start(server: &Server) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (authority, current) = watch::channel(Arc::new(made(&directory, "first")));
+        let (authority, current) = watch::channel(Arc::new(create_authority(&directory, "first")));
         let client = server.client_as(ACCOUNT).await;
         let (outcomes, became) = watch::channel(Arc::default());
         let name = |text| Name::new(text).unwrap();
         let grants = Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
-        let source = Source::new(client.clone(), Options::default()).granting(grants, became);
+        let source = Source::new(client.clone(), Options::default()).with_grants(grants, became);
         let (leads, leading) = watch::channel(false);
         let writer = Writer {
-            namespace: NamespaceName::literal("leno-system"),
+            namespace: NamespaceName::from_literal("leno-system"),
             name: "leno-control-a".to_owned(),
             facts: watch::Sender::default().subscribe(),
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
-        let said = (source.statements(), leading.clone());
+        tasks.spawn(hold_lease(client.clone(), writer, leads, watch::channel(false).1));
+        let said = (source.subscribe_statements(), leading.clone());
         tasks.spawn(keep_statuses(
             client.clone(),
             "leno-control-a".to_owned(),
@@ -54,23 +56,34 @@ impl Control {
         let desireds = (source.external_principals(), leading);
         tasks.spawn(keep_external_principals(client, DAY, current, desireds, outcomes));
         let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(output));
+        tasks.spawn(source.send_updates(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
         Self { authority, directory, _tasks: tasks }
     }
 }
 
-fn made(directory: &TempDir, name: &str) -> Authority {
+fn create_authority(directory: &TempDir, name: &str) -> Authority {
     let source = AuthoritySource::Own(directory.path().join(name));
     let domain = TrustDomain::new("cluster.local").unwrap();
     source.open_or_create(&domain, SystemTime::now()).unwrap()
 }
 
-fn cert(name: &str, secret: (&str, &str)) -> Value {
-    json!({"spec": {"subjectAltNames": [name], "secret": {"namespace": secret.0, "name": secret.1}}})
+/// Applies an AccessCert for a host of its name, with a Secret in the same namespace.
+async fn apply_cert(server: &Server, namespace: &str, name: &str, secret: &str) {
+    let host = format!("{name}.corp.example");
+    let secret = json!({"namespace": namespace, "name": secret});
+    let object = json!({"spec": {"subjectAltNames": [host], "secret": secret}});
+    server.apply_object(CERTS, Some(namespace), name, object).await;
 }
 
-fn current(object: &Value) -> &Value {
+/// Returns the reason in the status of an AccessCert, once it has the status `error`.
+async fn wait_for_error(server: &Server, namespace: &str, name: &str) -> String {
+    let is_error = |object: &Value| current_status(object) == "error";
+    let object = server.wait_until((CERTS, Some(namespace), name), is_error).await;
+    object["status"]["reason"].as_str().unwrap().to_owned()
+}
+
+fn current_status(object: &Value) -> &Value {
     &object["status"]["currentStatus"]
 }
 
@@ -80,20 +93,21 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
     run(async {
         let server = Server::start().await;
         for namespace in ["shop", "other"] {
-            server.namespace(namespace).await;
+            server.create_namespace(namespace).await;
         }
         let access_certs = [Name::new("shop").unwrap()].into();
         let domain = TrustDomain::new("cluster.local").unwrap();
         let installed = Installing::new("leno:test".to_owned(), domain);
         let installed = Installing { access_certs, with_smi: true, ..installed };
-        apply(&server.client().await, &manifests(&installed), |_| ()).await.unwrap();
+        apply_manifests(&server.admin_client().await, &installation_manifests(&installed), |_| ())
+            .await
+            .unwrap();
         let control = Control::start(&server).await;
 
-        server
-            .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "batch-tls")))
+        apply_cert(&server, "shop", "batch", "batch-tls").await;
+        let said = server
+            .wait_until((CERTS, Some("shop"), "batch"), |it| current_status(it) == "committed")
             .await;
-        let said =
-            server.until((CERTS, Some("shop"), "batch"), |it| current(it) == "committed").await;
         let secret = server.read(SECRETS, "shop", "batch-tls").await;
         assert_eq!(secret["type"], "kubernetes.io/tls");
         assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], said["metadata"]["uid"]);
@@ -102,37 +116,35 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         }
 
         // Another authority signs: the certificate is replaced immediately.
-        control.authority.send_replace(Arc::new(made(&control.directory, "second")));
-        let again = server.until((SECRETS, Some("shop"), "batch-tls"), |it| {
+        control.authority.send_replace(Arc::new(create_authority(&control.directory, "second")));
+        let again = server.wait_until((SECRETS, Some("shop"), "batch-tls"), |it| {
             it["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
         assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
 
         // Missing permission is reported, and a Secret of another owner is not changed.
-        server.apply(CERTS, Some("other"), "a", cert("a.corp.example", ("other", "a"))).await;
-        let said = server.until((CERTS, Some("other"), "a"), |it| current(it) == "error").await;
-        let reason = said["status"]["reason"].as_str().unwrap();
+        apply_cert(&server, "other", "a", "a").await;
+        let reason = wait_for_error(&server, "other", "a").await;
         assert!(reason.contains("--access-certs other"), "{reason}");
-        server.apply(SECRETS, Some("shop"), "theirs", json!({"stringData": {"a": "b"}})).await;
-        server.apply(CERTS, Some("shop"), "b", cert("b.corp.example", ("shop", "theirs"))).await;
-        let said = server.until((CERTS, Some("shop"), "b"), |it| current(it) == "error").await;
-        let reason = said["status"]["reason"].as_str().unwrap();
+        server
+            .apply_object(SECRETS, Some("shop"), "theirs", json!({"stringData": {"a": "b"}}))
+            .await;
+        apply_cert(&server, "shop", "b", "theirs").await;
+        let reason = wait_for_error(&server, "shop", "b").await;
         assert!(reason.contains("was not created for the AccessCert shop/b"), "{reason}");
         assert_eq!(server.read(SECRETS, "shop", "theirs").await["data"], json!({"a": "Yg=="}));
 
         // The Secret is renamed, then deleted.
+        apply_cert(&server, "shop", "batch", "new-tls").await;
+        server.wait_until((SECRETS, Some("shop"), "batch-tls"), Value::is_null).await;
         server
-            .apply(CERTS, Some("shop"), "batch", cert("batch.corp.example", ("shop", "new-tls")))
+            .wait_until((SECRETS, Some("shop"), "new-tls"), |it| it["data"]["tls.key"].is_string())
             .await;
-        server.until((SECRETS, Some("shop"), "batch-tls"), Value::is_null).await;
-        server
-            .until((SECRETS, Some("shop"), "new-tls"), |it| it["data"]["tls.key"].is_string())
-            .await;
-        server.delete(CERTS, Some("shop"), "batch").await;
-        server.until((SECRETS, Some("shop"), "new-tls"), Value::is_null).await;
+        server.delete_object(CERTS, Some("shop"), "batch").await;
+        server.wait_until((SECRETS, Some("shop"), "new-tls"), Value::is_null).await;
 
         // A namespace that is no longer listed loses its permission.
-        withdraw(&server.client().await, &[].into(), |_| ()).await.unwrap();
+        withdraw_permissions(&server.admin_client().await, &[].into(), |_| ()).await.unwrap();
         // Permission changes take effect in the API server with a short delay.
         let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
         let deadline = Instant::now() + MAX_WAIT;
@@ -140,11 +152,8 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
             assert!(Instant::now() < deadline, "the right is still there");
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        server
-            .apply(CERTS, Some("shop"), "late", cert("late.corp.example", ("shop", "late-tls")))
-            .await;
-        let said = server.until((CERTS, Some("shop"), "late"), |it| current(it) == "error").await;
-        let reason = said["status"]["reason"].as_str().unwrap();
+        apply_cert(&server, "shop", "late", "late-tls").await;
+        let reason = wait_for_error(&server, "shop", "late").await;
         assert!(reason.contains("forbidden"), "{reason}");
     });
 }

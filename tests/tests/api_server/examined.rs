@@ -4,16 +4,16 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use leno_kubernetes::install::{Finding, NodeNetwork, Options, examine};
+use leno_kubernetes::install::{Finding, NodeNetwork, Options, examine_all};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
-use crate::installed::{install, options, program};
+use crate::installed::{install_objects, run_program, test_options};
 use crate::server::{Server, run};
 
 /// Returns verdict and text of the finding about a subject.
-async fn found(server: &Server, subject: &str) -> (&'static str, String) {
-    let all = examine(&server.client().await, None).await.unwrap();
+async fn finding_about(server: &Server, subject: &str) -> (&'static str, String) {
+    let all = examine_all(&server.admin_client().await, None).await.unwrap();
     let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
     let word = match finding {
         Finding::Well(_) => "ok",
@@ -24,13 +24,13 @@ async fn found(server: &Server, subject: &str) -> (&'static str, String) {
 }
 
 async fn assert_found(server: &Server, subject: &str, expected: (&str, &str)) {
-    let (word, text) = found(server, subject).await;
+    let (word, text) = finding_about(server, subject).await;
     assert_eq!(word, expected.0, "{subject}: {text}");
     assert!(text.contains(expected.1), "{subject}: {text}");
 }
 
 /// Returns a PEM certificate that is valid for some days.
-fn certificate(days: u64) -> String {
+fn certificate_pem(days: u64) -> String {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
     let now = SystemTime::now();
@@ -47,17 +47,17 @@ fn the_control_plane_is_found_wherever_it_is() {
         assert_found(&server, "permissions to install", ("ok", "granted")).await;
         let none = ("warning", "there is none; `leno install --apply` installs it");
         assert_found(&server, "control plane", none).await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let absent = "see `kubectl -n mesh describe pods`";
         assert_found(&server, "control plane", ("wrong", absent)).await;
         let status = json!({
             "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
             "readyReplicas": 2,
         });
-        server.say(DEPLOYMENTS, "mesh", "leno-control", status).await;
+        server.patch_status(DEPLOYMENTS, "mesh", "leno-control", status).await;
         assert_found(&server, "control plane", ("ok", "all pods are ready, in mesh")).await;
 
-        let (output, _) = program(&server, &["check", "--kubernetes", "-o", "json"]);
+        let (output, _) = run_program(&server, &["check", "--kubernetes", "-o", "json"]);
         let output: Value = serde_json::from_str(&output).unwrap();
         let of = |subject: &str| {
             output.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
@@ -65,10 +65,11 @@ fn the_control_plane_is_found_wherever_it_is() {
         assert_eq!(of("control plane")["verdict"], "ok");
         assert_eq!(of("authority")["verdict"], "wrong");
         assert_eq!(of("authority")["remedy"], "see the log of the control plane");
-        let (output, _) = program(&server, &["check", "--kubernetes", "-n", "another"]);
+        let (output, _) = run_program(&server, &["check", "--kubernetes", "-n", "another"]);
         assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
-        install(&server, &Options { namespace: "other".to_owned(), ..options() }).await;
+        install_objects(&server, &Options { namespace: "other".to_owned(), ..test_options() })
+            .await;
         assert_found(&server, "control plane", ("wrong", "in each of the namespaces mesh, other"))
             .await;
     });
@@ -79,28 +80,28 @@ fn the_control_plane_is_found_wherever_it_is() {
 fn agents_of_nodes_are_as_the_control_plane_relies_on() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         assert_found(&server, NETWORK, ("ok", "init containers")).await;
-        let with_cni = Options { cni: Some(NodeNetwork::default()), ..options() };
-        install(&server, &with_cni).await;
-        server.say(DAEMON_SETS, "leno-cni", "leno-cni", agents(2)).await;
+        let with_cni = Options { cni: Some(NodeNetwork::default()), ..test_options() };
+        install_objects(&server, &with_cni).await;
+        server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(2)).await;
         assert_found(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
         let node = json!({"metadata": {}});
-        server.apply("v1/Node", None, "n1", node).await;
-        server.say(DAEMON_SETS, "leno-cni", "leno-cni", agents(1)).await;
+        server.apply_object("v1/Node", None, "n1", node).await;
+        server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(1)).await;
         let lacks = "1 agents of 2 are ready; there is none on n1";
         assert_found(&server, NETWORK, ("wrong", lacks)).await;
-        server.delete(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
+        server.delete_object(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
         let gone = "run `leno install -n mesh --cni --apply`";
         assert_found(&server, NETWORK, ("wrong", gone)).await;
-        install(&server, &with_cni).await;
-        install(&server, &options()).await;
+        install_objects(&server, &with_cni).await;
+        install_objects(&server, &test_options()).await;
         let unused = "`leno install -n mesh --cni --apply` uses them";
         assert_found(&server, NETWORK, ("warning", unused)).await;
     });
 }
 
-fn agents(ready: u32) -> Value {
+fn agent_status(ready: u32) -> Value {
     json!({
         "currentNumberScheduled": 2, "desiredNumberScheduled": 2, "numberMisscheduled": 0,
         "numberReady": ready,
@@ -112,18 +113,19 @@ fn agents(ready: u32) -> Value {
 fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let namespace = |standard: &str| {
             json!({"metadata": {"labels": {
                 "leno.dev/injection": "enabled", "pod-security.kubernetes.io/enforce": standard,
             }}})
         };
-        server.apply("v1/Namespace", None, "shop", namespace("privileged")).await;
+        server.apply_object("v1/Namespace", None, "shop", namespace("privileged")).await;
         assert_found(&server, "namespaces", ("ok", "1 with sidecar injection")).await;
-        server.apply("v1/Namespace", None, "closed", namespace("restricted")).await;
+        server.apply_object("v1/Namespace", None, "closed", namespace("restricted")).await;
         let refused = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
         assert_found(&server, "namespaces", ("wrong", refused)).await;
-        install(&server, &Options { cni: Some(NodeNetwork::default()), ..options() }).await;
+        install_objects(&server, &Options { cni: Some(NodeNetwork::default()), ..test_options() })
+            .await;
         assert_found(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
 
         assert_found(&server, "sidecars", ("ok", "0, none of another image")).await;
@@ -136,11 +138,11 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
                 },
             })
         };
-        server.namespace("apart").await;
-        server.apply("v1/Pod", Some("apart"), "new", pod(&options().image)).await;
+        server.create_namespace("apart").await;
+        server.apply_object("v1/Pod", Some("apart"), "new", pod(&test_options().image)).await;
         assert_found(&server, "sidecars", ("ok", "1, none of another image")).await;
-        server.apply("v1/Pod", Some("apart"), "old", pod("leno:before")).await;
-        let old = format!("1 of 2 have another image than {}: apart/old", options().image);
+        server.apply_object("v1/Pod", Some("apart"), "old", pod("leno:before")).await;
+        let old = format!("1 of 2 have another image than {}: apart/old", test_options().image);
         assert_found(&server, "sidecars", ("warning", &old)).await;
     });
 }
@@ -150,7 +152,7 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
 fn what_ends_soon_is_reported() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let log = ("wrong", "see the log of the control plane");
         assert_found(&server, "authority", log).await;
         assert_found(&server, ROOTS, log).await;
@@ -162,18 +164,18 @@ fn what_ends_soon_is_reported() {
                 ("warning", "expires in 20 days; replace"),
             ),
         ] {
-            let pem = certificate(days);
+            let pem = certificate_pem(days);
             let secret = json!({"data": {"ca.pem": STANDARD.encode(&pem), "ca.key": ""}});
-            server.apply("v1/Secret", Some("mesh"), "leno-authority", secret).await;
+            server.apply_object("v1/Secret", Some("mesh"), "leno-authority", secret).await;
             let map = json!({"data": {"roots.pem": pem}});
-            server.apply("v1/ConfigMap", Some("mesh"), "leno-roots", map).await;
+            server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", map).await;
             assert_found(&server, "authority", authority).await;
             assert_found(&server, ROOTS, roots).await;
         }
         // An external intermediate is short-lived and renewed.
-        let encoded = STANDARD.encode(certificate(20));
+        let encoded = STANDARD.encode(certificate_pem(20));
         let secret = json!({"data": {"tls.crt": encoded, "ca.pem": null}});
-        server.apply("v1/Secret", Some("mesh"), "leno-authority", secret).await;
+        server.apply_object("v1/Secret", Some("mesh"), "leno-authority", secret).await;
         assert_found(&server, "authority", ("ok", "valid for 20 days")).await;
     });
 }
@@ -183,13 +185,13 @@ fn what_ends_soon_is_reported() {
 fn a_webhook_that_cannot_be_asked_is_reported() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let untrusted = "the webhook configuration has no CA bundle";
         assert_found(&server, "webhook", ("wrong", untrusted)).await;
-        server.delete(WEBHOOKS, None, INJECTOR).await;
+        server.delete_object(WEBHOOKS, None, INJECTOR).await;
         assert_found(&server, "webhook", ("wrong", "run `leno install --apply` again")).await;
         let kind = "apiextensions.k8s.io/v1/CustomResourceDefinition";
-        server.delete(kind, None, "lanes.leno.dev").await;
+        server.delete_object(kind, None, "lanes.leno.dev").await;
         assert_found(&server, "kinds", ("wrong", "lanes.leno.dev are not installed")).await;
     });
 }
@@ -200,31 +202,31 @@ fn a_webhook_that_cannot_be_asked_is_reported() {
 fn objects_that_differ_from_the_installation_are_reported() {
     run(async {
         let server = Server::start().await;
-        let options = Options { cni: Some(NodeNetwork::default()), ..options() };
-        install(&server, &options).await;
+        let options = Options { cni: Some(NodeNetwork::default()), ..test_options() };
+        install_objects(&server, &options).await;
         assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server
-            .delete("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
+            .delete_object("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
             .await;
         let absent = "ClusterRoleBinding leno-control is absent";
         assert_found(&server, OBJECTS, ("wrong", absent)).await;
-        install(&server, &options).await;
+        install_objects(&server, &options).await;
         assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
-        server.delete("v1/Service", Some("mesh"), "leno-control").await;
+        server.delete_object("v1/Service", Some("mesh"), "leno-control").await;
         assert_found(&server, OBJECTS, ("wrong", "Service mesh/leno-control is absent")).await;
-        install(&server, &options).await;
+        install_objects(&server, &options).await;
 
         // A webhook with half of its entries, each with a `caBundle`.
-        let mut webhook = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();
+        let mut webhook = server.find_object(WEBHOOKS, None, INJECTOR).await.unwrap();
         let entries = webhook["webhooks"].as_array_mut().unwrap();
         for entry in entries.iter_mut() {
-            entry["clientConfig"]["caBundle"] = STANDARD.encode(certificate(400)).into();
+            entry["clientConfig"]["caBundle"] = STANDARD.encode(certificate_pem(400)).into();
         }
         let namespace = entries.remove(0);
         assert_eq!(namespace["name"], format!("namespace.{INJECTOR}"));
-        server.delete(WEBHOOKS, None, INJECTOR).await;
+        server.delete_object(WEBHOOKS, None, INJECTOR).await;
         let half = json!({"webhooks": webhook["webhooks"]});
-        server.apply(WEBHOOKS, None, INJECTOR, half).await;
+        server.apply_object(WEBHOOKS, None, INJECTOR, half).await;
         let absent = format!("webhooks[namespace.{INJECTOR}] is absent");
         assert_found(&server, "webhook", ("wrong", &absent)).await;
     });

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::server::{Server, run};
 use crate::world::World;
 
-fn settings(world: &World) -> Option<&MeshConfig> {
+fn mesh_settings(world: &World) -> Option<&MeshConfig> {
     match world.objects.get(&ObjectKey::MeshConfig) {
         Some(Object::MeshConfig(config)) => Some(config),
         _ => None,
@@ -24,41 +24,41 @@ fn settings(world: &World) -> Option<&MeshConfig> {
 fn the_settings_of_osm_are_followed() {
     run(async {
         let server = Server::start().await;
-        server.namespace("osm-system").await;
+        server.create_namespace("osm-system").await;
         let named = [Name::new("osm-system").unwrap()].into();
-        let source = Source::new(server.client().await, Options::default());
-        let mut world = World::of(source.with_settings_of(named));
-        world.until("a first picture", |world| world.updates == 1).await;
-        assert_eq!(settings(&world), None);
-        server.define(OSM).await;
+        let source = Source::new(server.admin_client().await, Options::default());
+        let mut world = World::from_source(source.with_settings_of(named));
+        world.wait_until("a first picture", |world| world.updates == 1).await;
+        assert_eq!(mesh_settings(&world), None);
+        server.define_kind(OSM).await;
         // An older object in another namespace.
-        server.namespace("shop").await;
+        server.create_namespace("shop").await;
         let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
         let open = json!({"spec": {"traffic": open}});
-        server.apply(OSM, Some("shop"), "osm-mesh-config", open).await;
+        server.apply_object(OSM, Some("shop"), "osm-mesh-config", open).await;
         world
-            .until("a warning", |world| {
+            .wait_until("a warning", |world| {
                 world
                     .warnings
                     .iter()
                     .any(|it| it.to_string().contains("--settings-namespaces shop"))
             })
             .await;
-        assert_eq!(settings(&world), None);
+        assert_eq!(mesh_settings(&world), None);
         let traffic = json!({"enableEgress": true});
         let spec = json!({"spec": {"traffic": traffic}});
-        server.apply(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
         world
-            .until("a strict mesh", |world| {
-                let found = settings(world).map(|it| (it.mode, it.egress));
+            .wait_until("a strict mesh", |world| {
+                let found = mesh_settings(world).map(|it| (it.mode, it.egress));
                 found == Some((TrafficMode::Strict, Egress::Allow))
             })
             .await;
         let spec = json!({"spec": {"traffic": {"enablePermissiveTrafficPolicyMode": true}}});
-        server.apply(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
         world
-            .until("a permissive mesh", |world| {
-                settings(world).is_some_and(|it| it.mode == TrafficMode::Permissive)
+            .wait_until("a permissive mesh", |world| {
+                mesh_settings(world).is_some_and(|it| it.mode == TrafficMode::Permissive)
             })
             .await;
     });
@@ -69,23 +69,23 @@ fn the_settings_of_osm_are_followed() {
 fn zones_of_nodes_and_what_services_ask_for_are_followed() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
+        server.create_namespace("shop").await;
         let labels = json!({"topology.kubernetes.io/zone": "east"});
-        server.apply("v1/Node", None, "n1", json!({"metadata": {"labels": labels}})).await;
+        server.apply_object("v1/Node", None, "n1", json!({"metadata": {"labels": labels}})).await;
         let pod = json!({
             "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
             "spec": {"nodeName": "n1", "containers": [{"name": "web", "image": "none"}]},
             "status": {"phase": "Running", "podIP": "10.9.0.1"},
         });
-        server.apply("v1/Pod", Some("shop"), "web-1", pod).await;
+        server.apply_object("v1/Pod", Some("shop"), "web-1", pod).await;
         let ports = json!([{"port": 80, "protocol": "TCP"}]);
         let near = json!({
             "selector": {"app": "web"}, "ports": ports, "trafficDistribution": "PreferClose",
         });
-        server.apply("v1/Service", Some("shop"), "web", json!({"spec": near})).await;
-        let mut world = World::follow(server.client().await);
+        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": near})).await;
+        let mut world = World::from_client(server.admin_client().await);
         world
-            .until("a workload in its zone", |world| {
+            .wait_until("a workload in its zone", |world| {
                 world.objects.values().any(|object| match object {
                     Object::Workload(workload) => workload
                         .labels
@@ -97,7 +97,7 @@ fn zones_of_nodes_and_what_services_ask_for_are_followed() {
             .await;
         let name: TagRouteName = "shop/web.traffic-distribution".parse().unwrap();
         world
-            .until("a preference", |world| {
+            .wait_until("a preference", |world| {
                 world.objects.contains_key(&ObjectKey::TagRoute(name.clone()))
             })
             .await;
@@ -109,9 +109,9 @@ fn zones_of_nodes_and_what_services_ask_for_are_followed() {
 fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
+        server.create_namespace("shop").await;
         let wrong = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "stict"}}});
-        server.apply("v1/Namespace", None, "shop", wrong.clone()).await;
+        server.apply_object("v1/Namespace", None, "shop", wrong.clone()).await;
         let pod = json!({
             "metadata": {
                 "labels": {"a": "b", "leno.dev/meshed": "sidecar"},
@@ -120,25 +120,25 @@ fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services(
             "spec": {"containers": [{"name": "web", "image": "none"}]},
             "status": {"phase": "Running", "podIP": "10.9.0.1"},
         });
-        server.apply("v1/Pod", Some("shop"), "web-1", pod).await;
+        server.apply_object("v1/Pod", Some("shop"), "web-1", pod).await;
         let ports = json!([{"port": 80, "protocol": "TCP"}]);
         let sticky = json!({"selector": {"a": "b"}, "ports": ports, "sessionAffinity": "ClientIP"});
-        server.apply("v1/Service", Some("shop"), "web", json!({"spec": sticky})).await;
+        server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": sticky})).await;
 
-        let source = Source::new(server.client().await, Options::default());
-        let statements = source.statements();
+        let source = Source::new(server.admin_client().await, Options::default());
+        let statements = source.subscribe_statements();
         let mut tasks = JoinSet::new();
         let (_leads, leading) = watch::channel(true);
         let name = "leno-control-a".to_owned();
         tasks.spawn(keep_statuses(
-            server.client().await,
+            server.admin_client().await,
             name,
             statements,
             leading,
             watch::Sender::default(),
         ));
         let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(output));
+        tasks.spawn(source.send_updates(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
 
         let deadline = Instant::now() + MAX_WAIT;
@@ -148,7 +148,7 @@ fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services(
             ("shop", "Service", "Unheeded", "spec.sessionAffinity"),
         ] {
             loop {
-                let events = server.events(namespace).await;
+                let events = server.list_events(namespace).await;
                 let is_it = |event: &Value| {
                     event["regarding"]["kind"] == kind
                         && event["reason"] == reason

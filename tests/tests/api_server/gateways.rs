@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::gateway::provision;
+use leno_kubernetes::gateway::provision_gateways;
 use leno_kubernetes::inject::Settings;
 use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
 use leno_model::{Change, Gateway, Object, ObjectKey, Serves, TrustDomain};
 use leno_registry::Update;
 use serde_json::{Value, json};
@@ -18,41 +18,46 @@ use tokio::time::timeout;
 
 use crate::server::{Server, run};
 
+/// True if every HTTPS listener serves a host.
+fn has_https_hosts(serves: &Serves) -> bool {
+    match serves {
+        Serves::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
+        _ => false,
+    }
+}
+
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
 fn a_gateway_is_reported_said_and_made() {
     run(async {
         let server = Server::start().await;
         for name in ["shop", "leno-system"] {
-            server.namespace(name).await;
+            server.create_namespace(name).await;
         }
-        server.install("gateway-api.sh");
+        server.install_kinds("gateway-api.sh");
         let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
-        server.apply(CLASS, None, "leno", class).await;
+        server.apply_object(CLASS, None, "leno", class).await;
         let mut cluster = Cluster::start(&server).await;
-        listed(&server).await;
-        let (chain, key) = pair();
+        create_listed(&server).await;
+        let (chain, key) = generate_pair();
         let data = json!({"tls.crt": chain, "tls.key": key});
         let secret = json!({"type": "kubernetes.io/tls", "stringData": data});
-        server.apply("v1/Secret", Some("shop"), "cert", secret).await;
-        server.apply(GATEWAY, Some("shop"), "edge", gateway(json!([http(), https()]))).await;
-        server.apply(ROUTE, Some("shop"), "web", route()).await;
+        server.apply_object("v1/Secret", Some("shop"), "cert", secret).await;
+        let spec = gateway_spec(json!([http_listener(), https_listener()]));
+        server.apply_object(GATEWAY, Some("shop"), "edge", spec).await;
+        server.apply_object(ROUTE, Some("shop"), "web", route_spec()).await;
 
-        let is_led = |serves: &Serves| match serves {
-            Serves::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
-            _ => false,
-        };
-        let output = cluster.gateway("two ports and a route", |gateway| {
-            gateway.ports.len() == 2 && is_led(&gateway.ports[1].serves)
+        let output = cluster.wait_for_gateway("two ports and a route", |gateway| {
+            gateway.ports.len() == 2 && has_https_hosts(&gateway.ports[1].serves)
         });
         let output = output.await;
         let Serves::Https(listeners) = &output.ports[1].serves else { panic!("{output:?}") };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
         // A route references the Service only now.
-        cluster.until("the endpoint", |all| all.iter().any(is_endpoint)).await;
+        cluster.wait_until("the endpoint", |all| all.iter().any(is_endpoint)).await;
 
-        let said = server.until((GATEWAY, Some("shop"), "edge"), |it| {
+        let said = server.wait_until((GATEWAY, Some("shop"), "edge"), |it| {
             is_said(it, "Programmed", "Pending")
                 && it["status"]["listeners"][0]["attachedRoutes"] == 1
         });
@@ -62,39 +67,41 @@ fn a_gateway_is_reported_said_and_made() {
         let owner = &said["metadata"]["uid"];
         let budget = "policy/v1/PodDisruptionBudget";
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment", budget] {
-            let made = server.until((kind, Some("shop"), MADE), |it| !it.is_null()).await;
+            let made = server.wait_until((kind, Some("shop"), MADE), |it| !it.is_null()).await;
             assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }
         let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
-        server.say("apps/v1/Deployment", "shop", MADE, status).await;
+        server.patch_status("apps/v1/Deployment", "shop", MADE, status).await;
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
-        server.say("v1/Service", "shop", MADE, ingress).await;
+        server.patch_status("v1/Service", "shop", MADE, ingress).await;
         let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
-        let said = server.until((GATEWAY, Some("shop"), "edge"), is_served).await;
+        let said = server.wait_until((GATEWAY, Some("shop"), "edge"), is_served).await;
         assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
         let generation = &said["metadata"]["generation"];
         assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
 
-        let route = server.until((ROUTE, Some("shop"), "web"), |it| {
+        let route = server.wait_until((ROUTE, Some("shop"), "web"), |it| {
             it["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
         });
         let route = route.await;
         let parent = &route["status"]["parents"][0];
         assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
-        let class = server.until((CLASS, None, "leno"), |it| {
+        let class = server.wait_until((CLASS, None, "leno"), |it| {
             it["status"]["conditions"][0]["reason"] == "Accepted"
         });
         let features = class.await["status"]["supportedFeatures"].clone();
         assert!(features.as_array().unwrap().contains(&json!({"name": "HTTPRoute"})));
 
         // Removing a listener removes its port, from the Service too; a listener without its key is not served.
-        server.delete("v1/Secret", Some("shop"), "cert").await;
-        cluster.gateway("one port", |gateway| gateway.ports.len() == 1).await;
+        server.delete_object("v1/Secret", Some("shop"), "cert").await;
+        cluster.wait_for_gateway("one port", |gateway| gateway.ports.len() == 1).await;
         let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
-        server.until(("v1/Service", Some("shop"), MADE), one).await;
-        server.delete(GATEWAY, Some("shop"), "edge").await;
+        server.wait_until(("v1/Service", Some("shop"), MADE), one).await;
+        server.delete_object(GATEWAY, Some("shop"), "edge").await;
         cluster
-            .until("nothing of it", |all| !all.iter().any(|it| is_gateway(it) || is_endpoint(it)))
+            .wait_until("nothing of it", |all| {
+                !all.iter().any(|it| is_gateway(it) || is_endpoint(it))
+            })
             .await;
     });
 }
@@ -110,18 +117,23 @@ impl Cluster {
     async fn start(server: &Server) -> Self {
         let mut tasks = JoinSet::new();
         let options = Options { gateways: true, ..Options::default() };
-        let source = Source::new(server.client().await, options);
+        let source = Source::new(server.admin_client().await, options);
         let (leads, leading) = watch::channel(false);
         let name = "leno-control-a".to_owned();
         let writer = Writer {
-            namespace: NamespaceName::literal("leno-system"),
+            namespace: NamespaceName::from_literal("leno-system"),
             name: name.clone(),
             facts: watch::Sender::default().subscribe(),
         };
-        tasks.spawn(hold(server.client().await, writer, leads, watch::channel(false).1));
-        let statements = source.statements();
+        tasks.spawn(hold_lease(
+            server.admin_client().await,
+            writer,
+            leads,
+            watch::channel(false).1,
+        ));
+        let statements = source.subscribe_statements();
         tasks.spawn(keep_statuses(
-            server.client().await,
+            server.admin_client().await,
             name,
             statements,
             leading.clone(),
@@ -130,18 +142,23 @@ impl Cluster {
         let domain = TrustDomain::new("cluster.local").unwrap();
         let settings = Settings::new(
             "leno:test".to_owned(),
-            NamespaceName::literal("leno-system"),
+            NamespaceName::from_literal("leno-system"),
             domain,
             String::new(),
         );
         let settings = watch::channel(settings).1;
-        tasks.spawn(provision(server.client().await, settings, source.desired(), leading));
+        tasks.spawn(provision_gateways(
+            server.admin_client().await,
+            settings,
+            source.subscribe_gateways(),
+            leading,
+        ));
         let (output, queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(output));
+        tasks.spawn(source.send_updates(output));
         Self { objects: BTreeMap::new(), queue, _tasks: tasks }
     }
 
-    async fn until(&mut self, what: &str, is_so: impl Fn(&[&Object]) -> bool) {
+    async fn wait_until(&mut self, what: &str, is_so: impl Fn(&[&Object]) -> bool) {
         while !is_so(&self.objects.values().collect::<Vec<_>>()) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             let Ok(Some(update)) = update else {
@@ -149,21 +166,23 @@ impl Cluster {
             };
             for change in update.changes {
                 match change {
-                    Change::Upsert(object) => drop(self.objects.insert(object.key(), object)),
+                    Change::Upsert(object) => {
+                        drop(self.objects.insert(object.object_key(), object))
+                    }
                     Change::Remove(key) => drop(self.objects.remove(&key)),
                 }
             }
         }
     }
 
-    async fn gateway(&mut self, what: &str, is_so: impl Fn(&Gateway) -> bool) -> Gateway {
+    async fn wait_for_gateway(&mut self, what: &str, is_so: impl Fn(&Gateway) -> bool) -> Gateway {
         let find = |all: &[&Object]| {
             all.iter().find_map(|it| match it {
                 Object::Gateway(gateway) if is_so(gateway) => Some(gateway.clone()),
                 _ => None,
             })
         };
-        self.until(what, |all| find(all).is_some()).await;
+        self.wait_until(what, |all| find(all).is_some()).await;
         find(&self.objects.values().collect::<Vec<_>>()).unwrap()
     }
 }
@@ -177,32 +196,32 @@ fn is_endpoint(object: &&Object) -> bool {
 }
 
 /// Creates a service with manually listed endpoints.
-async fn listed(server: &Server) {
+async fn create_listed(server: &Server) {
     let service = json!({"spec": {"ports": [{"port": 80, "protocol": "TCP"}]}});
-    server.apply("v1/Service", Some("shop"), "listed", service).await;
+    server.apply_object("v1/Service", Some("shop"), "listed", service).await;
     let slice = json!({
         "metadata": {"labels": {"kubernetes.io/service-name": "listed"}},
         "addressType": "IPv4",
         "ports": [{"name": "", "port": 3000, "protocol": "TCP"}],
         "endpoints": [{"addresses": ["10.9.0.7"]}],
     });
-    server.apply("discovery.k8s.io/v1/EndpointSlice", Some("shop"), "listed-1", slice).await;
+    server.apply_object("discovery.k8s.io/v1/EndpointSlice", Some("shop"), "listed-1", slice).await;
 }
 
-fn gateway(listeners: Value) -> Value {
+fn gateway_spec(listeners: Value) -> Value {
     json!({"spec": {"gatewayClassName": "leno", "listeners": listeners}})
 }
 
-fn http() -> Value {
+fn http_listener() -> Value {
     json!({"name": "http", "port": 80, "protocol": "HTTP"})
 }
 
-fn https() -> Value {
+fn https_listener() -> Value {
     let tls = json!({"certificateRefs": [{"name": "cert"}]});
     json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls})
 }
 
-fn route() -> Value {
+fn route_spec() -> Value {
     json!({"spec": {
         "parentRefs": [{"name": "edge"}],
         "rules": [{"backendRefs": [{"name": "listed", "port": 80}]}],
@@ -210,7 +229,7 @@ fn route() -> Value {
 }
 
 /// Returns a self-signed certificate and its key.
-fn pair() -> (String, String) {
+fn generate_pair() -> (String, String) {
     let directory = tempfile::tempdir().unwrap();
     let (chain, key) = (directory.path().join("tls.crt"), directory.path().join("tls.key"));
     let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=a.b";

@@ -3,10 +3,10 @@
 use kube::config::Kubeconfig;
 use leno_kubernetes::install::{NodeNetwork, Options};
 use leno_model::Name;
-use leno_tests::leno;
+use leno_tests::leno_command;
 use serde_json::json;
 
-use crate::installed::{install, options, program};
+use crate::installed::{install_objects, run_program, test_options};
 use crate::server::{Server, run};
 
 const POD: &str = "{kind: Pod, apiVersion: v1, metadata: {name: web, namespace: shop}, spec: {containers: \
@@ -19,25 +19,25 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         let server = Server::start().await;
         let settings_namespaces = [Name::new("fsm-system").unwrap()].into();
         let cni = Some(NodeNetwork::default());
-        install(&server, &Options { cni, settings_namespaces, ..options() }).await;
+        install_objects(&server, &Options { cni, settings_namespaces, ..test_options() }).await;
         let roots = json!({"data": {"roots.pem": "ROOTS\n"}});
-        server.apply("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
-        server.define(SETTINGS).await;
-        server.namespace("fsm-system").await;
+        server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
+        server.define_kind(SETTINGS).await;
+        server.create_namespace("fsm-system").await;
         let settings = json!({"spec": {"traffic": {"outboundPortExclusionList": [26]}}});
-        server.apply(SETTINGS, Some("fsm-system"), "fsm-mesh-config", settings).await;
+        server.apply_object(SETTINGS, Some("fsm-system"), "fsm-mesh-config", settings).await;
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("web.yaml");
         std::fs::write(&file, POD).unwrap();
         let words = ["inject", "-n", "mesh", "-f", file.to_str().unwrap()];
 
-        let (_, said) = program(&server, &words);
+        let (_, said) = run_program(&server, &words);
         let unknown = "the namespace shop does not exist: its annotations are unknown\n";
         assert_eq!(said, format!("{unknown}Pod web: sidecar added\n"));
         let annotations = json!({"flomesh.io/outbound-port-exclusion-list": "25"});
         let namespace = json!({"metadata": {"annotations": annotations}});
-        server.apply("v1/Namespace", None, "shop", namespace).await;
-        let (written, said) = program(&server, &words);
+        server.apply_object("v1/Namespace", None, "shop", namespace).await;
+        let (written, said) = run_program(&server, &words);
         assert_eq!(said, "Pod web: sidecar added\n");
         assert!(written.contains("--exclude-outbound-ports=25,26"), "{written}");
         assert!(written.contains("leno.dev/intercept"), "{written}");
@@ -50,15 +50,15 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
             {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get"]},
             {"apiGroups": ["leno.dev", "config.flomesh.io"], "resources": ["meshconfigs"], "verbs": ["list"]},
         ]});
-        server.allow("deployer", &["configmaps"]).await;
-        server.apply(role, None, "deployer", rules).await;
+        server.allow_reading("deployer", &["configmaps"]).await;
+        server.apply_object(role, None, "deployer", rules).await;
         let mut kubeconfig = Kubeconfig::read_from(server.kubeconfig()).unwrap();
         for named in &mut kubeconfig.auth_infos {
             named.auth_info.as_mut().unwrap().impersonate = Some("deployer".to_owned());
         }
         let other = directory.path().join("kubeconfig");
         std::fs::write(&other, serde_json::to_string(&kubeconfig).unwrap()).unwrap();
-        let done = leno().args(words).env("KUBECONFIG", other).output().unwrap();
+        let done = leno_command().args(words).env("KUBECONFIG", other).output().unwrap();
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(!done.status.success());
         let expected = "cannot read the namespace shop and its annotations: request permission to read it, or pass \

@@ -1,35 +1,42 @@
 //! The installation on a real API server.
 
-use leno_kubernetes::install::{Options, apply, manifests};
+use leno_kubernetes::install::{Options, apply_manifests, installation_manifests};
 use leno_model::TrustDomain;
-use leno_tests::leno;
+use leno_tests::leno_command;
 use serde_json::{Value, json};
 
 use crate::server::{Server, run};
 
 /// Returns the options of `leno install` in a separate namespace.
-pub(crate) fn options() -> Options {
+pub(crate) fn test_options() -> Options {
     let domain = TrustDomain::new("cluster.local").unwrap();
     Options { namespace: "mesh".to_owned(), ..Options::new("leno:test".to_owned(), domain) }
 }
 
 /// Installs without waiting for Pods, since none start here. Returns the action for each object.
-pub(crate) async fn install(server: &Server, options: &Options) -> Vec<(String, &'static str)> {
+pub(crate) async fn install_objects(
+    server: &Server,
+    options: &Options,
+) -> Vec<(String, &'static str)> {
     let mut steps = Vec::new();
-    let client = server.client().await;
-    apply(&client, &manifests(options), |step| steps.push((step.object, step.done))).await.unwrap();
+    let client = server.admin_client().await;
+    apply_manifests(&client, &installation_manifests(options), |step| {
+        steps.push((step.object, step.done))
+    })
+    .await
+    .unwrap();
     steps
 }
 
 /// Runs the program against the server; returns its standard output and standard error.
-pub(crate) fn program(server: &Server, words: &[&str]) -> (String, String) {
-    let done = leno().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
+pub(crate) fn run_program(server: &Server, words: &[&str]) -> (String, String) {
+    let done = leno_command().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&done.stdout), text(&done.stderr))
 }
 
 /// Returns the arguments of the control plane.
-async fn arguments(server: &Server) -> Value {
+async fn control_arguments(server: &Server) -> Value {
     let found = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
     found["spec"]["template"]["spec"]["containers"][0]["args"].clone()
 }
@@ -39,18 +46,18 @@ async fn arguments(server: &Server) -> Value {
 fn kinds_of_another_mesh_stay_as_they_are() {
     run(async {
         let server = Server::start().await;
-        server.define(TARGETS).await;
-        let with_smi = Options { with_smi: true, ..options() };
+        server.define_kind(TARGETS).await;
+        let with_smi = Options { with_smi: true, ..test_options() };
         let name = "traffictargets.access.smi-spec.io";
-        let before = server.find(DEFINITIONS, None, name).await.unwrap();
+        let before = server.find_object(DEFINITIONS, None, name).await.unwrap();
         for _ in 0..2 {
-            let steps = install(&server, &with_smi).await;
+            let steps = install_objects(&server, &with_smi).await;
             let done = |name: &str| steps.iter().find(|(it, _)| it.ends_with(name)).unwrap().1;
             assert_eq!(done(name), "exists already");
             // Definitions installed with the mesh are upgraded with it.
             assert_eq!(done("httproutegroups.specs.smi-spec.io"), "applied");
         }
-        let after = server.find(DEFINITIONS, None, name).await.unwrap();
+        let after = server.find_object(DEFINITIONS, None, name).await.unwrap();
         assert_eq!(after["metadata"]["generation"], before["metadata"]["generation"]);
         assert_eq!(after["spec"], before["spec"]);
     });
@@ -64,7 +71,7 @@ fn installing_again_keeps_the_options_of_before() {
         let again = |more: &[&str]| {
             let words = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
             // No kubelet starts its Pods here, so it times out after a second.
-            program(&server, &[&words[..], more].concat()).1
+            run_program(&server, &[&words[..], more].concat()).1
         };
         let first = again(&["--gateways", "--replicas", "3"]);
         assert!(!first.contains("as installed before"), "{first}");
@@ -73,14 +80,14 @@ fn installing_again_keeps_the_options_of_before() {
         let kept = "as installed before: --replicas 3 --trust-domain cluster.local --gateways\n";
         assert!(second.contains(kept), "{second}");
         let has = |arguments: &Value| arguments.as_array().unwrap().contains(&json!("--gateways"));
-        assert!(has(&arguments(&server).await));
+        assert!(has(&control_arguments(&server).await));
         for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
-            assert!(server.find(kind, None, "leno-gateways").await.is_some(), "{kind}");
+            assert!(server.find_object(kind, None, "leno-gateways").await.is_some(), "{kind}");
         }
         again(&["--gateways=false"]);
-        assert!(!has(&arguments(&server).await));
+        assert!(!has(&control_arguments(&server).await));
         for kind in [CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS] {
-            assert_eq!(server.find(kind, None, "leno-gateways").await, None, "{kind}");
+            assert_eq!(server.find_object(kind, None, "leno-gateways").await, None, "{kind}");
         }
         let third = again(&[]);
         assert!(third.contains("--trust-domain cluster.local\n"), "{third}");

@@ -11,7 +11,7 @@ use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
-use leno_tests::{Answer, Application, Program, cert_manager, eventually, free_port, leno};
+use leno_tests::{Answer, Application, Program, cert_manager, eventually, free_port, leno_command};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -22,16 +22,16 @@ use crate::server::{Server, run};
 fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
     run(async {
         let server = Server::start().await;
-        let _controllers = company(&server).await;
-        made(&server, documented()).await;
+        let _controllers = start_issuer(&server).await;
+        create_certificate(&server, documented_certificate()).await;
         let mesh = Mesh::start(&server).await;
-        let before = mesh.signed(&server).await;
-        let root = text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        let before = mesh.signed_chain(&server).await;
+        let root = secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
         for (namespace, name) in [("cert-manager", "company"), ("leno-system", "leno-authority")] {
-            renew(&server, namespace, name).await;
+            renew_certificate(&server, namespace, name).await;
         }
-        let after = mesh.signed(&server).await;
-        let next = text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
+        let after = mesh.signed_chain(&server).await;
+        let next = secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
         // Members with the old and the new roots.
         for roots in [root, next] {
             for chain in [&before, &after] {
@@ -46,18 +46,18 @@ fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
 fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
     run(async {
         let server = Server::start().await;
-        let _controllers = company(&server).await;
-        made(&server, documented()).await;
-        let client = made(&server, client()).await;
+        let _controllers = start_issuer(&server).await;
+        create_certificate(&server, documented_certificate()).await;
+        let client = create_certificate(&server, client_certificate()).await;
         let application = Application::start(|_| Answer::ok("here"));
-        server.service("web", application.port()).await;
-        server.define(BACKEND).await;
-        server.apply(BACKEND, Some("shop"), "web", opening(application.port())).await;
+        server.create_service("web", application.port()).await;
+        server.define_kind(BACKEND).await;
+        server.apply_object(BACKEND, Some("shop"), "web", ingress_policy(application.port())).await;
         let mesh = Mesh::start(&server).await;
-        mesh.assert_verified(&roots(&server).await, &text(&client, "tls.crt"));
-        let listener = mesh.listener();
+        mesh.assert_verified(&published_roots(&server).await, &secret_text(&client, "tls.crt"));
+        let listener = mesh.inbound_port();
         eventually("the controller comes in", MAX_WAIT, || {
-            (mesh.asked(listener, &client) == "here 200").then_some(())
+            (mesh.curl_application(listener, &client) == "here 200").then_some(())
         });
     });
 }
@@ -67,7 +67,7 @@ fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
 fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
     run(async {
         let server = Server::start().await;
-        let _controllers = company(&server).await;
+        let _controllers = start_issuer(&server).await;
         for (lacking, expected) in [
             ("privateKey", "`tls.key` contains no P-256 private key: issue the authority with one"),
             (
@@ -75,31 +75,31 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
                 "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two",
             ),
         ] {
-            let mut certificate = documented();
+            let mut certificate = documented_certificate();
             certificate["spec"].as_object_mut().unwrap().remove(lacking).unwrap();
             let namespace = lacking.to_lowercase();
             certificate["metadata"]["namespace"] = json!(namespace);
-            server.namespace(&namespace).await;
-            made(&server, certificate).await;
+            server.create_namespace(&namespace).await;
+            create_certificate(&server, certificate).await;
             let directory = tempfile::tempdir().unwrap();
-            let mut control = control(&server, &namespace, free_port(), directory.path());
-            assert!(!control.wait(MAX_WAIT).success());
-            let printed = control.printed();
+            let mut control = start_control(&server, &namespace, free_port(), directory.path());
+            assert!(!control.wait_for_exit(MAX_WAIT).success());
+            let printed = control.printed_output();
             assert!(printed.contains(expected), "{printed}");
         }
     });
 }
 
 /// Starts cert-manager and a ClusterIssuer with a generated root, the usual form of a company's authority.
-async fn company(server: &Server) -> Program {
-    server.install("cert-manager.sh");
+async fn start_issuer(server: &Server) -> Program {
+    server.install_kinds("cert-manager.sh");
     for namespace in ["cert-manager", "leno-system", "ingress", "shop"] {
-        server.namespace(namespace).await;
+        server.create_namespace(namespace).await;
     }
     let mut command = Command::new(cert_manager());
     command.arg("--kubeconfig").arg(server.kubeconfig());
     let controllers = Program::start("cert-manager", &mut command);
-    server.apply(ISSUER, None, "itself", json!({"spec": {"selfSigned": {}}})).await;
+    server.apply_object(ISSUER, None, "itself", json!({"spec": {"selfSigned": {}}})).await;
     let root = json!({"metadata": {"name": "company", "namespace": "cert-manager"}, "spec": {
         "isCA": true,
         "secretName": "company",
@@ -107,20 +107,22 @@ async fn company(server: &Server) -> Program {
         "privateKey": {"rotationPolicy": "Never"},
         "issuerRef": {"kind": "ClusterIssuer", "name": "itself"},
     }});
-    made(server, root).await;
-    server.apply(ISSUER, None, "company", json!({"spec": {"ca": {"secretName": "company"}}})).await;
+    create_certificate(server, root).await;
+    server
+        .apply_object(ISSUER, None, "company", json!({"spec": {"ca": {"secretName": "company"}}}))
+        .await;
     controllers
 }
 
 /// Returns the Certificate from the documentation.
-fn documented() -> Value {
+fn documented_certificate() -> Value {
     let mut blocks = include_str!("../../../docs/kubernetes.md").split("```");
     let certificate = blocks.find(|block| block.contains("\nkind: Certificate\n")).unwrap();
     serde_saphyr::from_str(certificate.strip_prefix("yaml\n").unwrap()).unwrap()
 }
 
 /// Returns the documented Certificate for an ingress controller.
-fn client() -> Value {
+fn client_certificate() -> Value {
     json!({"metadata": {"name": "leno-client", "namespace": "ingress"}, "spec": {
         "uris": ["spiffe://cluster.local/ns/ingress/sa/nginx"],
         "usages": ["client auth"],
@@ -130,7 +132,7 @@ fn client() -> Value {
 }
 
 /// Opens the application's port to that controller.
-fn opening(port: u16) -> Value {
+fn ingress_policy(port: u16) -> Value {
     let backend = json!({
         "name": "web",
         "port": {"number": port, "protocol": "https"},
@@ -141,50 +143,50 @@ fn opening(port: u16) -> Value {
 }
 
 /// Creates a Certificate and returns its Secret once cert-manager has issued it.
-async fn made(server: &Server, certificate: Value) -> Value {
+async fn create_certificate(server: &Server, certificate: Value) -> Value {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (metadata, spec) = (&certificate["metadata"], &certificate["spec"]);
     let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
     let secret = text(&spec["secretName"]);
-    server.apply(CERTIFICATE, Some(&namespace), &name, certificate).await;
+    server.apply_object(CERTIFICATE, Some(&namespace), &name, certificate).await;
     let is_ready = |it: &Value| {
         let conditions = it["status"]["conditions"].as_array();
         let is_ready = |it: &Value| it["type"] == "Ready" && it["status"] == "True";
         conditions.is_some_and(|all| all.iter().any(is_ready))
     };
-    server.until((CERTIFICATE, Some(&namespace), &name), is_ready).await;
+    server.wait_until((CERTIFICATE, Some(&namespace), &name), is_ready).await;
     server.read(SECRET, &namespace, &secret).await
 }
 
 /// Renews a certificate as `cmctl renew` does.
-async fn renew(server: &Server, namespace: &str, name: &str) {
+async fn renew_certificate(server: &Server, namespace: &str, name: &str) {
     let before = server.read(SECRET, namespace, name).await;
     let certificate = server.read(CERTIFICATE, namespace, name).await;
     let mut status = json!({"conditions": certificate["status"]["conditions"]});
     let asked = json!({"type": "Issuing", "status": "True", "reason": "ManuallyTriggered"});
     status["conditions"].as_array_mut().unwrap().push(asked);
-    server.say(CERTIFICATE, namespace, name, status).await;
+    server.patch_status(CERTIFICATE, namespace, name, status).await;
     let is_another = |it: &Value| it["data"]["tls.crt"] != before["data"]["tls.crt"];
-    server.until((SECRET, Some(namespace), name), is_another).await;
+    server.wait_until((SECRET, Some(namespace), name), is_another).await;
 }
 
 /// Returns the roots that members trust, as published in the cluster.
-async fn roots(server: &Server) -> String {
+async fn published_roots(server: &Server) -> String {
     let map = ("v1/ConfigMap", Some("leno-system"), "leno-roots");
-    let output = server.until(map, |it| it["data"]["roots.pem"].is_string()).await;
+    let output = server.wait_until(map, |it| it["data"]["roots.pem"].is_string()).await;
     output["data"]["roots.pem"].as_str().unwrap().to_owned()
 }
 
 /// Returns a value of a Secret.
-fn text(secret: &Value, key: &str) -> String {
+fn secret_text(secret: &Value, key: &str) -> String {
     let bytes = STANDARD.decode(secret["data"][key].as_str().unwrap()).unwrap();
     String::from_utf8(bytes).unwrap()
 }
 
 /// Starts a control plane of the cluster, in a namespace.
-fn control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program {
+fn start_control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program {
     let listen = format!("127.0.0.1:{port}");
-    let mut command = leno();
+    let mut command = leno_command();
     command.args(["control", "--kubernetes", "--page", "off", "--listen", &listen, "--data"]);
     command.arg(data).env("KUBECONFIG", server.kubeconfig());
     command.env("POD_IP", "127.0.0.1").env("POD_NAMESPACE", namespace);
@@ -200,36 +202,41 @@ struct Mesh {
 impl Mesh {
     async fn start(server: &Server) -> Self {
         let strict = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "strict"}}});
-        server.apply("v1/Namespace", None, "shop", strict).await;
-        server.apply("v1/ServiceAccount", Some("shop"), "web", json!({"metadata": {}})).await;
-        server.pod("web-1", "127.0.0.1").await;
+        server.apply_object("v1/Namespace", None, "shop", strict).await;
+        server
+            .apply_object("v1/ServiceAccount", Some("shop"), "web", json!({"metadata": {}}))
+            .await;
+        server.create_pod("web-1", "127.0.0.1").await;
         let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
-        let control = control(server, "leno-system", port, &directory.path().join("control"));
+        let control = start_control(server, "leno-system", port, &directory.path().join("control"));
         control.wait_for_line("control plane ready", MAX_WAIT);
 
         let shown = directory.path().join("token");
-        fs::write(&shown, token(server).await).unwrap();
-        let mut command = leno();
+        fs::write(&shown, pod_token(server).await).unwrap();
+        let mut command = leno_command();
         command.args(["proxy", "--workload", "shop/web-1", "--trust-domain", "cluster.local"]);
         command.arg("--control").arg(format!("127.0.0.1:{port}"));
-        command.arg("--service-account-token").arg(shown).env("LENO_ROOTS", roots(server).await);
+        command
+            .arg("--service-account-token")
+            .arg(shown)
+            .env("LENO_ROOTS", published_roots(server).await);
         command.arg("--state").arg(directory.path().join("sidecar"));
         let sidecar = Program::start("leno proxy", &mut command);
         Self { directory, _programs: [sidecar, control] }
     }
 
     /// Returns the certificate chain of the sidecar once the authority in the Secret has signed it.
-    async fn signed(&self, server: &Server) -> String {
+    async fn signed_chain(&self, server: &Server) -> String {
         let held = self.directory.path().join("sidecar/credential.pem");
         let by_it = |secret: &Value| {
-            let signer = text(secret, "tls.crt");
+            let signer = secret_text(secret, "tls.crt");
             fs::read_to_string(&held).is_ok_and(|chain| chain.contains(signer.trim()))
         };
-        server.until((SECRET, Some("leno-system"), "leno-authority"), by_it).await;
+        server.wait_until((SECRET, Some("leno-system"), "leno-authority"), by_it).await;
         fs::read_to_string(&held).unwrap()
     }
 
-    fn file(&self, name: &str, text: &str) -> PathBuf {
+    fn write_file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.directory.path().join(name);
         fs::write(&path, text).unwrap();
         path
@@ -237,7 +244,8 @@ impl Mesh {
 
     /// Verifies a chain with openssl, an independent verifier.
     fn assert_verified(&self, roots: &str, chain: &str) {
-        let (roots, chain) = (self.file("roots.pem", roots), self.file("chain.pem", chain));
+        let (roots, chain) =
+            (self.write_file("roots.pem", roots), self.write_file("chain.pem", chain));
         let mut openssl = Command::new("openssl");
         openssl.args(["verify", "-no-CApath", "-no-CAstore", "-purpose", "sslclient", "-CAfile"]);
         let done = openssl.arg(roots).arg("-untrusted").arg(&chain).arg(&chain).output().unwrap();
@@ -245,10 +253,10 @@ impl Mesh {
     }
 
     /// Returns the sidecar's inbound port for the application.
-    fn listener(&self) -> u16 {
+    fn inbound_port(&self) -> u16 {
         let data = self.directory.path().join("control");
         let look = || {
-            let mut command = leno();
+            let mut command = leno_command();
             command.args(["get", "workloads", "-o", "json", "--data"]).arg(&data);
             let output: Value = serde_json::from_slice(&command.output().ok()?.stdout).ok()?;
             let listeners = output[0]["listeners"].as_object()?.values().next()?.as_str()?;
@@ -258,8 +266,8 @@ impl Mesh {
     }
 
     /// Returns the application's response to an external client with such a certificate.
-    fn asked(&self, listener: u16, client: &Value) -> String {
-        let file = |key: &str| self.file(key, &text(client, key));
+    fn curl_application(&self, listener: u16, client: &Value) -> String {
+        let file = |key: &str| self.write_file(key, &secret_text(client, key));
         let url = format!("https://web.shop.cluster.local:{listener}/");
         let mut curl = Command::new("curl");
         curl.args(["-s", "-w", " %{http_code}", "--tlsv1.3", "--cacert"]).arg(file("ca.crt"));
@@ -270,14 +278,14 @@ impl Mesh {
 }
 
 /// Returns a token of the Pod's own account, as issued for the kubelet.
-async fn token(server: &Server) -> String {
+async fn pod_token(server: &Server) -> String {
     let pod = server.read("v1/Pod", "shop", "web-1").await;
     let bound = json!({
         "apiVersion": "v1", "kind": "Pod", "name": "web-1", "uid": pod["metadata"]["uid"],
     });
     let request = json!({"metadata": {}, "spec": {"audiences": ["leno"], "boundObjectRef": bound}});
     let request: TokenRequest = serde_json::from_value(request).unwrap();
-    let accounts: Api<ServiceAccount> = Api::namespaced(server.client().await, "shop");
+    let accounts: Api<ServiceAccount> = Api::namespaced(server.admin_client().await, "shop");
     let made = accounts.create_token_request("web", &PostParams::default(), &request).await;
     made.unwrap().status.unwrap().token
 }

@@ -33,20 +33,20 @@ use serde_json::json;
 use crate::server::{Server, run};
 use crate::world::World;
 
-fn workload(name: &str) -> ObjectKey {
+fn workload_key(name: &str) -> ObjectKey {
     ObjectKey::Workload(WorkloadName::new("shop", name).unwrap())
 }
 
-fn service(name: &str) -> ObjectKey {
+fn service_key(name: &str) -> ObjectKey {
     ObjectKey::Service(ServiceName::new("shop", name).unwrap())
 }
 
-fn group(name: &str) -> ObjectKey {
+fn group_key(name: &str) -> ObjectKey {
     ObjectKey::HttpRouteGroup(format!("shop/{name}").parse().unwrap())
 }
 
-fn ports(world: &World, name: &str) -> Vec<u16> {
-    match world.objects.get(&workload(name)) {
+fn workload_ports(world: &World, name: &str) -> Vec<u16> {
+    match world.objects.get(&workload_key(name)) {
         Some(Object::Workload(workload)) => workload.ports.iter().map(|port| port.port).collect(),
         _ => Vec::new(),
     }
@@ -57,21 +57,23 @@ fn ports(world: &World, name: &str) -> Vec<u16> {
 fn objects_come_change_and_go() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        server.pod("web-1", "10.9.0.1").await;
-        let mut world = World::follow(server.client().await);
-        world.until("a first picture", |world| world.updates == 1).await;
+        server.create_namespace("shop").await;
+        server.create_pod("web-1", "10.9.0.1").await;
+        let mut world = World::from_client(server.admin_client().await);
+        world.wait_until("a first picture", |world| world.updates == 1).await;
         assert!(world.progress.borrow().is_synced());
-        assert!(world.objects.contains_key(&workload("web-1")));
+        assert!(world.objects.contains_key(&workload_key("web-1")));
 
-        server.service("web", 8080).await;
-        world.until("the port of the service", |world| ports(world, "web-1") == [8080]).await;
-        assert!(world.objects.contains_key(&service("web")));
-        server.service("web", 8081).await;
-        world.until("its new port", |world| ports(world, "web-1") == [8081]).await;
+        server.create_service("web", 8080).await;
+        world
+            .wait_until("the port of the service", |world| workload_ports(world, "web-1") == [8080])
+            .await;
+        assert!(world.objects.contains_key(&service_key("web")));
+        server.create_service("web", 8081).await;
+        world.wait_until("its new port", |world| workload_ports(world, "web-1") == [8081]).await;
 
         server
-            .apply(
+            .apply_object(
                 "v1/Namespace",
                 None,
                 "shop",
@@ -80,18 +82,21 @@ fn objects_come_change_and_go() {
                 }}),
             )
             .await;
-        world.until("a mode", |world| world.objects.contains_key(&ObjectKey::MeshConfig)).await;
-
-        server.pod("web-2", "10.9.0.2").await;
-        server.delete("v1/Pod", Some("shop"), "web-1").await;
         world
-            .until("another pod", |world| {
-                !world.objects.contains_key(&workload("web-1")) && ports(world, "web-2") == [8081]
+            .wait_until("a mode", |world| world.objects.contains_key(&ObjectKey::MeshConfig))
+            .await;
+
+        server.create_pod("web-2", "10.9.0.2").await;
+        server.delete_object("v1/Pod", Some("shop"), "web-1").await;
+        world
+            .wait_until("another pod", |world| {
+                !world.objects.contains_key(&workload_key("web-1"))
+                    && workload_ports(world, "web-2") == [8081]
             })
             .await;
-        server.delete("v1/Service", Some("shop"), "web").await;
-        world.until("no port", |world| ports(world, "web-2").is_empty()).await;
-        assert!(!world.objects.contains_key(&service("web")));
+        server.delete_object("v1/Service", Some("shop"), "web").await;
+        world.wait_until("no port", |world| workload_ports(world, "web-2").is_empty()).await;
+        assert!(!world.objects.contains_key(&service_key("web")));
     });
 }
 
@@ -100,34 +105,40 @@ fn objects_come_change_and_go() {
 fn kinds_come_later_and_their_last_good_objects_stay() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        let mut world = World::follow(server.client().await);
-        world.until("a first picture", |world| world.updates == 1).await;
+        server.create_namespace("shop").await;
+        let mut world = World::from_client(server.admin_client().await);
+        world.wait_until("a first picture", |world| world.updates == 1).await;
 
-        server.define(GROUPS).await;
+        server.define_kind(GROUPS).await;
         let spec = |path: &str| json!({"spec": {"matches": [{"name": "m", "pathRegex": path}]}});
-        server.apply(GROUPS, Some("shop"), "g", spec("/a")).await;
+        server.apply_object(GROUPS, Some("shop"), "g", spec("/a")).await;
         world
-            .until("a kind that came later", |world| world.objects.contains_key(&group("g")))
+            .wait_until("a kind that came later", |world| {
+                world.objects.contains_key(&group_key("g"))
+            })
             .await;
 
-        server.apply(GROUPS, Some("shop"), "g", spec("(")).await;
-        world.until("a refusal", |world| world.rejected.len() == 1).await;
+        server.apply_object(GROUPS, Some("shop"), "g", spec("(")).await;
+        world.wait_until("a refusal", |world| world.rejected.len() == 1).await;
         let refused = world.rejected[0].to_string();
         assert!(
             refused.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex"),
             "{refused}"
         );
-        assert!(world.objects.contains_key(&group("g")), "the last good version stays");
+        assert!(world.objects.contains_key(&group_key("g")), "the last good version stays");
 
-        server.apply(GROUPS, Some("shop"), "g", spec("/b")).await;
-        world.until("no refusal", |world| world.rejected.is_empty()).await;
-        server.delete(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
-        world.until("nothing of it", |world| !world.objects.contains_key(&group("g"))).await;
+        server.apply_object(GROUPS, Some("shop"), "g", spec("/b")).await;
+        world.wait_until("no refusal", |world| world.rejected.is_empty()).await;
+        server.delete_object(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
+        world
+            .wait_until("nothing of it", |world| !world.objects.contains_key(&group_key("g")))
+            .await;
         // And once more: the kind is discovered again.
-        server.define(GROUPS).await;
-        server.apply(GROUPS, Some("shop"), "h", spec("/c")).await;
-        world.until("the kind again", |world| world.objects.contains_key(&group("h"))).await;
+        server.define_kind(GROUPS).await;
+        server.apply_object(GROUPS, Some("shop"), "h", spec("/c")).await;
+        world
+            .wait_until("the kind again", |world| world.objects.contains_key(&group_key("h")))
+            .await;
     });
 }
 
@@ -136,13 +147,13 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
 fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        server.define(GROUPS).await;
-        server.allow("reader", &["pods", "services", "namespaces"]).await;
-        server.pod("web-1", "10.9.0.1").await;
-        let mut world = World::follow(server.client_as("reader").await);
-        world.until("a first picture", |world| world.updates == 1).await;
-        assert!(world.objects.contains_key(&workload("web-1")));
+        server.create_namespace("shop").await;
+        server.define_kind(GROUPS).await;
+        server.allow_reading("reader", &["pods", "services", "namespaces"]).await;
+        server.create_pod("web-1", "10.9.0.1").await;
+        let mut world = World::from_client(server.client_as("reader").await);
+        world.wait_until("a first picture", |world| world.updates == 1).await;
+        assert!(world.objects.contains_key(&workload_key("web-1")));
         let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
         let kinds = ["EndpointSlice", "EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
         assert_eq!(warnings.len(), kinds.len(), "{warnings:?}");
@@ -150,8 +161,10 @@ fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
             let expected = format!("{kind}: the API server denies");
             assert!(warning.starts_with(&expected), "{warnings:?}");
         }
-        server.pod("web-2", "10.9.0.2").await;
-        world.until("what may be read", |it| it.objects.contains_key(&workload("web-2"))).await;
+        server.create_pod("web-2", "10.9.0.2").await;
+        world
+            .wait_until("what may be read", |it| it.objects.contains_key(&workload_key("web-2")))
+            .await;
     });
 }
 
@@ -160,23 +173,23 @@ fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
 fn a_server_that_went_and_came_back_is_followed() {
     run(async {
         let mut server = Server::start().await;
-        server.namespace("shop").await;
+        server.create_namespace("shop").await;
         for (name, address) in [("web-1", "10.9.0.1"), ("web-2", "10.9.0.2")] {
-            server.pod(name, address).await;
+            server.create_pod(name, address).await;
         }
-        let mut world = World::follow(server.client().await);
-        world.until("a first picture", |world| world.updates == 1).await;
-        server.restart().await;
-        server.delete("v1/Pod", Some("shop"), "web-1").await;
-        server.pod("web-3", "10.9.0.3").await;
+        let mut world = World::from_client(server.admin_client().await);
+        world.wait_until("a first picture", |world| world.updates == 1).await;
+        server.restart_server().await;
+        server.delete_object("v1/Pod", Some("shop"), "web-1").await;
+        server.create_pod("web-3", "10.9.0.3").await;
         world
-            .until("what happened since", |world| {
-                !world.objects.contains_key(&workload("web-1"))
-                    && world.objects.contains_key(&workload("web-3"))
+            .wait_until("what happened since", |world| {
+                !world.objects.contains_key(&workload_key("web-1"))
+                    && world.objects.contains_key(&workload_key("web-3"))
             })
             .await;
-        assert!(world.objects.contains_key(&workload("web-2")));
-        assert_eq!(world.gone, [workload("web-1")], "nothing went that was there");
+        assert!(world.objects.contains_key(&workload_key("web-2")));
+        assert_eq!(world.gone, [workload_key("web-1")], "nothing went that was there");
     });
 }
 

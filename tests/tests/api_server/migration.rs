@@ -1,6 +1,6 @@
 //! Supported rules of another mesh in a cluster.
 
-use leno_tests::leno;
+use leno_tests::leno_command;
 use serde_json::{Value, json};
 
 use crate::server::{Server, run};
@@ -13,24 +13,24 @@ fn a_cluster_is_reported_what_of_another_mesh_would_be_kept() {
         let marks = json!({"annotations": {
             "flomesh.io/sidecar-injection": "enabled", "flomesh.io/proxy-mode": "podlevel",
         }});
-        server.apply("v1/Namespace", None, "shop", json!({"metadata": marks})).await;
-        server.service("web", 8080).await;
+        server.apply_object("v1/Namespace", None, "shop", json!({"metadata": marks})).await;
+        server.create_service("web", 8080).await;
         for kind in [EGRESS, RETRY, CHAIN] {
-            server.define(kind).await;
+            server.define_kind(kind).await;
         }
         let source = json!({"kind": "ServiceAccount", "name": "a", "namespace": "shop"});
         let ports = json!([{"number": 80, "protocol": "http"}]);
         let egress = json!({"spec": {"sources": [source], "hosts": ["a.example"], "ports": ports}});
-        server.apply(EGRESS, Some("shop"), "out", egress).await;
+        server.apply_object(EGRESS, Some("shop"), "out", egress).await;
         let retry = json!({"spec": {
             "source": source,
             "destinations": [{"kind": "Service", "name": "web", "namespace": "shop"}],
             "retryPolicy": {"retryOn": "retriable-status-codes", "numRetries": 3},
         }});
-        server.apply(RETRY, Some("shop"), "again", retry).await;
-        server.apply(CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}})).await;
+        server.apply_object(RETRY, Some("shop"), "again", retry).await;
+        server.apply_object(CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}})).await;
 
-        let checked = leno()
+        let checked = leno_command()
             .args(["migrate", "check", "-o", "json"])
             .env("KUBECONFIG", server.kubeconfig())
             .output()

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::installed::{install, options};
+use crate::installed::{install_objects, test_options};
 use crate::server::{Server, run};
 use leno_kubernetes::install::Options;
 
@@ -14,24 +14,24 @@ async fn refused_in(
     spec: &Value,
 ) -> String {
     for _ in 0..LOOKS_MAX {
-        match server.offer(kind, Some(namespace), name, json!({"spec": spec})).await {
+        match server.try_apply(kind, Some(namespace), name, json!({"spec": spec})).await {
             Err(said) => return said,
             Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
         }
         // An object that was invalid before may stay invalid.
-        server.delete(kind, Some(namespace), name).await;
+        server.delete_object(kind, Some(namespace), name).await;
     }
     panic!("{kind} {name} is accepted in {namespace}")
 }
 
-async fn refused(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
+async fn rejection_message(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
     refused_in(server, "shop", (kind, name), spec).await
 }
 
 /// Creates a namespace with a label.
-async fn labelled(server: &Server, name: &str, label: &str) {
+async fn create_namespace(server: &Server, name: &str, label: &str) {
     let labels = json!({"metadata": {"labels": {label: "a-word"}}});
-    server.apply("v1/Namespace", None, name, labels).await;
+    server.apply_object("v1/Namespace", None, name, labels).await;
 }
 
 #[test]
@@ -39,32 +39,35 @@ async fn labelled(server: &Server, name: &str, label: &str) {
 fn rules_that_can_mean_nothing_are_refused_early() {
     run(async {
         let server = Server::start().await;
-        labelled(&server, "shop", "leno.dev/injection").await;
-        install(&server, &Options { with_smi: true, ..options() }).await;
+        create_namespace(&server, "shop", "leno.dev/injection").await;
+        install_objects(&server, &Options { with_smi: true, ..test_options() }).await;
         let target = |namespace: &str| {
             json!({
                 "destination": {"kind": "ServiceAccount", "name": "web", "namespace": namespace},
                 "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "another"}],
             })
         };
-        let said = refused(&server, TARGETS, "t", &target("other")).await;
+        let said = rejection_message(&server, TARGETS, "t", &target("other")).await;
         assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
-        server.offer(TARGETS, Some("shop"), "t", json!({"spec": target("shop")})).await.unwrap();
+        server
+            .try_apply(TARGETS, Some("shop"), "t", json!({"spec": target("shop")}))
+            .await
+            .unwrap();
 
         let backends = json!([{"name": "web", "port": {"number": 80, "protocol": "http"}}]);
-        let said = refused(&server, BACKENDS, "b", &json!({"backends": backends})).await;
+        let said = rejection_message(&server, BACKENDS, "b", &json!({"backends": backends})).await;
         assert!(said.contains("spec.sources: is empty"), "{said}");
         let sources = json!([{"kind": "IPRange", "name": "192.0.2.0/24"}]);
-        let said = refused(&server, BACKENDS, "b", &json!({"sources": sources})).await;
+        let said = rejection_message(&server, BACKENDS, "b", &json!({"sources": sources})).await;
         assert!(said.contains("spec.backends: is empty"), "{said}");
         let right = json!({"spec": {"backends": backends, "sources": sources}});
-        server.offer(BACKENDS, Some("shop"), "b", right).await.unwrap();
+        server.try_apply(BACKENDS, Some("shop"), "b", right).await.unwrap();
         // Rules that another mesh supports and Leno does not are a warning.
         let ports = json!([{"number": 5432, "protocol": "tcp"}]);
         let wide = json!({"spec": {"hosts": ["db.example"], "ports": ports}});
-        server.offer(EGRESSES, Some("shop"), "e", wide).await.unwrap();
+        server.try_apply(EGRESSES, Some("shop"), "e", wide).await.unwrap();
         for _ in 0..LOOKS_MAX {
-            let warned = server.warnings(EGRESSES, "shop", "e2").await;
+            let warned = server.creation_warnings(EGRESSES, "shop", "e2").await;
             if warned.contains("has neither `hosts` nor `ipAddresses`") {
                 return;
             }
@@ -84,10 +87,10 @@ fn namespaces_outside_the_mesh_are_left_alone() {
             ("osm", "openservicemesh.io/monitored-by"),
             ("fsm", "flomesh.io/monitored-by"),
         ] {
-            labelled(&server, name, label).await;
+            create_namespace(&server, name, label).await;
         }
-        server.namespace("other").await;
-        install(&server, &Options { with_smi: true, ..options() }).await;
+        server.create_namespace("other").await;
+        install_objects(&server, &Options { with_smi: true, ..test_options() }).await;
         let nobody =
             json!({"backends": [{"name": "web", "port": {"number": 80, "protocol": "http"}}]});
         for name in ["ours", "osm", "fsm"] {
@@ -96,7 +99,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
             // The warning policy may take effect later than the rejecting one.
             let mut looks = 0..LOOKS_MAX;
             while !server
-                .warnings(EGRESSES, name, "e")
+                .creation_warnings(EGRESSES, name, "e")
                 .await
                 .contains("would match every destination")
             {
@@ -104,8 +107,8 @@ fn namespaces_outside_the_mesh_are_left_alone() {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }
-        server.offer(BACKENDS, Some("other"), "b", json!({"spec": nobody})).await.unwrap();
-        assert_eq!(server.warnings(EGRESSES, "other", "e").await, "");
+        server.try_apply(BACKENDS, Some("other"), "b", json!({"spec": nobody})).await.unwrap();
+        assert_eq!(server.creation_warnings(EGRESSES, "other", "e").await, "");
     });
 }
 
@@ -114,12 +117,12 @@ fn namespaces_outside_the_mesh_are_left_alone() {
 fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         for name in ["shop", "other"] {
-            server.namespace(name).await;
+            server.create_namespace(name).await;
         }
         let labels = json!({"metadata": {"labels": {"leno.dev/injection": "enabled"}}});
-        server.apply("v1/Namespace", None, "shop", labels).await;
+        server.apply_object("v1/Namespace", None, "shop", labels).await;
         let pod = |labels: Value| {
             json!({
                 "metadata": {"labels": labels},
@@ -138,12 +141,12 @@ fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
             "{said}"
         );
         for (namespace, labels) in [("shop", injection("disabled")), ("other", json!({}))] {
-            server.offer("v1/Pod", Some(namespace), "free", pod(labels)).await.unwrap();
+            server.try_apply("v1/Pod", Some(namespace), "free", pod(labels)).await.unwrap();
         }
         // The documented procedure for emergencies.
-        server.delete(WEBHOOKS, None, "sidecar-injector.leno.dev").await;
+        server.delete_object(WEBHOOKS, None, "sidecar-injector.leno.dev").await;
         for _ in 0..LOOKS_MAX {
-            if server.offer("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
+            if server.try_apply("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -175,7 +178,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
     run(async {
         let server = Server::start().await;
         let labels = json!({"metadata": {"labels": {"leno.dev/injection": "enabled"}}});
-        server.apply("v1/Namespace", None, "shop", labels).await;
+        server.apply_object("v1/Namespace", None, "shop", labels).await;
         let page = include_str!("../../../docs/security.md");
         let block =
             page.split("```yaml\n").find(|it| it.contains("name: mesh-floor-pods")).unwrap();
@@ -187,13 +190,13 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
                 document["kind"].as_str().unwrap()
             );
             let name = document["metadata"]["name"].as_str().unwrap().to_owned();
-            server.apply(&kind, None, &name, document).await;
+            server.apply_object(&kind, None, &name, document).await;
         }
         let without =
             json!({"metadata": {}, "spec": {"containers": [{"name": "a", "image": "none"}]}});
         let said = refused_pod(&server, "shop", without).await;
         assert!(said.contains("the pod has no sidecar of the mesh"), "{said}");
-        server.offer("v1/Pod", Some("shop"), "good", with_sidecar()).await.unwrap();
+        server.try_apply("v1/Pod", Some("shop"), "good", with_sidecar()).await.unwrap();
         for (pointer, value, message) in [
             ("/spec/initContainers/1/image", json!("evil.example/leno:0.1.0"), "has no sidecar"),
             ("/spec/initContainers/0/image", json!("evil.example/a:1"), "another container runs"),
@@ -210,14 +213,14 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
             let mut pod = with_sidecar();
             let (parent, key) = pointer.rsplit_once('/').unwrap();
             pod.pointer_mut(parent).unwrap()[key] = value;
-            let said = server.offer("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
+            let said = server.try_apply("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
             assert!(said.contains(message), "{pointer}: {said}");
         }
         // The test may update the MeshConfig, hence label namespaces.
         let ignored = json!({"metadata": {"labels": {
             "leno.dev/injection": "enabled", "leno.dev/ignore": "true",
         }}});
-        server.apply("v1/Namespace", None, "shop", ignored).await;
+        server.apply_object("v1/Namespace", None, "shop", ignored).await;
     });
 }
 
@@ -225,7 +228,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
 async fn refused_pod(server: &Server, namespace: &str, pod: Value) -> String {
     for index in 0..LOOKS_MAX {
         let name = format!("p{index}");
-        match server.offer("v1/Pod", Some(namespace), &name, pod.clone()).await {
+        match server.try_apply("v1/Pod", Some(namespace), &name, pod.clone()).await {
             Err(said) => return said,
             Ok(()) => tokio::time::sleep(LOOK_EVERY).await,
         }

@@ -9,25 +9,25 @@ use leno_identity::{AuthoritySource, Rotation};
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::inject::Settings;
-use leno_kubernetes::webhook::{INJECTOR, ListenOptions, serve};
+use leno_kubernetes::webhook::{INJECTOR, ListenOptions, serve_webhook};
 use leno_model::TrustDomain;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::installed::{install, options};
+use crate::installed::{install_objects, test_options};
 use crate::server::{Server, run};
 
-fn domain() -> TrustDomain {
+fn test_domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
 }
 
 /// Returns the authority once the API server has applied the account's permissions.
-async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
+async fn establish_authority(authority: &mut SharedAuthority) -> AuthoritySource {
     let deadline = Instant::now() + MAX_WAIT;
     loop {
-        match authority.establish().await {
+        match authority.establish_authority().await {
             Ok(source) => return source,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
@@ -35,7 +35,7 @@ async fn established(authority: &mut SharedAuthority) -> AuthoritySource {
     }
 }
 
-fn roots(map: &Value) -> usize {
+fn count_roots(map: &Value) -> usize {
     let text = map["data"]["roots.pem"].as_str().unwrap_or_default();
     text.matches("BEGIN CERTIFICATE").count()
 }
@@ -45,7 +45,7 @@ fn roots(map: &Value) -> usize {
 fn the_authority_is_made_followed_and_changed() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let client = server.client_as(ACCOUNT).await;
         let directory = tempfile::tempdir().unwrap();
         let mut tasks = JoinSet::new();
@@ -53,23 +53,23 @@ fn the_authority_is_made_followed_and_changed() {
             let place = directory.path().join(name);
             let mut shared = SharedAuthority::new(
                 client.clone(),
-                &NamespaceName::literal("mesh"),
+                &NamespaceName::from_literal("mesh"),
                 &place,
-                domain(),
+                test_domain(),
             );
-            established(&mut shared).await;
-            tasks.spawn(shared.keep());
+            establish_authority(&mut shared).await;
+            tasks.spawn(shared.run_synchronization());
         }
         let made =
-            server.until((SECRETS, Some("mesh"), "leno-authority"), |it| !it.is_null()).await;
-        server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 1).await;
+            server.wait_until((SECRETS, Some("mesh"), "leno-authority"), |it| !it.is_null()).await;
+        server.wait_until((MAPS, Some("mesh"), "leno-roots"), |it| count_roots(it) == 1).await;
         // A change in one replica is written to the Secret, and from there to the other replica.
-        let rotation = |name| Rotation::of(&directory.path().join(name), domain());
-        rotation("one").add(SystemTime::now()).unwrap();
+        let rotation = |name| Rotation::for_authority(&directory.path().join(name), test_domain());
+        rotation("one").add_root(SystemTime::now()).unwrap();
         server
-            .until((SECRETS, Some("mesh"), "leno-authority"), |it| it["data"] != made["data"])
+            .wait_until((SECRETS, Some("mesh"), "leno-authority"), |it| it["data"] != made["data"])
             .await;
-        server.until((MAPS, Some("mesh"), "leno-roots"), |it| roots(it) == 2).await;
+        server.wait_until((MAPS, Some("mesh"), "leno-roots"), |it| count_roots(it) == 2).await;
         let deadline = Instant::now() + MAX_WAIT;
         while rotation("two").stage() != rotation("one").stage() {
             assert!(Instant::now() < deadline, "the other replica does not follow");
@@ -83,7 +83,7 @@ fn the_authority_is_made_followed_and_changed() {
 fn the_certificates_of_the_webhook_are_replaced_and_published() {
     run(async {
         let server = Server::start().await;
-        install(&server, &options()).await;
+        install_objects(&server, &test_options()).await;
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
         params.not_after = (SystemTime::now() + Duration::from_secs(86_400 * 20)).into();
@@ -92,11 +92,11 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
             "ca.crt": STANDARD.encode(&old),
             "ca.key": STANDARD.encode(key.serialize_pem()),
         });
-        server.apply(SECRETS, Some("mesh"), "leno-webhook", json!({"data": data})).await;
+        server.apply_object(SECRETS, Some("mesh"), "leno-webhook", json!({"data": data})).await;
         let settings = Settings::new(
             "leno:test".to_owned(),
-            NamespaceName::literal("mesh"),
-            domain(),
+            NamespaceName::from_literal("mesh"),
+            test_domain(),
             String::new(),
         );
         let (_settings, output) = watch::channel(settings);
@@ -104,13 +104,14 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
         let mut tasks = JoinSet::new();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listen = ListenOptions { address, client_ca: None };
-        tasks.spawn(serve(server.client_as(ACCOUNT).await, listen, output, stop));
+        tasks.spawn(serve_webhook(server.client_as(ACCOUNT).await, listen, output, stop));
         let certificate = |it: &Value| it["data"]["ca.crt"].clone();
         let is_new = |it: &Value| certificate(it) != data["ca.crt"];
-        let new = certificate(&server.until((SECRETS, Some("mesh"), "leno-webhook"), is_new).await);
+        let new =
+            certificate(&server.wait_until((SECRETS, Some("mesh"), "leno-webhook"), is_new).await);
         let deadline = Instant::now() + MAX_WAIT;
         loop {
-            let found = server.find(WEBHOOKS, None, INJECTOR).await.unwrap();
+            let found = server.find_object(WEBHOOKS, None, INJECTOR).await.unwrap();
             let webhooks = found["webhooks"].as_array().unwrap();
             if webhooks.iter().all(|it| it["clientConfig"]["caBundle"] == new) {
                 return;

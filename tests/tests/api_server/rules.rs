@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leno_kubernetes::install::manifests;
+use leno_kubernetes::install::installation_manifests;
 use serde_json::{Value, json};
 
-use crate::installed::{install, options};
+use crate::installed::{install_objects, test_options};
 use crate::server::{Server, run};
 
 /// A rule of a schema.
@@ -19,18 +19,18 @@ struct Rule {
 }
 
 /// Collects all rules of a schema and its nested schemas.
-fn collect(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
+fn collect_rules(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
     for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
         let message = rule["message"].as_str().unwrap().to_owned();
         let rule = Rule { kind: kind.to_owned(), at: at.to_owned(), message };
         assert!(found.insert(rule.clone()), "two rules with the same words: {rule:?}");
     }
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-        collect(kind, &format!("{at}.{name}"), field, found);
+        collect_rules(kind, &format!("{at}.{name}"), field, found);
     }
     for (inner, mark) in [("items", "[]"), ("additionalProperties", ".*")] {
         if schema[inner].is_object() {
-            collect(kind, &format!("{at}{mark}"), &schema[inner], found);
+            collect_rules(kind, &format!("{at}{mark}"), &schema[inner], found);
         }
     }
 }
@@ -38,7 +38,7 @@ fn collect(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
 /// Returns the rules of all our kinds, and for each kind if it is namespaced.
 fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
     let (mut rules, mut scopes) = (BTreeSet::new(), BTreeMap::new());
-    for definition in manifests(&options()) {
+    for definition in installation_manifests(&test_options()) {
         if definition["kind"] != "CustomResourceDefinition" {
             continue;
         }
@@ -48,45 +48,45 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
         // No example here could cover a rule outside `spec`.
         assert!(spec["versions"][0]["schema"]["openAPIV3Schema"].get(VALIDATIONS).is_none());
         let mut in_status = BTreeSet::new();
-        collect(kind, "", &schema["status"], &mut in_status);
+        collect_rules(kind, "", &schema["status"], &mut in_status);
         assert!(in_status.is_empty(), "{in_status:?}");
-        collect(kind, "", &schema["spec"], &mut rules);
+        collect_rules(kind, "", &schema["spec"], &mut rules);
         scopes.insert(kind.to_owned(), spec["scope"] == "Namespaced");
     }
     (rules, scopes)
 }
 
 /// True if the path has a value, with `[]` for any list element.
-fn has(value: &Value, at: &str) -> bool {
+fn has_path(value: &Value, at: &str) -> bool {
     let Some(rest) = at.strip_prefix('.') else {
         let Some(rest) = at.strip_prefix("[]") else { return !value.is_null() };
-        return value.as_array().into_iter().flatten().any(|element| has(element, rest));
+        return value.as_array().into_iter().flatten().any(|element| has_path(element, rest));
     };
     let end = rest.find(['.', '[']).unwrap_or(rest.len());
-    has(&value[&rest[..end]], &rest[end..])
+    has_path(&value[&rest[..end]], &rest[end..])
 }
 
-fn examples() -> BTreeMap<String, Value> {
+fn read_examples() -> BTreeMap<String, Value> {
     let read: Value = serde_saphyr::from_str(include_str!("rules.yaml")).unwrap();
     read.as_object().unwrap().clone().into_iter().collect()
 }
 
-fn text<'a>(example: &'a Value, key: &str) -> &'a str {
+fn example_text<'a>(example: &'a Value, key: &str) -> &'a str {
     example[key].as_str().unwrap()
 }
 
 /// Returns the rules that reject an example, with an accepted example for the same path.
-fn shown(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
+fn covered_rules(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
     let mut shown = BTreeSet::new();
     for (kind, all) in examples {
         for refused in all["refused"].as_array().unwrap() {
-            let at = text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
-            let is_taken = all["taken"].as_array().unwrap().iter().any(|spec| has(spec, &at));
+            let at = example_text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
+            let is_taken = all["taken"].as_array().unwrap().iter().any(|spec| has_path(spec, &at));
             assert!(is_taken, "{kind}: no spec that is taken has{at}");
             shown.insert(Rule {
                 kind: kind.clone(),
                 at,
-                message: text(refused, "says").to_owned(),
+                message: example_text(refused, "says").to_owned(),
             });
         }
     }
@@ -98,32 +98,32 @@ fn shown(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
 fn each_rule_refuses_what_breaks_it_alone() {
     run(async {
         let (rules, scopes) = all_rules();
-        let examples = examples();
-        assert_eq!(shown(&examples), rules, "each rule needs an example in rules.yaml");
+        let examples = read_examples();
+        assert_eq!(covered_rules(&examples), rules, "each rule needs an example in rules.yaml");
         let server = Server::start().await;
-        server.namespace("shop").await;
-        install(&server, &options()).await;
+        server.create_namespace("shop").await;
+        install_objects(&server, &test_options()).await;
         for (kind, all) in &examples {
             let namespace = scopes[kind].then_some("shop");
             let named = format!("leno.dev/v1alpha1/{kind}");
             for (index, spec) in all["taken"].as_array().unwrap().iter().enumerate() {
                 let offered = json!({"spec": spec});
                 let name = format!("taken-{index}");
-                let said = server.offer(&named, namespace, &name, offered).await;
+                let said = server.try_apply(&named, namespace, &name, offered).await;
                 assert_eq!(said, Ok(()), "{kind}: {spec}");
             }
             for refused in all["refused"].as_array().unwrap() {
                 let offered = json!({"spec": refused["spec"]});
-                let said = server.offer(&named, namespace, "refused", offered).await;
-                let said = said.expect_err(text(refused, "says"));
-                let expected = format!("spec{}: Invalid value", text(refused, "at"));
+                let said = server.try_apply(&named, namespace, "refused", offered).await;
+                let said = said.expect_err(example_text(refused, "says"));
+                let expected = format!("spec{}: Invalid value", example_text(refused, "at"));
                 assert!(said.contains(&expected), "{kind}: {said}");
                 let messages = rules.iter().filter(|rule| rule.kind == *kind);
                 let heard: BTreeSet<&str> = messages
                     .map(|rule| rule.message.as_str())
                     .filter(|message| said.contains(message))
                     .collect();
-                assert_eq!(heard, [text(refused, "says")].into(), "{kind}: {said}");
+                assert_eq!(heard, [example_text(refused, "says")].into(), "{kind}: {said}");
                 assert_eq!(said.matches("StatusCause {").count(), 1, "{kind}: {said}");
             }
         }

@@ -33,15 +33,15 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let started = Command::new(script()).arg("up").arg(directory.path()).output().unwrap();
+        let started = Command::new(script_path()).arg("up").arg(directory.path()).output().unwrap();
         let said = String::from_utf8_lossy(&started.stderr);
         assert!(started.status.success(), "no API server: {said}");
-        let admin = client(&directory.path().join("kubeconfig"), None).await;
+        let admin = client_for(&directory.path().join("kubeconfig"), None).await;
         Self { directory, admin, again: None }
     }
 
-    pub(crate) async fn client(&self) -> Client {
-        client(&self.kubeconfig(), None).await
+    pub(crate) async fn admin_client(&self) -> Client {
+        client_for(&self.kubeconfig(), None).await
     }
 
     /// Returns the kubeconfig file for programs.
@@ -51,11 +51,11 @@ impl Server {
 
     /// Returns a client that impersonates a user.
     pub(crate) async fn client_as(&self, user: &str) -> Client {
-        client(&self.directory.path().join("kubeconfig"), Some(user)).await
+        client_for(&self.directory.path().join("kubeconfig"), Some(user)).await
     }
 
     /// Kills the API server and restarts it on the same port with the same etcd.
-    pub(crate) async fn restart(&mut self) {
+    pub(crate) async fn restart_server(&mut self) {
         let at = |name: &str| self.directory.path().join(name);
         let id: u32 = fs::read_to_string(at("apiserver.pid")).unwrap().trim().parse().unwrap();
         let line = fs::read(format!("/proc/{id}/cmdline")).unwrap();
@@ -79,7 +79,7 @@ impl Server {
             .unwrap();
         fs::write(at("apiserver.pid"), child.id().to_string()).unwrap();
         self.again = Some(child);
-        let admin = self.client().await;
+        let admin = self.admin_client().await;
         let deadline = Instant::now() + MAX_WAIT;
         let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
         while admin.request_text(ready()).await.is_err() {
@@ -91,14 +91,14 @@ impl Server {
     }
 
     /// Writes an object, named as `group/version/Kind`; retries while the server starts.
-    pub(crate) async fn apply(
+    pub(crate) async fn apply_object(
         &self,
         kind: &str,
         namespace: Option<&str>,
         name: &str,
         mut object: Value,
     ) {
-        let (api, resource) = self.api(kind, namespace);
+        let (api, resource) = self.dynamic_api(kind, namespace);
         object["apiVersion"] = json!(resource.api_version);
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
@@ -114,14 +114,14 @@ impl Server {
     }
 
     /// Writes an object once; the error is the API server's message.
-    pub(crate) async fn offer(
+    pub(crate) async fn try_apply(
         &self,
         kind: &str,
         namespace: Option<&str>,
         name: &str,
         mut object: Value,
     ) -> Result<(), String> {
-        let (api, resource) = self.api(kind, namespace);
+        let (api, resource) = self.dynamic_api(kind, namespace);
         object["apiVersion"] = json!(resource.api_version);
         object["kind"] = json!(resource.kind);
         object["metadata"]["name"] = json!(name);
@@ -138,7 +138,7 @@ impl Server {
         name: &str,
         mut object: Value,
     ) {
-        let (_, resource) = self.api(kind, None);
+        let (_, resource) = self.dynamic_api(kind, None);
         let (version, many) = (&resource.api_version, &resource.plural);
         object["apiVersion"] = json!(version);
         object["kind"] = json!(resource.kind);
@@ -160,8 +160,13 @@ impl Server {
     }
 
     /// Returns the API server's warnings about the creation of an empty object.
-    pub(crate) async fn warnings(&self, kind: &str, namespace: &str, name: &str) -> String {
-        let (_, resource) = self.api(kind, None);
+    pub(crate) async fn creation_warnings(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> String {
+        let (_, resource) = self.dynamic_api(kind, None);
         let (version, many) = (&resource.api_version, &resource.plural);
         let object = json!({
             "apiVersion": version, "kind": resource.kind, "metadata": {"name": name}, "spec": {},
@@ -177,22 +182,22 @@ impl Server {
     }
 
     /// Deletes an object and waits until it is gone: definitions delete their objects first.
-    pub(crate) async fn delete(&self, kind: &str, namespace: Option<&str>, name: &str) {
+    pub(crate) async fn delete_object(&self, kind: &str, namespace: Option<&str>, name: &str) {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.api(kind, namespace).0.delete(name, &at_once).await.unwrap();
+        self.dynamic_api(kind, namespace).0.delete(name, &at_once).await.unwrap();
         let deadline = Instant::now() + MAX_WAIT;
-        while self.find(kind, namespace, name).await.is_some() {
+        while self.find_object(kind, namespace, name).await.is_some() {
             assert!(Instant::now() < deadline, "{kind} {name} stays");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    pub(crate) async fn namespace(&self, name: &str) {
-        self.apply("v1/Namespace", None, name, json!({"metadata": {}})).await;
+    pub(crate) async fn create_namespace(&self, name: &str) {
+        self.apply_object("v1/Namespace", None, name, json!({"metadata": {}})).await;
     }
 
     /// Creates a ready Pod with a sidecar.
-    pub(crate) async fn pod(&self, name: &str, address: &str) {
+    pub(crate) async fn create_pod(&self, name: &str, address: &str) {
         let pod = json!({
             "metadata": {"labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
             "spec": {
@@ -205,18 +210,18 @@ impl Server {
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
         });
-        self.apply("v1/Pod", Some("shop"), name, pod).await;
+        self.apply_object("v1/Pod", Some("shop"), name, pod).await;
     }
 
-    pub(crate) async fn service(&self, name: &str, target: u16) {
+    pub(crate) async fn create_service(&self, name: &str, target: u16) {
         let ports = json!([{"port": 80, "targetPort": target, "protocol": "TCP"}]);
         let service = json!({"spec": {"selector": {"app": "web"}, "ports": ports}});
-        self.apply("v1/Service", Some("shop"), name, service).await;
+        self.apply_object("v1/Service", Some("shop"), name, service).await;
     }
 
     /// Defines a kind without a schema, named as `group/version/Kind`, and waits until it is served.
-    pub(crate) async fn define(&self, kind: &str) {
-        let (_, resource) = self.api(kind, None);
+    pub(crate) async fn define_kind(&self, kind: &str) {
+        let (_, resource) = self.dynamic_api(kind, None);
         let ApiResource { group, version, kind, plural: many, api_version: served } = resource;
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
@@ -238,8 +243,13 @@ impl Server {
             },
         });
         let name = format!("{many}.{group}");
-        self.apply("apiextensions.k8s.io/v1/CustomResourceDefinition", None, &name, definition)
-            .await;
+        self.apply_object(
+            "apiextensions.k8s.io/v1/CustomResourceDefinition",
+            None,
+            &name,
+            definition,
+        )
+        .await;
         let deadline = Instant::now() + MAX_WAIT;
         let has = |all: kube::Result<_>| {
             let all: APIResourceList = all.ok()?;
@@ -252,30 +262,30 @@ impl Server {
     }
 
     pub(crate) async fn read(&self, kind: &str, namespace: &str, name: &str) -> Value {
-        let object = self.api(kind, Some(namespace)).0.get(name).await.unwrap();
+        let object = self.dynamic_api(kind, Some(namespace)).0.get(name).await.unwrap();
         serde_json::to_value(object).unwrap()
     }
 
     /// Returns an object, if it exists.
-    pub(crate) async fn find(
+    pub(crate) async fn find_object(
         &self,
         kind: &str,
         namespace: Option<&str>,
         name: &str,
     ) -> Option<Value> {
-        let object = self.api(kind, namespace).0.get_opt(name).await.unwrap();
+        let object = self.dynamic_api(kind, namespace).0.get_opt(name).await.unwrap();
         object.map(|object| serde_json::to_value(object).unwrap())
     }
 
     /// Waits until an object satisfies a condition, and returns it; null while it does not exist.
-    pub(crate) async fn until(
+    pub(crate) async fn wait_until(
         &self,
         (kind, namespace, name): (&str, Option<&str>, &str),
         is_so: impl Fn(&Value) -> bool,
     ) -> Value {
         let deadline = Instant::now() + MAX_WAIT;
         loop {
-            let object = self.find(kind, namespace, name).await.unwrap_or_default();
+            let object = self.find_object(kind, namespace, name).await.unwrap_or_default();
             if is_so(&object) {
                 return object;
             }
@@ -284,41 +294,52 @@ impl Server {
         }
     }
 
-    pub(crate) async fn events(&self, namespace: &str) -> Vec<Value> {
-        let api = self.api("events.k8s.io/v1/Event", Some(namespace)).0;
+    pub(crate) async fn list_events(&self, namespace: &str) -> Vec<Value> {
+        let api = self.dynamic_api("events.k8s.io/v1/Event", Some(namespace)).0;
         let list = api.list(&ListParams::default()).await.unwrap();
         list.items.into_iter().map(|event| event.data).collect()
     }
 
     /// Installs third-party kinds with the script that extracts them from their module.
-    pub(crate) fn install(&self, script: &str) {
-        let script = self::script().with_file_name(script);
+    pub(crate) fn install_kinds(&self, script: &str) {
+        let script = script_path().with_file_name(script);
         let kubeconfig = self.directory.path().join("kubeconfig");
         let done = Command::new(script).arg(kubeconfig).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
     /// Patches the status of an object.
-    pub(crate) async fn say(&self, kind: &str, namespace: &str, name: &str, status: Value) {
+    pub(crate) async fn patch_status(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+        status: Value,
+    ) {
         let patch = Patch::Merge(json!({"status": status}));
-        let (api, _) = self.api(kind, Some(namespace));
+        let (api, _) = self.dynamic_api(kind, Some(namespace));
         api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Allows a user to read only some of the kinds of the core group.
-    pub(crate) async fn allow(&self, user: &str, resources: &[&str]) {
+    pub(crate) async fn allow_reading(&self, user: &str, resources: &[&str]) {
         let rules =
             json!([{"apiGroups": [""], "resources": resources, "verbs": ["list", "watch"]}]);
         let role = "rbac.authorization.k8s.io";
-        self.apply(&format!("{role}/v1/ClusterRole"), None, user, json!({"rules": rules})).await;
+        self.apply_object(&format!("{role}/v1/ClusterRole"), None, user, json!({"rules": rules}))
+            .await;
         let binding = json!({
             "roleRef": {"apiGroup": role, "kind": "ClusterRole", "name": user},
             "subjects": [{"apiGroup": role, "kind": "User", "name": user}],
         });
-        self.apply(&format!("{role}/v1/ClusterRoleBinding"), None, user, binding).await;
+        self.apply_object(&format!("{role}/v1/ClusterRoleBinding"), None, user, binding).await;
     }
 
-    fn api(&self, kind: &str, namespace: Option<&str>) -> (Api<DynamicObject>, ApiResource) {
+    fn dynamic_api(
+        &self,
+        kind: &str,
+        namespace: Option<&str>,
+    ) -> (Api<DynamicObject>, ApiResource) {
         let mut words = kind.rsplit('/');
         let (kind, version) = (words.next().unwrap(), words.next().unwrap());
         let group = words.next().unwrap_or_default();
@@ -333,7 +354,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let ended = Command::new(script()).arg("down").arg(self.directory.path()).output();
+        let ended = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
         if let Some(child) = &mut self.again {
             child.wait().ok();
         }
@@ -341,7 +362,7 @@ impl Drop for Server {
     }
 }
 
-async fn client(kubeconfig: &Path, user: Option<&str>) -> Client {
+async fn client_for(kubeconfig: &Path, user: Option<&str>) -> Client {
     let mut kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
     for named in &mut kubeconfig.auth_infos {
         if let Some(auth_info) = &mut named.auth_info {
@@ -353,7 +374,7 @@ async fn client(kubeconfig: &Path, user: Option<&str>) -> Client {
     Client::try_from(config).unwrap()
 }
 
-fn script() -> PathBuf {
+fn script_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cluster/envtest.sh")
 }
 

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::install::manifests;
+use leno_kubernetes::install::installation_manifests;
 use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::installed::{install, options};
+use crate::installed::{install_objects, test_options};
 use crate::server::{Server, run};
 
 #[test]
@@ -19,10 +19,10 @@ use crate::server::{Server, run};
 fn one_control_plane_says_what_became_of_objects() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        install(&server, &options()).await;
-        server.define(ROUTES).await;
-        server.define(GROUPS).await;
+        server.create_namespace("shop").await;
+        install_objects(&server, &test_options()).await;
+        server.define_kind(ROUTES).await;
+        server.define_kind(GROUPS).await;
         let _tasks = control_planes(&server, &["leno-control-a", "leno-control-b"]).await;
         let parent = json!({"group": "", "kind": "Service", "name": "web"});
         let rules = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
@@ -33,12 +33,12 @@ fn one_control_plane_says_what_became_of_objects() {
             "spec": {"parentRefs": [{"name": "edge"}, parent], "rules": rules},
             "status": {"parents": [theirs]},
         });
-        server.apply(ROUTES, Some("shop"), "r", route).await;
+        server.apply_object(ROUTES, Some("shop"), "r", route).await;
         let said = said_of_route(&server, "NoMatchingParent").await;
         assert!(said["status"]["parents"].as_array().unwrap().contains(&theirs));
-        server.service("web", 8080).await;
+        server.create_service("web", 8080).await;
         let said = said_of_route(&server, "Accepted").await;
-        let ours = ours(&said).unwrap();
+        let ours = our_parent(&said).unwrap();
         assert_eq!(ours["parentRef"], parent);
         assert_eq!(ours["conditions"][0]["observedGeneration"], said["metadata"]["generation"]);
         assert_eq!(ours["conditions"][1]["type"], "ResolvedRefs");
@@ -47,8 +47,8 @@ fn one_control_plane_says_what_became_of_objects() {
         assert_eq!(ours["conditions"][2]["status"], "True");
 
         let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
-        server.apply(GROUPS, Some("shop"), "g", bad).await;
-        let event = event(&server).await;
+        server.apply_object(GROUPS, Some("shop"), "g", bad).await;
+        let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Refused");
         assert_eq!(event["regarding"]["name"], "g");
         let lease = "coordination.k8s.io/v1/Lease";
@@ -66,22 +66,22 @@ fn one_control_plane_says_what_became_of_objects() {
 fn what_gives_way_says_who_decides_until_that_goes() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        install(&server, &options()).await;
+        server.create_namespace("shop").await;
+        install_objects(&server, &test_options()).await;
         for kind in [ROUTES, GRPC_ROUTES, SPLITS] {
-            server.define(kind).await;
+            server.define_kind(kind).await;
         }
         let _tasks = control_planes(&server, &["leno-control-a"]).await;
-        server.service("web", 8080).await;
+        server.create_service("web", 8080).await;
         let spec = json!({
             "parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         });
-        server.apply(ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
+        server.apply_object(ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
         said_of_route(&server, "Accepted").await;
-        server.apply(GRPC_ROUTES, Some("shop"), "g", json!({"spec": spec})).await;
+        server.apply_object(GRPC_ROUTES, Some("shop"), "g", json!({"spec": spec})).await;
         let said = said_of_route(&server, "Conflicted").await;
-        let conditions = &ours(&said).unwrap()["conditions"];
+        let conditions = &our_parent(&said).unwrap()["conditions"];
         assert_eq!(conditions[0]["status"], "False");
         assert_eq!(conditions[0]["observedGeneration"], said["metadata"]["generation"]);
         let why = "GRPCRoute shop/g is attached to the same port and takes precedence";
@@ -90,13 +90,13 @@ fn what_gives_way_says_who_decides_until_that_goes() {
             (&conditions[2]["type"], &conditions[2]["status"]),
             (&"Programmed".into(), &"False".into())
         );
-        server.delete(GRPC_ROUTES, Some("shop"), "g").await;
+        server.delete_object(GRPC_ROUTES, Some("shop"), "g").await;
         let said = said_of_route(&server, "Accepted").await;
-        assert_eq!(ours(&said).unwrap()["conditions"][2]["status"], "True");
+        assert_eq!(our_parent(&said).unwrap()["conditions"][2]["status"], "True");
 
         let split = json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
-        server.apply(SPLITS, Some("shop"), "s", json!({"spec": split})).await;
-        let event = event(&server).await;
+        server.apply_object(SPLITS, Some("shop"), "s", json!({"spec": split})).await;
+        let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Conflicted");
         assert_eq!(event["regarding"]["name"], "s");
         let why = "HTTPRoute shop/r is attached to shop/web and takes precedence";
@@ -111,12 +111,12 @@ fn what_gives_way_says_who_decides_until_that_goes() {
 fn each_kind_gets_its_status() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        install(&server, &options()).await;
-        server.service("web", 8080).await;
+        server.create_namespace("shop").await;
+        install_objects(&server, &test_options()).await;
+        server.create_service("web", 8080).await;
         let _tasks = control_planes(&server, &["leno-control"]).await;
-        let specs = specs();
-        let own = manifests(&options());
+        let specs = kind_specs();
+        let own = installation_manifests(&test_options());
         let own = own.iter().filter(|it| it["kind"] == "CustomResourceDefinition");
         let own: BTreeSet<&str> =
             own.map(|it| it["spec"]["names"]["kind"].as_str().unwrap()).collect();
@@ -124,13 +124,13 @@ fn each_kind_gets_its_status() {
         for (kind, spec) in &specs {
             let name = format!("leno.dev/v1alpha1/{kind}");
             let namespace = (kind != "MeshConfig").then_some("shop");
-            server.apply(&name, namespace, "leno", json!({"spec": spec})).await;
+            server.apply_object(&name, namespace, "leno", json!({"spec": spec})).await;
         }
         for kind in specs.keys() {
             let name = format!("leno.dev/v1alpha1/{kind}");
             let namespace = (kind != "MeshConfig").then_some("shop");
             let has_conditions = |it: &Value| it["status"]["conditions"].is_array();
-            let object = server.until((&name, namespace, "leno"), has_conditions).await;
+            let object = server.wait_until((&name, namespace, "leno"), has_conditions).await;
             let status = &object["status"];
             let accepted = &status["conditions"][0];
             assert_eq!(accepted["type"], "Accepted", "{kind}: {status}");
@@ -140,7 +140,7 @@ fn each_kind_gets_its_status() {
 }
 
 /// Returns a spec for each kind.
-fn specs() -> BTreeMap<String, Value> {
+fn kind_specs() -> BTreeMap<String, Value> {
     let targets = json!([{"kind": "Service", "name": "web"}]);
     let key = "{\"keys\": [{\"kty\": \"EC\", \"crv\": \"P-256\", \"kid\": \"one\", \"use\": \"sig\", \
                \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
@@ -170,28 +170,28 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
     for name in names {
         let client = server.client_as(ACCOUNT).await;
         let source = Source::new(client.clone(), Options::default());
-        let statements = source.statements();
+        let statements = source.subscribe_statements();
         let writer = Writer {
-            namespace: NamespaceName::literal("mesh"),
+            namespace: NamespaceName::from_literal("mesh"),
             name: (*name).to_owned(),
             facts: watch::Sender::default().subscribe(),
         };
         let (leads, leading) = watch::channel(false);
-        tasks.spawn(hold(client.clone(), writer, leads, watch::channel(false).1));
+        tasks.spawn(hold_lease(client.clone(), writer, leads, watch::channel(false).1));
         let unwritten = watch::Sender::default();
         tasks.spawn(keep_statuses(client, (*name).to_owned(), statements, leading, unwritten));
         let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.follow(output));
+        tasks.spawn(source.send_updates(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
     }
     tasks
 }
 
 /// Waits for the first event of the namespace and returns it.
-async fn event(server: &Server) -> Value {
+async fn wait_for_event(server: &Server) -> Value {
     let deadline = Instant::now() + MAX_WAIT;
     loop {
-        if let Some(event) = server.events("shop").await.into_iter().next() {
+        if let Some(event) = server.list_events("shop").await.into_iter().next() {
             return event;
         }
         assert!(Instant::now() < deadline, "there is no event");
@@ -201,11 +201,12 @@ async fn event(server: &Server) -> Value {
 
 /// Waits until the route has a condition with this reason, and returns it.
 async fn said_of_route(server: &Server, reason: &str) -> Value {
-    let is_so = |it: &Value| ours(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
-    server.until((ROUTES, Some("shop"), "r"), is_so).await
+    let is_so =
+        |it: &Value| our_parent(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
+    server.wait_until((ROUTES, Some("shop"), "r"), is_so).await
 }
 
-fn ours(route: &Value) -> Option<&Value> {
+fn our_parent(route: &Value) -> Option<&Value> {
     let parents = route.pointer("/status/parents")?.as_array()?;
     parents.iter().find(|entry| entry["controllerName"] == "leno.dev/mesh-controller")
 }

@@ -4,11 +4,11 @@
 use leno_model::ObjectKey;
 use serde_json::{Value, json};
 
-use crate::installed::{install, options};
+use crate::installed::{install_objects, test_options};
 use crate::server::{Server, run};
 use crate::world::World;
 
-fn policy(method_field: &str) -> Value {
+fn access_policy(method_field: &str) -> Value {
     let request = json!({"path": {"value": "/"}, method_field: ["GET"]});
     let rule = json!({"from": [{"serviceAccount": "web"}], "requests": [request]});
     json!({"spec": {"allow": [rule]}})
@@ -19,23 +19,23 @@ fn policy(method_field: &str) -> Value {
 fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
     run(async {
         let server = Server::start().await;
-        server.namespace("shop").await;
-        install(&server, &options()).await;
-        let mut world = World::follow(server.client().await);
-        world.until("a first picture", |world| world.updates == 1).await;
+        server.create_namespace("shop").await;
+        install_objects(&server, &test_options()).await;
+        let mut world = World::from_client(server.admin_client().await);
+        world.wait_until("a first picture", |world| world.updates == 1).await;
         // By a controller or Helm, by client-side apply, and by server-side apply.
-        server.create_ignoring(POLICIES, "shop", "created", policy("metods")).await;
-        let mut applied = policy("metods");
+        server.create_ignoring(POLICIES, "shop", "created", access_policy("metods")).await;
+        let mut applied = access_policy("metods");
         applied["metadata"]["annotations"] =
             json!({"kubectl.kubernetes.io/last-applied-configuration": "{}"});
         server.create_ignoring(POLICIES, "shop", "applied", applied).await;
-        server.apply(POLICIES, Some("shop"), "server-side", policy("metods")).await;
-        let mut beside = policy("methods");
+        server.apply_object(POLICIES, Some("shop"), "server-side", access_policy("metods")).await;
+        let mut beside = access_policy("methods");
         beside["ports"] = json!([80]);
         server.create_ignoring(POLICIES, "shop", "beside", beside).await;
         for name in ["created", "applied", "server-side", "beside"] {
             world
-                .until("a rejection", |world| {
+                .wait_until("a rejection", |world| {
                     let is_it = |it: &&leno_registry::Rejected| it.at.name.as_deref() == Some(name);
                     world
                         .rejected
@@ -45,14 +45,14 @@ fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
                 })
                 .await;
         }
-        assert!(policies(&world).is_empty(), "{:?}", policies(&world));
-        server.create_ignoring(POLICIES, "shop", "good", policy("methods")).await;
-        world.until("a policy", |world| policies(world).len() == 1).await;
+        assert!(policy_keys(&world).is_empty(), "{:?}", policy_keys(&world));
+        server.create_ignoring(POLICIES, "shop", "good", access_policy("methods")).await;
+        world.wait_until("a policy", |world| policy_keys(world).len() == 1).await;
     });
 }
 
 /// Returns the keys of the access policies that were read; the installation itself has Services.
-fn policies(world: &World) -> Vec<&ObjectKey> {
+fn policy_keys(world: &World) -> Vec<&ObjectKey> {
     world.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
 }
 

@@ -26,16 +26,16 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn follow(client: Client) -> Self {
-        Self::of(Source::new(client, Options::default()))
+    pub(crate) fn from_client(client: Client) -> Self {
+        Self::from_source(Source::new(client, Options::default()))
     }
 
     /// Follows a source.
-    pub(crate) fn of(source: Source) -> Self {
-        let progress = source.progress();
+    pub(crate) fn from_source(source: Source) -> Self {
+        let progress = source.subscribe_progress();
         let (output, queue) = mpsc::channel(4);
         let mut tasks = JoinSet::new();
-        tasks.spawn(source.follow(output));
+        tasks.spawn(source.send_updates(output));
         Self {
             objects: BTreeMap::new(),
             rejected: Vec::new(),
@@ -49,22 +49,22 @@ impl World {
     }
 
     /// Applies updates until a condition is true.
-    pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    pub(crate) async fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         while !is_so(self) {
             let update = timeout(MAX_WAIT, self.queue.recv()).await;
             match update {
-                Ok(Some(update)) => self.take(update),
+                Ok(Some(update)) => self.apply_update(update),
                 _ => panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>()),
             }
         }
     }
 
-    fn take(&mut self, update: Update) {
+    fn apply_update(&mut self, update: Update) {
         self.updates += 1;
         for change in update.changes {
             match change {
                 Change::Upsert(object) => {
-                    let before = self.objects.insert(object.key(), object.clone());
+                    let before = self.objects.insert(object.object_key(), object.clone());
                     assert_ne!(before, Some(object), "only differences are told");
                 }
                 Change::Remove(key) => {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// A dual-stack Service in front of the HTTP test application.
@@ -15,20 +15,20 @@ const BOTH: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}, spec
 ";
 
 fn has_both_versions() -> bool {
-    let ranges = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].spec.podCIDRs}"]));
+    let ranges = stdout_of(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].spec.podCIDRs}"]));
     ranges.contains("::")
 }
 
 /// Returns a metric of a Pod's sidecar; 0 if it is absent.
-fn counted(namespace: &Namespace, from: &str, address: &str, metric: &str) -> u64 {
+fn sidecar_metric(namespace: &Namespace, from: &str, address: &str, metric: &str) -> u64 {
     let url = format!("http://{address}:15020/metrics");
     let metrics = namespace.curl(from, &[&url]).body;
     let lines = metrics.lines().filter(|line| line.starts_with(metric));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-fn field(namespace: &Namespace, object: &str, path: &str) -> String {
-    printed(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
+fn object_field(namespace: &Namespace, object: &str, path: &str) -> String {
+    stdout_of(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
         .trim()
         .to_owned()
 }
@@ -42,15 +42,15 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let meshed = Namespace::with_metadata("both", metered);
     let strange = Namespace::new("six", Injection::Disabled);
-    meshed.apply(&http_server("server", 1, ""));
-    meshed.apply(BOTH);
-    meshed.client("client");
-    strange.client("client");
+    meshed.apply_manifests(&http_server("server", 1, ""));
+    meshed.apply_manifests(BOTH);
+    meshed.create_client("client");
+    strange.create_client("client");
     meshed.wait_ready();
     strange.wait_ready();
-    let service = field(&meshed, "service/both", "{.spec.clusterIPs[1]}");
+    let service = object_field(&meshed, "service/both", "{.spec.clusterIPs[1]}");
     let pods = "{.items[0].status.podIPs[*].ip}";
-    let pod = printed(&meshed.kubectl(&[
+    let pod = stdout_of(&meshed.kubectl(&[
         "get",
         "pods",
         "-l",
@@ -61,7 +61,12 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     let (four, six) = pod.trim().split_once(' ').expect("two addresses");
     assert!(service.contains(':') && six.contains(':'), "{service} {pod}");
     let mutual = || {
-        counted(&meshed, "client", four, "leno_handshakes_total{side=\"downstream\",result=\"ok\"}")
+        sidecar_metric(
+            &meshed,
+            "client",
+            four,
+            "leno_handshakes_total{side=\"downstream\",result=\"ok\"}",
+        )
     };
     for url in [
         format!("http://[{service}]/"),
@@ -76,7 +81,7 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     }
     assert!(mutual() > 0, "it was mutual TLS");
     let requests = "leno_requests_total{direction=\"inbound\"";
-    assert!(counted(&meshed, "client", four, requests) >= 20);
+    assert!(sidecar_metric(&meshed, "client", four, requests) >= 20);
     // The kubelet's port is reachable over both.
     assert_eq!(strange.curl("client", &[&format!("http://[{six}]:15020/readyz")]).status, 200);
 }
@@ -90,8 +95,8 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
     );
     let plain = Namespace::new("unnamed", Injection::Disabled);
     meshed.http_server("server", 2);
-    meshed.client("client");
-    meshed.apply(
+    meshed.create_client("client");
+    meshed.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
          ports: [{name: http, port: 8080}]}}
 ---
@@ -100,10 +105,10 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
     plain.http_server("server", 1);
     meshed.wait_ready();
     plain.wait_ready();
-    let own = field(&meshed, "pod/client", "{.status.podIP}");
+    let own = object_field(&meshed, "pod/client", "{.status.podIP}");
     let count = |result: &str| {
         let metric = format!("leno_look_ups_total{{result=\"{result}\"}}");
-        counted(&meshed, "client", &own, &metric)
+        sidecar_metric(&meshed, "client", &own, &metric)
     };
     eventually("a name is answered here", Duration::from_secs(120), || {
         drop(meshed.curl("client", &["http://server/"]));
@@ -132,6 +137,6 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
         said.lines().filter(|line| line.starts_with("Address")).count()
     };
     let both = found();
-    printed(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    stdout_of(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
     eventually("one is gone", Duration::from_secs(60), || (found() == both - 1).then_some(()));
 }

@@ -1,6 +1,6 @@
 //! Unprivileged Pods in a cluster with the CNI plugin (`leno install --cni`).
 
-use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, stdout_of};
 
 /// Its Pods must run as an unprivileged user without capabilities.
 const RESTRICTED: &str =
@@ -22,13 +22,13 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
             "args: [http, -linger, 8s]",
             &format!("args: [http, -linger, 8s]\n        securityContext: {{{container}}}"),
         );
-    namespace.apply(&server);
-    namespace.apply(&format!(
+    namespace.apply_manifests(&server);
+    namespace.apply_manifests(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: client}}, spec: {{securityContext: {{{security}}}, \
          terminationGracePeriodSeconds: 1, containers: [{{name: client, image: 'kc.local/toolbox:1', \
          imagePullPolicy: Never, securityContext: {{{container}}}, command: [sh, -c, 'sleep infinity']}}]}}}}"
     ));
-    strange.client("client");
+    strange.create_client("client");
     namespace.wait_ready();
     strange.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
@@ -36,7 +36,7 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
     strange.expect_curl("client", &[&url], 56, 0);
     let capabilities =
         "jsonpath={.items[*].spec.initContainers[*].securityContext.capabilities.add}";
-    let added = printed(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
+    let added = stdout_of(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
     assert_eq!(added, "");
 }
 
@@ -45,12 +45,12 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
 fn exclusions_reach_the_plugin() {
     let namespace = Namespace::new("excluded", Injection::Enabled);
     let strange = Namespace::new("outside", Injection::Disabled);
-    namespace.apply(&http_server(
+    namespace.apply_manifests(&http_server(
         "server",
         1,
         "annotations: {leno.dev/inbound-port-exclusion-list: '8080'}",
     ));
-    strange.client("client");
+    strange.create_client("client");
     namespace.wait_ready();
     strange.wait_ready();
     strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 0, 200);

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, printed};
+use leno_tests::cluster::{Namespace, stdout_of};
 use leno_tests::eventually;
 
 /// Returns a gRPC server and its Service.
-fn server(name: &str, arguments: &str, protocol: &str) -> String {
+fn grpc_server(name: &str, arguments: &str, protocol: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
 ---
@@ -78,21 +78,22 @@ fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
     let namespace = Namespace::with_metadata("calls", strict);
-    namespace
-        .apply(&[server("clear", "", "grpc"), server("secure", ", -tls", "tcp")].join("---\n"));
-    namespace.caller("caller");
+    namespace.apply_manifests(
+        &[grpc_server("clear", "", "grpc"), grpc_server("secure", ", -tls", "tcp")].join("---\n"),
+    );
+    namespace.create_caller("caller");
     namespace.wait_ready();
     let clear = |method| ["clear:9000", method];
     let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
     // A client without a policy is rejected: plaintext calls with a status, opaque bytes with a reset.
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
-    namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), ANSWERED);
     // The server does not implement the other service, and would report that itself.
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Other"), NO_ROUTE);
     expect_call(&namespace, &secure, ANSWERED);
-    printed(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
+    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
     expect_call(&namespace, &clear("/grpc.health.v1.Health/Check"), DENIED);
     expect_call(&namespace, &secure, RESET);
 }

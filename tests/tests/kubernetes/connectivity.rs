@@ -1,6 +1,6 @@
 //! Connectivity of meshed and unmeshed Pods, by names and addresses.
 
-use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, stdout_of};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -8,8 +8,8 @@ fn meshed_pods_speak_and_external_clients_do_not() {
     let meshed = Namespace::new("permissive", Injection::Enabled);
     let strange = Namespace::new("outsider", Injection::Disabled);
     meshed.http_server("server", 1);
-    meshed.client("client");
-    strange.client("client");
+    meshed.create_client("client");
+    strange.create_client("client");
     meshed.wait_ready();
     strange.wait_ready();
     let url = format!("http://server.{}.svc.cluster.local/", meshed.name());
@@ -23,18 +23,18 @@ fn meshed_pods_speak_and_external_clients_do_not() {
 fn every_client_reaches_every_replica() {
     let namespace = Namespace::new("replicas", Injection::Enabled);
     namespace.http_server("server", 3);
-    namespace.apply(
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
          ports: [{name: http, port: 8080}]}}",
     );
     let clients = ["one", "two", "three"];
-    clients.iter().for_each(|client| namespace.client(client));
+    clients.iter().for_each(|client| namespace.create_client(client));
     namespace.wait_ready();
-    let pods = namespace.pods("server");
+    let pods = namespace.list_pods("server");
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     assert_eq!(pods.len(), 3);
     let path = "jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {end}";
-    let found = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let found = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let found: Vec<&str> = found.split_whitespace().collect();
     for client in clients {
         namespace.expect_reached(client, &["http://server/"], &pods);
@@ -54,13 +54,13 @@ fn what_is_not_meshed_is_reached_as_before() {
     let meshed = Namespace::new("outward", Injection::Enabled);
     let plain = Namespace::new("plain", Injection::Disabled);
     plain.http_server("server", 1);
-    meshed.client("client");
+    meshed.create_client("client");
     meshed.wait_ready();
     plain.wait_ready();
     let url = format!("http://server.{}/", plain.name());
     meshed.expect_curl("client", &[&url], 0, 200);
     let address =
-        printed(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
+        stdout_of(&plain.kubectl(&["get", "pods", "-o", "jsonpath={.items[0].status.podIP}"]));
     meshed.expect_curl("client", &[&format!("http://{address}:8080/")], 0, 200);
     // Without credentials, the API server responds with 401 or 403, over its own TLS.
     let answer = meshed.curl("client", &["-k", "https://kubernetes.default/api"]);
@@ -71,8 +71,8 @@ fn what_is_not_meshed_is_reached_as_before() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn several_ports_and_several_services_of_one_pod() {
     let namespace = Namespace::new("ports", Injection::Enabled);
-    namespace.client("client");
-    namespace.apply(
+    namespace.create_client("client");
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
   {name: one, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':8080']},
   {name: two, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':8081']}]}}
@@ -94,8 +94,8 @@ fn several_ports_and_several_services_of_one_pod() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn peers_of_a_stateful_set_reach_each_other_by_name() {
     let namespace = Namespace::new("stateful", Injection::Enabled);
-    namespace.client("client");
-    namespace.apply(
+    namespace.create_client("client");
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: peers}, spec: {clusterIP: None, selector: {app: peer}, ports: [
   {name: http, port: 8080}]}}
 ---
@@ -114,7 +114,7 @@ spec:
       - {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{containerPort: 8080}]}
 ",
     );
-    printed(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
     for peer in ["peer-0", "peer-1"] {
         let url = format!("http://{peer}.peers:8080/");
@@ -129,12 +129,12 @@ spec:
 fn excluded_ports_go_around_the_mesh() {
     let meshed = Namespace::new("around", Injection::Enabled);
     let strange = Namespace::new("about", Injection::Disabled);
-    meshed.apply(&http_server(
+    meshed.apply_manifests(&http_server(
         "server",
         1,
         "annotations: {openservicemesh.io/inbound-port-exclusion-list: '8080'}",
     ));
-    strange.client("client");
+    strange.create_client("client");
     meshed.wait_ready();
     strange.wait_ready();
     strange.expect_curl("client", &[&format!("http://server.{}/", meshed.name())], 0, 200);
@@ -144,8 +144,8 @@ fn excluded_ports_go_around_the_mesh() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_server_may_listen_on_the_address_of_its_pod_alone() {
     let namespace = Namespace::new("bound", Injection::Enabled);
-    namespace.client("client");
-    namespace.apply(
+    namespace.create_client("client");
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
   {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, '$(POD_IP):8080'],
    env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}]}}
@@ -167,15 +167,15 @@ fn who_is_not_meshed_yet_is_let_in_where_that_is_said() {
     );
     let strange = Namespace::new("left", Injection::Disabled);
     meshed.http_server("server", 1);
-    meshed.client("client");
-    strange.client("client");
+    meshed.create_client("client");
+    strange.create_client("client");
     meshed.wait_ready();
     strange.wait_ready();
     let url = format!("http://server.{}/", meshed.name());
     meshed.expect_curl("client", &[&url], 0, 200);
     strange.expect_curl("client", &[&url], 0, 200);
     let refuse = "leno.dev/plaintext=refuse";
-    printed(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), refuse]));
+    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), refuse]));
     strange.expect_curl("client", &[&url], 56, 0);
     meshed.expect_curl("client", &[&url], 0, 200);
 }

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
-use leno_tests::leno;
+use leno_tests::leno_command;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -16,14 +16,17 @@ fn bookinfo_sells_in_strict_mode() {
         "bookinfo",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
     );
-    let manifests = leno().args(["demo", "--kubernetes", "--image", &image()]).output().unwrap();
-    let manifests = printed(&manifests);
+    let manifests = leno_command()
+        .args(["demo", "--kubernetes", "--image", &program_image()])
+        .output()
+        .unwrap();
+    let manifests = stdout_of(&manifests);
     let (first, rest) = manifests.split_once("---\n").expect("the first document is the namespace");
     assert!(first.contains("kind: Namespace") && !rest.contains("kind: Namespace"));
     let ours = format!("namespace: {}", namespace.name());
-    namespace.apply(&rest.replace("namespace: bookinfo", &ours));
-    namespace.client("traffic");
-    namespace.client("outsider");
+    namespace.apply_manifests(&rest.replace("namespace: bookinfo", &ours));
+    namespace.create_client("traffic");
+    namespace.create_client("outsider");
     namespace.wait_ready();
 
     let product = "http://productpage:9080/api/v1/products/1";
@@ -51,32 +54,32 @@ fn bookinfo_sells_in_strict_mode() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_bookstore_sells_to_whom_its_policies_allow() {
-    let shop = Bookstore::open();
+    let shop = Bookstore::start_bookstore();
 
     // Permissive mode: every client is served.
-    shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
-    shop.expect("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.wait_for_result("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
 
     // Strict mode with SMI: only the buyer, and only its routes.
-    shop.warehouse.apply(
+    shop.warehouse.apply_manifests(
         &WAREHOUSE_POLICIES
             .replace("STORE", shop.store.name())
             .replace("WAREHOUSE", shop.warehouse.name()),
     );
-    shop.allow(&["bookbuyer"]);
+    shop.allow_customers(&["bookbuyer"]);
     for namespace in [&shop.store, &shop.warehouse] {
-        annotate(namespace, "leno.dev/traffic-mode=strict");
+        annotate_namespace(namespace, "leno.dev/traffic-mode=strict");
     }
-    shop.expect("bookthief", "403", &[]);
-    shop.expect("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+    shop.wait_for_result("bookthief", "403", &[]);
+    shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
 
     // The thief is allowed, and then rejected again. Its requests for `/books-bought` match no route, because
     // that route requires another client: as in OSM, the response is 404.
-    shop.allow(&["bookbuyer", "bookthief"]);
+    shop.allow_customers(&["bookbuyer", "bookthief"]);
     shop.expect_at("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
     shop.expect_at("bookthief", "/books-bought", "404", &[]);
-    shop.allow(&["bookbuyer"]);
-    shop.expect("bookthief", "403", &[]);
+    shop.allow_customers(&["bookbuyer"]);
+    shop.wait_for_result("bookthief", "403", &[]);
 
     // The split moves from one version to the other.
     for (weights, sellers) in [
@@ -84,8 +87,8 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
         ((50, 50), &["bookstore-v1", "bookstore-v2"]),
         ((0, 100), &["bookstore-v2"]),
     ] {
-        shop.split(weights);
-        shop.expect("bookbuyer", "200", sellers);
+        shop.split_traffic(weights);
+        shop.wait_for_result("bookbuyer", "200", sellers);
     }
 }
 
@@ -98,7 +101,7 @@ struct Bookstore {
 }
 
 impl Bookstore {
-    fn open() -> Self {
+    fn start_bookstore() -> Self {
         let meshed = |name| Namespace::new(name, Injection::Enabled);
         let shop = Self {
             buyer: meshed("bookbuyer"),
@@ -109,9 +112,9 @@ impl Bookstore {
         let store_at = format!("bookstore.{}:14001", shop.store.name());
         let warehouse_at = format!("bookwarehouse.{}:14001", shop.warehouse.name());
         let database_at = format!("mysql.{}:3306", shop.warehouse.name());
-        shop.warehouse.apply(&format!(
+        shop.warehouse.apply_manifests(&format!(
             "{MYSQL}---\n{}",
-            part(
+            shop_part(
                 "bookwarehouse",
                 "bookwarehouse",
                 &format!("warehouse, -database, '{database_at}'")
@@ -119,13 +122,13 @@ impl Bookstore {
         ));
         for name in ["bookstore-v1", "bookstore-v2"] {
             let arguments = format!("store, -name, {name}, -warehouse, '{warehouse_at}'");
-            shop.store.apply(&part(name, "bookstore", &arguments));
+            shop.store.apply_manifests(&shop_part(name, "bookstore", &arguments));
         }
         for (namespace, name) in [(&shop.buyer, "bookbuyer"), (&shop.thief, "bookthief")] {
             let arguments = format!("buyer, -name, {name}, -store, '{store_at}'");
-            namespace.apply(&part(name, name, &arguments));
+            namespace.apply_manifests(&shop_part(name, name, &arguments));
         }
-        shop.store.apply(&service("bookstore", "app: bookstore"));
+        shop.store.apply_manifests(&service_manifest("bookstore", "app: bookstore"));
         for namespace in [&shop.warehouse, &shop.store, &shop.buyer, &shop.thief] {
             namespace.wait_ready();
         }
@@ -133,7 +136,7 @@ impl Bookstore {
     }
 
     /// Applies OSM's objects with these customers of the store.
-    fn allow(&self, customers: &[&str]) {
+    fn allow_customers(&self, customers: &[&str]) {
         let sources: String = customers
             .iter()
             .map(|customer| {
@@ -156,11 +159,11 @@ impl Bookstore {
             )
         };
         let targets = target("bookstore-v1") + &target("bookstore-v2");
-        self.store.apply(&format!("{STORE_ROUTES}{targets}"));
+        self.store.apply_manifests(&format!("{STORE_ROUTES}{targets}"));
     }
 
-    fn split(&self, (one, two): (u32, u32)) {
-        self.store.apply(&format!(
+    fn split_traffic(&self, (one, two): (u32, u32)) {
+        self.store.apply_manifests(&format!(
             "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: bookstore-split}}, spec: \
              {{service: bookstore.{}, backends: [{{service: bookstore-v1, weight: {one}}}, \
              {{service: bookstore-v2, weight: {two}}}]}}}}",
@@ -169,7 +172,7 @@ impl Bookstore {
     }
 
     /// Waits until all of a customer's attempts have this result.
-    fn expect(&self, customer: &str, status: &str, sellers: &[&str]) {
+    fn wait_for_result(&self, customer: &str, status: &str, sellers: &[&str]) {
         for path in ["/books-bought", "/buy-a-book/new"] {
             self.expect_at(customer, path, status, sellers);
         }
@@ -192,7 +195,7 @@ impl Bookstore {
                     "app",
                     "--tail=80",
                 ]);
-                let log = printed(&log);
+                let log = stdout_of(&log);
                 let attempts: Vec<Vec<&str>> = log
                     .lines()
                     .map(|line| line.split(' ').collect::<Vec<_>>())
@@ -215,12 +218,12 @@ impl Bookstore {
     }
 }
 
-fn annotate(namespace: &Namespace, annotation: &str) {
-    printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+fn annotate_namespace(namespace: &Namespace, annotation: &str) {
+    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
 }
 
 /// Returns a part of the shop: account, Deployment, and the Service of the same name.
-fn part(name: &str, app: &str, arguments: &str) -> String {
+fn shop_part(name: &str, app: &str, arguments: &str) -> String {
     let selector = format!("app: {app}, part: {name}");
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
@@ -239,11 +242,11 @@ spec:
       - {{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [bookstore, {arguments}]}}
 ---
 {}",
-        service(name, &selector)
+        service_manifest(name, &selector)
     )
 }
 
-fn service(name: &str, selector: &str) -> String {
+fn service_manifest(name: &str, selector: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, spec: {{selector: {{{selector}}}, ports: [
   {{name: http, port: 14001, appProtocol: http}}]}}}}

@@ -1,20 +1,20 @@
 //! A fresh installation without meshed Pods: no command warns.
 
-use leno_tests::cluster::{kubectl, printed};
-use leno_tests::leno;
+use leno_tests::cluster::{kubectl, stdout_of};
+use leno_tests::leno_command;
 use serde_json::Value;
 
 /// `./test kubernetes` runs it first, while the cluster has only its own Services.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_installation_without_workloads_has_no_warning() {
-    let checked = leno().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
-    let findings: Vec<Value> = serde_json::from_str(&printed(&checked)).expect("findings");
+    let checked = leno_command().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
+    let findings: Vec<Value> = serde_json::from_str(&stdout_of(&checked)).expect("findings");
     let odd: Vec<&Value> = findings.iter().filter(|it| it["verdict"] != "ok").collect();
     assert!(!findings.is_empty() && odd.is_empty(), "{odd:?}");
     let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     let names = ["-o", "jsonpath={.items[*].metadata.name}"];
-    let pods = printed(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
+    let pods = stdout_of(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
     for pod in pods.split_whitespace() {
         let leno = |arguments: &[&str]| {
             let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
@@ -23,7 +23,7 @@ fn an_installation_without_workloads_has_no_warning() {
             // A warning would be on standard error.
             let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(complaint, "", "{arguments:?}");
-            printed(&output)
+            stdout_of(&output)
         };
         let rejected = leno(&["get", "rejected"]);
         assert!(rejected.contains("nothing is rejected"), "{rejected}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, printed};
+use leno_tests::cluster::{Namespace, stdout_of};
 use leno_tests::eventually;
 
 /// Three Pods like those of ZooKeeper: they listen only on the Pod's address, on ports for clients, followers
@@ -45,7 +45,7 @@ spec:
 ";
 
 /// Returns a further container of the StatefulSet that listens on this port.
-fn listening(port: u16) -> String {
+fn listening_container(port: u16) -> String {
     format!(
         "      - {{name: at-{port}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -listen, '$(POD_IP):{port}'],\n         \
          ports: [{{containerPort: {port}}}], env: [{{name: POD_IP, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}]}}\n"
@@ -60,9 +60,9 @@ fn peers_speak_by_name_at_every_port_that_a_route_names() {
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
     );
     let all = [2181, 2888, 3888, 4888];
-    namespace.apply(&(ENSEMBLE.to_owned() + &all.map(listening).concat()));
-    namespace.apply(&ALLOWED.replace("NAMESPACE", namespace.name()));
-    printed(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
+    namespace.apply_manifests(&(ENSEMBLE.to_owned() + &all.map(listening_container).concat()));
+    namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
     // Returns the responses of each peer on each port to one peer.
     let heard = |from: &str| {

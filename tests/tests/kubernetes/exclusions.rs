@@ -1,6 +1,6 @@
 //! Traffic that bypasses the sidecar by annotations of the Pod.
 
-use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::cluster::{Injection, Namespace, stdout_of};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -8,13 +8,13 @@ fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
     let namespace = Namespace::new("excluding", Injection::Enabled);
     namespace.http_server("server", 1);
     namespace.http_server("second", 1);
-    namespace.apply(
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: aside}, spec: {selector: {app: server}, ports: [
   {name: http, port: 81, targetPort: 8080}]}}",
     );
     let address = ["get", "service", "server", "-o", "jsonpath={.spec.clusterIP}"];
-    let address = printed(&namespace.kubectl(&address));
-    namespace.client("client");
+    let address = stdout_of(&namespace.kubectl(&address));
+    namespace.create_client("client");
     namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
     let range = "openservicemesh.io/outbound-ip-range-exclusion-list";
     namespace.annotated_client("by-range", &format!("{range}: '{address}/32'"));

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::cluster::{Injection, Namespace, stdout_of};
 use leno_tests::eventually;
 
 use super::under_load::Load;
 
 /// Creates a gateway and a route to `server`; returns its external address.
-pub(crate) fn gateway(namespace: &Namespace) -> String {
-    namespace.apply(
+pub(crate) fn create_gateway(namespace: &Namespace) -> String {
+    namespace.apply_manifests(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: front}
@@ -26,15 +26,15 @@ spec:
 ",
     );
     let programmed = ["wait", "--for=condition=Programmed", "gateway/front", "--timeout=90s"];
-    printed(&namespace.kubectl(&programmed));
+    stdout_of(&namespace.kubectl(&programmed));
     let address = ["get", "gateway/front", "-o", "jsonpath={.status.addresses[0].value}"];
-    printed(&namespace.kubectl(&address))
+    stdout_of(&namespace.kubectl(&address))
 }
 
 /// Returns a namespace outside the mesh, and the URL of a gateway from there.
 pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
     let external_clients = Namespace::new("outsiders", Injection::Disabled);
-    external_clients.client("outsider");
+    external_clients.create_client("outsider");
     external_clients.wait_ready();
     let url = format!("http://{address}/");
     external_clients.expect_curl("outsider", &[&url], 0, 200);
@@ -45,11 +45,11 @@ pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn external_clients_come_in_by_a_gateway_alone() {
     let external_clients = Namespace::new("outsiders", Injection::Disabled);
-    external_clients.client("outsider");
+    external_clients.create_client("outsider");
     for injection in [Injection::Enabled, Injection::Disabled] {
         let namespace = Namespace::new("gateway", injection);
         namespace.http_server("server", 2);
-        let address = gateway(&namespace);
+        let address = create_gateway(&namespace);
         namespace.wait_ready();
         external_clients.wait_ready();
         let url = format!("http://{address}/");
@@ -74,15 +74,15 @@ fn external_clients_come_in_by_a_gateway_alone() {
 fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
     let namespace = Namespace::new("replaced", Injection::Enabled);
     namespace.http_server("server", 2);
-    let address = gateway(&namespace);
+    let address = create_gateway(&namespace);
     namespace.wait_ready();
     let (external_clients, url) = external_clients_at(&address);
     let load = Load::start(&external_clients, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
-        printed(&namespace.kubectl(&["rollout", "restart", deployment]));
-        printed(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
+        stdout_of(&namespace.kubectl(&["rollout", "restart", deployment]));
+        stdout_of(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
     }
-    let (requests, failed) = load.end();
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -116,23 +116,23 @@ spec:
 fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let namespace = Namespace::new("partly-meshed", Injection::Enabled);
     namespace.http_server("server", 1);
-    let address = gateway(&namespace);
+    let address = create_gateway(&namespace);
     namespace.wait_ready();
     let (external_clients, url) = external_clients_at(&address);
-    namespace.apply(PARTLY_MESHED);
+    namespace.apply_manifests(PARTLY_MESHED);
     namespace.wait_ready();
     let condition = ["get", "jwtvalidation.leno.dev/server", "-o"];
     let enforced = "jsonpath={.status.conditions[?(@.type==\"Enforced\")].status} {.status.conditions[?(@.type==\"Enforced\")].message}";
     eventually("the policy reports the pod", Duration::from_secs(60), || {
-        let output = printed(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
+        let output = stdout_of(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
         (output.starts_with("False ") && output.ends_with(&format!("{}/plain", namespace.name())))
             .then_some(())
     });
     external_clients.expect_curl("outsider", &[&url], 0, 401);
-    let answers = external_clients.curls("outsider", 200, &[&url]);
+    let answers = external_clients.curl_repeatedly("outsider", 200, &[&url]);
     let answered: Vec<_> = answers.iter().filter(|it| it.status != 401).collect();
     assert_eq!((answers.len(), answered), (200, Vec::new()));
     // Without the meshed Pod, no endpoint is left.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
     external_clients.expect_curl("outsider", &[&url], 0, 503);
 }

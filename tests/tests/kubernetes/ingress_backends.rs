@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, stdout_of};
 use leno_tests::eventually;
 use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -19,15 +19,15 @@ spec:
 ";
 
 /// Returns a value from the Secret of the mesh's authority.
-fn authority(key: &str) -> String {
+fn authority_value(key: &str) -> String {
     let template = format!("go-template={{{{index .data \"{key}\" | base64decode}}}}");
-    printed(&kubectl(&["-n", "leno-system", "get", "secret", "leno-authority", "-o", &template]))
+    stdout_of(&kubectl(&["-n", "leno-system", "get", "secret", "leno-authority", "-o", &template]))
 }
 
 /// Returns certificate and key of an account of this mesh, for an ingress controller outside it.
-fn certificate(account: &str, namespace: &Namespace) -> String {
-    let signer = KeyPair::from_pem(&authority("ca.key")).expect("the key of the root");
-    let root = authority("ca.pem");
+fn issue_certificate(account: &str, namespace: &Namespace) -> String {
+    let signer = KeyPair::from_pem(&authority_value("ca.key")).expect("the key of the root");
+    let root = authority_value("ca.pem");
     let issuer = Issuer::from_ca_cert_pem(&root, signer).expect("the root");
     let key = KeyPair::generate().expect("a key");
     let id = format!("spiffe://cluster.local/ns/{}/sa/{account}", namespace.name());
@@ -41,9 +41,9 @@ fn certificate(account: &str, namespace: &Namespace) -> String {
 
 /// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
 /// handshake, while the client sends its request (55) or waits for the response (56).
-fn refused(outside: &Namespace, url: &str) {
+fn wait_until_rejected(outside: &Namespace, url: &str) {
     eventually("who shows no certificate is reset", Duration::from_secs(90), || {
-        let seen = outside.curls("controller", 5, &["-k", "--http1.1", url]);
+        let seen = outside.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
         let reset = |one: &Curl| matches!(one.exit, 55 | 56) && one.status == 0;
         (seen.len() == 5 && seen.iter().all(reset)).then_some(())
     });
@@ -57,14 +57,14 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     let namespace = Namespace::with_metadata("entered", strict);
     let outside = Namespace::new("ingress", Injection::Disabled);
     namespace.http_server("server", 1);
-    outside.client("controller");
+    outside.create_client("controller");
     namespace.wait_ready();
     outside.wait_ready();
     for account in ["controller", "other"] {
         // Passed as an argument: the input of `kubectl exec -i` can be lost.
         let file = format!("echo \"$0\" > /tmp/{account}.pem");
-        let write = ["sh", "-c", &file, &certificate(account, &outside)];
-        printed(&outside.exec("controller", &write));
+        let write = ["sh", "-c", &file, &issue_certificate(account, &outside)];
+        stdout_of(&outside.exec("controller", &write));
     }
     let url = format!("https://server.{}:80/", namespace.name());
     let by = |file: &'static str| ["-k", "--cert", file, url.as_str()];
@@ -79,16 +79,16 @@ fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     };
     let principal = format!("controller.{}.cluster.local", outside.name());
     let principal = format!("{{kind: AuthenticatedPrincipal, name: {principal}}}");
-    namespace.apply(&opening("false", &principal));
+    namespace.apply_manifests(&opening("false", &principal));
     expect(&shown, 0, 200);
     expect(&by("/tmp/other.pem"), 0, 403);
-    refused(&outside, &url);
+    wait_until_rejected(&outside, &url);
     expect(&[&url.replace("https", "http")], 56, 0);
     // No certificate is required: any client with an address in the range is accepted.
-    namespace.apply(&opening("true", "{kind: IPRange, name: 10.0.0.0/8}"));
+    namespace.apply_manifests(&opening("true", "{kind: IPRange, name: 10.0.0.0/8}"));
     expect(&["-k", &url], 0, 200);
     let opened = "ingressbackends.policy.openservicemesh.io";
-    printed(&namespace.kubectl(&["delete", opened, "opening"]));
-    refused(&outside, &url);
+    stdout_of(&namespace.kubectl(&["delete", opened, "opening"]));
+    wait_until_rejected(&outside, &url);
     expect(&shown, 0, 403);
 }

@@ -1,12 +1,12 @@
 //! Sidecar injection by labels and annotations.
 
-use leno_tests::cluster::{Injection, Namespace, http_server, image, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, program_image, stdout_of};
 
 fn has_sidecar(metadata: &str, pod: &str) -> bool {
     let namespace = Namespace::with_metadata("injected", metadata);
-    namespace.apply(&http_server("server", 1, pod));
+    namespace.apply_manifests(&http_server("server", 1, pod));
     namespace.wait_ready();
-    namespace.containers("server").contains("leno-proxy")
+    namespace.list_containers("server").contains("leno-proxy")
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn an_annotation_that_means_nothing_is_refused() {
 fn a_pod_with_an_unknown_key_or_without_names_is_created_with_a_warning() {
     let namespace = Namespace::new("warned", Injection::Enabled);
     let pod = |name: &str, annotations: &str, more: &str| {
-        let image = image();
+        let image = program_image();
         namespace.try_apply(&format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{{more} \
              containers: [{{name: app, image: '{image}', imagePullPolicy: Never, args: [help]}}]}}}}"
@@ -72,5 +72,5 @@ fn a_pod_with_an_unknown_key_or_without_names_is_created_with_a_warning() {
     assert!(nameless.status.success(), "{warnings}");
     assert!(warnings.contains("spec.dnsPolicy is Default"), "{warnings}");
     let chosen = "jsonpath={.metadata.annotations.kubectl\\.kubernetes\\.io/default-container}";
-    assert_eq!(printed(&namespace.kubectl(&["get", "pod", "marked", "-o", chosen])), "app");
+    assert_eq!(stdout_of(&namespace.kubectl(&["get", "pod", "marked", "-o", chosen])), "app");
 }

@@ -5,41 +5,41 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
 use serde_json::{Value, json};
 
 use crate::under_load::Load;
 
 /// Creates six ready unmeshed servers, and the namespace of a meshed client.
-fn outside(what: &str) -> (Namespace, Namespace) {
+fn start_unmeshed(what: &str) -> (Namespace, Namespace) {
     let servers = Namespace::new(what, Injection::Disabled);
     servers.http_server("server", REPLICAS);
     servers.wait_ready();
     (servers, Namespace::new(&format!("{what}-clients"), Injection::Enabled))
 }
 
-fn url(servers: &Namespace) -> String {
+fn server_url(servers: &Namespace) -> String {
     format!("http://server.{}/", servers.name())
 }
 
 /// Ends the load: no request may have failed.
-fn end(load: Load<'_>) {
-    let (requests, failed) = load.end();
+fn assert_unharmed(load: Load<'_>) {
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}), "of {requests}");
 }
 
 /// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
-fn restart(servers: &Namespace, label: &str, object: &str) {
-    printed(&kubectl(&["label", "namespace", servers.name(), label]));
-    printed(&servers.kubectl(&["rollout", "restart", object]));
-    printed(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
+fn label_and_restart(servers: &Namespace, label: &str, object: &str) {
+    stdout_of(&kubectl(&["label", "namespace", servers.name(), label]));
+    stdout_of(&servers.kubectl(&["rollout", "restart", object]));
+    stdout_of(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
 }
 
 /// Returns the number of meshed Pods of an application.
-fn meshed(servers: &Namespace, app: &str) -> usize {
-    servers.containers(app).split_whitespace().filter(|name| *name == "leno-proxy").count()
+fn count_meshed(servers: &Namespace, app: &str) -> usize {
+    servers.list_containers(app).split_whitespace().filter(|name| *name == "leno-proxy").count()
 }
 
 /// Waits until a container of a Pod is waiting for one of these reasons.
@@ -47,30 +47,30 @@ fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
     let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
                   {.status.containerStatuses[*].state.waiting.reason}";
     eventually(&format!("{pod} waits for {reasons:?}"), Duration::from_secs(180), || {
-        let said = printed(&servers.kubectl(&["get", "pod", pod, "-o", states]));
+        let said = stdout_of(&servers.kubectl(&["get", "pod", pod, "-o", states]));
         reasons.iter().any(|reason| said.contains(reason)).then_some(())
     });
 }
 
 /// Injects sidecars into all Pods of a namespace, and then removes them.
 fn join_and_leave(servers: &Namespace) {
-    restart(servers, "leno.dev/injection=enabled", "deployment/server");
+    label_and_restart(servers, "leno.dev/injection=enabled", "deployment/server");
     eventually("all pods have a sidecar", Duration::from_secs(120), || {
-        (meshed(servers, "server") == REPLICAS as usize).then_some(())
+        (count_meshed(servers, "server") == REPLICAS as usize).then_some(())
     });
-    restart(servers, "leno.dev/injection-", "deployment/server");
+    label_and_restart(servers, "leno.dev/injection-", "deployment/server");
     eventually("no pod has a sidecar", Duration::from_secs(120), || {
-        (meshed(servers, "server") == 0).then_some(())
+        (count_meshed(servers, "server") == 0).then_some(())
     });
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
-    let (servers, clients) = outside("late");
-    let load = Load::of_connections(&clients, &url(&servers));
+    let (servers, clients) = start_unmeshed("late");
+    let load = Load::of_connections(&clients, &server_url(&servers));
     join_and_leave(&servers);
-    end(load);
+    assert_unharmed(load);
 }
 
 /// Two Pods of the same Service with a sidecar: one with an image that cannot be pulled, one with a crashing
@@ -78,30 +78,30 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_that_cannot_start_changes_nothing() {
-    let (servers, clients) = outside("broken");
-    let load = Load::of_connections(&clients, &url(&servers));
+    let (servers, clients) = start_unmeshed("broken");
+    let load = Load::of_connections(&clients, &server_url(&servers));
     add_unpulled(&servers);
-    servers.apply(&format!(
+    servers.apply_manifests(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: crashing, labels: {{app: server}}}}, spec: {{serviceAccountName: server, \
          initContainers: [{{name: leno-proxy, image: {}, imagePullPolicy: Never, restartPolicy: Always, args: [no-such-command]}}], \
          containers: [{{name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{{containerPort: \
          8080, name: http}}], readinessProbe: {{httpGet: {{path: /, port: http}}, periodSeconds: 1}}}}]}}}}",
-        image(),
+        program_image(),
     ));
     expect_waiting(&servers, "crashing", &["CrashLoopBackOff"]);
-    end(load);
+    assert_unharmed(load);
 }
 
 /// Adds a meshed Pod behind the Service with an application image that cannot be pulled.
 fn add_unpulled(servers: &Namespace) {
-    servers.apply(
+    servers.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
          {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
          [{containerPort: 8080, name: http}]}]}}",
     );
     expect_waiting(servers, "unpulled", &["ErrImageNeverPull", "ImagePullBackOff"]);
     assert!(
-        printed(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
+        stdout_of(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
     );
 }
 
@@ -109,12 +109,12 @@ fn add_unpulled(servers: &Namespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start() {
     let servers = Namespace::new("node-network", Injection::Disabled);
-    servers.apply(NODE_NETWORK);
-    printed(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
+    servers.apply_manifests(NODE_NETWORK);
+    stdout_of(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
     let clients = Namespace::new("node-network-clients", Injection::Enabled);
-    let load = Load::of_connections(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &server_url(&servers));
     add_unpulled(&servers);
-    end(load);
+    assert_unharmed(load);
 }
 
 /// The Service has no ready Pod until the new Pod is ready: sidecars use the old Pod, as kube-proxy does.
@@ -123,55 +123,55 @@ fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start
 fn the_only_replica_serves_on_while_it_terminates() {
     let servers = Namespace::new("lone", Injection::Enabled);
     let server = leno_tests::cluster::http_server("server", 1, "");
-    servers.apply(&server.replace("-linger, 8s", "-linger, 15s"));
+    servers.apply_manifests(&server.replace("-linger, 8s", "-linger, 15s"));
     servers.wait_ready();
-    assert_eq!(meshed(&servers, "server"), 1);
+    assert_eq!(count_meshed(&servers, "server"), 1);
     let clients = Namespace::new("lone-clients", Injection::Enabled);
-    let load = Load::of_connections(&clients, &url(&servers));
-    let old = format!("pod/{}", servers.pods("server")[0]);
-    printed(&servers.kubectl(&["delete", &old, "--wait=false"]));
-    printed(&servers.kubectl(&["wait", "--for=delete", &old, "--timeout=120s"]));
-    printed(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    end(load);
+    let load = Load::of_connections(&clients, &server_url(&servers));
+    let old = format!("pod/{}", servers.list_pods("server")[0]);
+    stdout_of(&servers.kubectl(&["delete", &old, "--wait=false"]));
+    stdout_of(&servers.kubectl(&["wait", "--for=delete", &old, "--timeout=120s"]));
+    stdout_of(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    assert_unharmed(load);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
-    let (servers, clients) = outside("canary");
-    clients.client("client");
+    let (servers, clients) = start_unmeshed("canary");
+    clients.create_client("client");
     clients.wait_ready();
-    let load = Load::of_connections(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &server_url(&servers));
     let canary = leno_tests::cluster::http_server("canary", 1, "");
     let canary = canary
         .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
     let canary = canary
         .replace("{matchLabels: {app: canary}}", "{matchLabels: {app: server, track: canary}}");
-    servers.apply(&canary);
-    printed(&servers.kubectl(&["rollout", "status", "deployment/canary", "--timeout=300s"]));
-    assert_eq!(meshed(&servers, "server"), 1);
-    let address = url(&servers);
-    let pods = servers.pods("server");
+    servers.apply_manifests(&canary);
+    stdout_of(&servers.kubectl(&["rollout", "status", "deployment/canary", "--timeout=300s"]));
+    assert_eq!(count_meshed(&servers, "server"), 1);
+    let address = server_url(&servers);
+    let pods = servers.list_pods("server");
     assert_eq!(pods.len(), 1 + REPLICAS as usize);
     let all: Vec<&str> = pods.iter().map(String::as_str).collect();
     clients.expect_reached("client", &[&address], &all);
-    printed(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
+    stdout_of(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
     eventually("the canary is gone", Duration::from_secs(120), || {
-        (servers.pods("server").len() == REPLICAS as usize).then_some(())
+        (servers.list_pods("server").len() == REPLICAS as usize).then_some(())
     });
-    end(load);
+    assert_unharmed(load);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
     let servers = Namespace::new("stateful", Injection::Disabled);
-    servers.apply(STATEFUL);
-    printed(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
+    servers.apply_manifests(STATEFUL);
+    stdout_of(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
     let clients = Namespace::new("stateful-clients", Injection::Enabled);
-    clients.client("client");
+    clients.create_client("client");
     clients.wait_ready();
-    let load = Load::of_connections(&clients, &url(&servers));
+    let load = Load::of_connections(&clients, &server_url(&servers));
     let reached = || {
         // Without a meshed endpoint, the order of addresses in DNS decides.
         let headless = format!("http://each.{}:8080/", servers.name());
@@ -187,14 +187,20 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
         let update = format!(
             "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{first}}}}}}}}}"
         );
-        printed(&servers.kubectl(&["patch", "statefulset/server", "--type=merge", "-p", &update]));
+        stdout_of(&servers.kubectl(&[
+            "patch",
+            "statefulset/server",
+            "--type=merge",
+            "-p",
+            &update,
+        ]));
         if first > 0 {
-            restart(&servers, "leno.dev/injection=enabled", "statefulset/server");
+            label_and_restart(&servers, "leno.dev/injection=enabled", "statefulset/server");
         }
         eventually("the pods have a sidecar", Duration::from_secs(180), || {
-            (meshed(&servers, "server") == with_sidecar).then_some(())
+            (count_meshed(&servers, "server") == with_sidecar).then_some(())
         });
-        printed(&servers.kubectl(&[
+        stdout_of(&servers.kubectl(&[
             "wait",
             "--for=condition=Ready",
             "pods",
@@ -203,12 +209,12 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
         ]));
         reached();
     }
-    end(load);
+    assert_unharmed(load);
 }
 
 /// Returns the addresses of the ready server Pods.
 fn ready_addresses(servers: &Namespace) -> Vec<String> {
-    let pods = printed(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
+    let pods = stdout_of(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
     let pods: Value = serde_json::from_str(&pods).unwrap();
     let is_ready = |pod: &&Value| {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -223,7 +229,7 @@ fn ready_addresses(servers: &Namespace) -> Vec<String> {
 }
 
 /// Writes the EndpointSlice of the Service without a selector.
-fn list(servers: &Namespace, addresses: &[String]) {
+fn write_slice(servers: &Namespace, addresses: &[String]) {
     let endpoint =
         |address: &String| json!({"addresses": [address], "conditions": {"ready": true}});
     let slice = json!({
@@ -232,7 +238,7 @@ fn list(servers: &Namespace, addresses: &[String]) {
         "ports": [{"name": "http", "port": 8080}],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<Value>>(),
     });
-    servers.apply(&slice.to_string());
+    servers.apply_manifests(&slice.to_string());
 }
 
 /// Ends the thread that lists endpoints, even if the test fails.
@@ -249,13 +255,13 @@ impl Drop for Over<'_> {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
-    let (servers, clients) = outside("by-hand");
-    servers.apply(
+    let (servers, clients) = start_unmeshed("by-hand");
+    servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: hand}, spec: {ports: [{name: http, port: 80, targetPort: 8080}]}}",
     );
     let first = ready_addresses(&servers);
     assert_eq!(first.len(), REPLICAS as usize);
-    list(&servers, &first);
+    write_slice(&servers, &first);
     let load = Load::of_connections(&clients, &format!("http://hand.{}/", servers.name()));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -265,14 +271,14 @@ fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < KEPT {
                 let ready = ready_addresses(&servers);
                 if ready != listed {
-                    list(&servers, &ready);
+                    write_slice(&servers, &ready);
                     listed = ready;
                 }
             }
         });
         join_and_leave(&servers);
     });
-    end(load);
+    assert_unharmed(load);
 }
 
 /// Longer than two rollouts; it only bounds the thread.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::cluster::{Injection, Namespace, stdout_of};
 use leno_tests::eventually;
 
 #[test]
@@ -10,7 +10,7 @@ use leno_tests::eventually;
 fn what_comes_beyond_a_local_limit_is_answered_429() {
     let namespace = Namespace::new("limited", Injection::Enabled);
     namespace.http_server("server", 1);
-    namespace.client("client");
+    namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let setting = |rest: &str| {
@@ -21,19 +21,19 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
         )
     };
     let once = "{requests: 1, unit: minute}";
-    namespace.apply(&setting(&format!("rateLimit: {{local: {{http: {once}}}}}")));
+    namespace.apply_manifests(&setting(&format!("rateLimit: {{local: {{http: {once}}}}}")));
     for path in ["", "status/200"] {
         namespace.expect_curl("client", &[&format!("http://server/{path}")], 0, 429);
     }
     // A limit for one route: the others have none.
     let of_route = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {once}}}}}]");
-    printed(&namespace.kubectl(&[
+    stdout_of(&namespace.kubectl(&[
         "delete",
         "upstreamtrafficsettings.policy.openservicemesh.io",
         "server",
     ]));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 200);
-    namespace.apply(&setting(&of_route));
+    namespace.apply_manifests(&setting(&of_route));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 429);
     namespace.expect_curl("client", &["http://server/"], 0, 200);
 }
@@ -42,19 +42,19 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
     let client = Namespace::new("scraper", Injection::Disabled);
-    client.client("client");
+    client.create_client("client");
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let meshed = "labels: {leno.dev/injection: enabled}";
     let namespaces = [(metered, 200), (meshed, 403)].map(|(metadata, status)| {
         let namespace = Namespace::with_metadata("scraped", metadata);
-        namespace.client("client");
+        namespace.create_client("client");
         (namespace, status)
     });
     client.wait_ready();
     for (namespace, status) in &namespaces {
         namespace.wait_ready();
         let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
-        let address = printed(&namespace.kubectl(&address));
+        let address = stdout_of(&namespace.kubectl(&address));
         let at = |path: &str| format!("http://{}:15020{path}", address.trim());
         assert_eq!(client.curl("client", &[&at("/metrics")]).status, *status);
         assert_eq!(client.curl("client", &[&at("/readyz")]).status, 200);
@@ -74,11 +74,11 @@ fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let namespace = Namespace::with_metadata("retried", metered);
     namespace.http_server("server", 1);
-    namespace.client("client");
+    namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
-    let address = printed(&namespace.kubectl(&address));
+    let address = stdout_of(&namespace.kubectl(&address));
     let metrics = format!("http://{}:15020/metrics", address.trim());
     let retries = || {
         let metrics = namespace.curl("client", &[&metrics]).body;
@@ -90,7 +90,7 @@ fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
     let before = retries();
     assert_eq!(namespace.curl("client", &[failing]).status, 503);
     assert_eq!(retries(), before, "nobody asked for it");
-    namespace.apply(&RETRY.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&RETRY.replace("NAMESPACE", namespace.name()));
     let mut at = before;
     eventually("one request is sent six times", Duration::from_secs(60), || {
         let answer = namespace.curl("client", &[failing]);
@@ -101,7 +101,7 @@ fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
         assert!(made == 0 || made == 5, "{made} retries");
         (made == 5).then_some(())
     });
-    printed(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
+    stdout_of(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
     eventually("it is sent once again", Duration::from_secs(60), || {
         assert_eq!(namespace.curl("client", &[failing]).status, 503);
         let now = retries();

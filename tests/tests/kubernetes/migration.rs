@@ -1,7 +1,7 @@
 //! Two meshes in one cluster: while namespaces move from one to the other, every workload is reachable;
 //! afterwards, workloads left in the old mesh are rejected.
 
-use leno_tests::cluster::{Injection, Namespace, apply, kubectl, kubectl_with, printed};
+use leno_tests::cluster::{Injection, Namespace, apply_globally, kubectl, kubectl_with, stdout_of};
 
 /// OSM's marks of a namespace in its mesh; Leno supports them as well.
 const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
@@ -23,8 +23,8 @@ impl OtherMesh {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "injector"},
             "stringData": {"tls.crt": certificate, "tls.key": key},
         });
-        home.apply(&secret.to_string());
-        home.apply(
+        home.apply_manifests(&secret.to_string());
+        home.apply_manifests(
             "{apiVersion: v1, kind: Pod, metadata: {name: injector, labels: {app: injector}}, spec: {
   volumes: [{name: keys, secret: {secretName: injector}}], containers: [{name: injector, image: 'kc.local/testapp:1',
   imagePullPolicy: Never, args: [webhook, -certificate, /keys/tls.crt, -key, /keys/tls.key],
@@ -34,7 +34,7 @@ impl OtherMesh {
 ",
         );
         home.wait_ready();
-        let bundle = printed(&kubectl_with(
+        let bundle = stdout_of(&kubectl_with(
             &[
                 "create",
                 "secret",
@@ -47,7 +47,7 @@ impl OtherMesh {
             ],
             &certificate,
         ));
-        apply(&format!(
+        apply_globally(&format!(
             "{{apiVersion: admissionregistration.k8s.io/v1, kind: MutatingWebhookConfiguration, metadata: {{name: osm-webhook-foreign}},
 webhooks: [{{name: osm-inject.k8s.io, sideEffects: None, admissionReviewVersions: [v1], failurePolicy: Fail,
   clientConfig: {{caBundle: {bundle}, service: {{namespace: {}, name: injector, port: 8443, path: /mutate-pod-creation}}}},
@@ -67,13 +67,13 @@ impl Drop for OtherMesh {
 }
 
 /// Returns for both meshes if the Pods of an application have a sidecar.
-fn sidecars(namespace: &Namespace, app: &str) -> (bool, bool) {
-    let containers = namespace.containers(app);
+fn sidecars_present(namespace: &Namespace, app: &str) -> (bool, bool) {
+    let containers = namespace.list_containers(app);
     (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))
 }
 
-fn annotate(namespace: &Namespace, annotation: &str) {
-    printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+fn annotate_namespace(namespace: &Namespace, annotation: &str) {
+    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
 }
 
 #[test]
@@ -87,16 +87,16 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     );
     for namespace in [&moving, &moved] {
         namespace.http_server("server", 2);
-        namespace.client("client");
+        namespace.create_client("client");
     }
-    moving.client("straggler");
+    moving.create_client("straggler");
     moving.wait_ready();
     moved.wait_ready();
     // Each Pod has one sidecar, although both meshes support the mark.
     for app in ["server", "client", "straggler"] {
-        assert_eq!(sidecars(&moving, app), (false, true), "{app}");
+        assert_eq!(sidecars_present(&moving, app), (false, true), "{app}");
     }
-    assert_eq!(sidecars(&moved, "server"), (true, false));
+    assert_eq!(sidecars_present(&moved, "server"), (true, false));
     let at = |namespace: &Namespace| format!("http://server.{}/", namespace.name());
     let (there, here) = (at(&moving), at(&moved));
     moving.expect_curl("client", &[&here], 0, 200);
@@ -111,16 +111,16 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         "openservicemesh.io/monitored-by-",
         "leno.dev/injection=enabled",
     ];
-    printed(&kubectl(&labels));
-    annotate(&moving, "openservicemesh.io/sidecar-injection-");
-    annotate(&moving, "leno.dev/plaintext=accept");
-    printed(&moving.kubectl(&["rollout", "restart", "deployment/server"]));
-    printed(&moving.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    printed(&moving.kubectl(&["delete", "pod", "client"]));
-    moving.client("client");
+    stdout_of(&kubectl(&labels));
+    annotate_namespace(&moving, "openservicemesh.io/sidecar-injection-");
+    annotate_namespace(&moving, "leno.dev/plaintext=accept");
+    stdout_of(&moving.kubectl(&["rollout", "restart", "deployment/server"]));
+    stdout_of(&moving.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    stdout_of(&moving.kubectl(&["delete", "pod", "client"]));
+    moving.create_client("client");
     moving.wait_ready();
-    assert_eq!(sidecars(&moving, "client"), (true, false));
-    assert_eq!(sidecars(&moving, "straggler"), (false, true));
+    assert_eq!(sidecars_present(&moving, "client"), (true, false));
+    assert_eq!(sidecars_present(&moving, "straggler"), (false, true));
     for url in [&here, &there] {
         for client in [(&moving, "client"), (&moved, "client"), (&moving, "straggler")] {
             client.0.expect_curl(client.1, &[url], 0, 200);
@@ -129,7 +129,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
 
     // The migration is complete: a workload left behind is reset from now on.
     for namespace in [&moving, &moved] {
-        annotate(namespace, "leno.dev/plaintext-");
+        annotate_namespace(namespace, "leno.dev/plaintext-");
     }
     for url in [&here, &there] {
         moving.expect_curl("straggler", &[url], 56, 0);

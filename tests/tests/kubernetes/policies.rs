@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// One client may send any request, another one only requests for `/foo`.
@@ -40,11 +40,11 @@ fn traffic_targets_decide_in_a_strict_namespace() {
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
     );
     namespace.http_server("server", 1);
-    namespace.client("one");
-    namespace.client("two");
-    namespace.client("three");
+    namespace.create_client("one");
+    namespace.create_client("two");
+    namespace.create_client("three");
     namespace.wait_ready();
-    namespace.apply(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&TARGETS.replace("NAMESPACE", namespace.name()));
     namespace.expect_curl("one", &["http://server/anything"], 0, 200);
     namespace.expect_curl("two", &["http://server/foo"], 0, 200);
     namespace.expect_curl("two", &["http://server/anything"], 0, 403);
@@ -57,8 +57,8 @@ fn a_split_shares_what_comes_for_its_root() {
     let namespace = Namespace::new("split", Injection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
-    namespace.client("client");
-    namespace.apply(
+    namespace.create_client("client");
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {app: v1}, ports: [
   {name: http, port: 80, targetPort: http}]}}
 ---
@@ -84,23 +84,29 @@ fn a_split_shares_what_comes_for_its_root() {
 fn the_mode_of_a_namespace_changes_while_it_runs() {
     let namespace = Namespace::new("modes", Injection::Enabled);
     namespace.http_server("server", 1);
-    namespace.client("one");
-    namespace.client("three");
+    namespace.create_client("one");
+    namespace.create_client("three");
     namespace.wait_ready();
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
     let annotate = |mode: &str| {
         let annotation = format!("leno.dev/traffic-mode{mode}");
-        printed(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), &annotation]));
+        stdout_of(&kubectl(&[
+            "annotate",
+            "--overwrite",
+            "namespace",
+            namespace.name(),
+            &annotation,
+        ]));
     };
     annotate("=strict");
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
-    namespace.apply(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&TARGETS.replace("NAMESPACE", namespace.name()));
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
     annotate("-");
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
     annotate("=strict");
-    printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
 
@@ -113,26 +119,26 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let other_place = Namespace::new("another", Injection::Disabled);
     let member = Namespace::new("member", Injection::Enabled);
     namespace.http_server("server", 1);
-    namespace.client("one");
-    namespace.client("two");
+    namespace.create_client("one");
+    namespace.create_client("two");
     namespace.wait_ready();
     let targets = TARGETS.replace("NAMESPACE", namespace.name());
     // The same objects allow it in their own namespace.
-    namespace.apply(&targets);
+    namespace.apply_manifests(&targets);
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
-    printed(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
     // In another namespace of the mesh they are rejected at admission.
     let refused = member.try_apply(&targets);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success(), "{said}");
     assert!(said.contains("is not the namespace of the TrafficTarget"), "{said}");
-    assert_eq!(printed(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
+    assert_eq!(stdout_of(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
     // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
-    other_place.apply(&targets);
+    other_place.apply_manifests(&targets);
     // An object applied after them is in force, so they have been read.
     let (_, last) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
-    namespace.apply(last);
+    namespace.apply_manifests(last);
     namespace.expect_curl("two", &["http://server/foo"], 0, 200);
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
@@ -143,8 +149,8 @@ fn a_root_may_be_one_of_its_own_backends() {
     let namespace = Namespace::new("recursive", Injection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
-    namespace.client("client");
-    namespace.apply(
+    namespace.create_client("client");
+    namespace.apply_manifests(
         "{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {name: split}, spec: {service: v1, backends: [
   {service: v1, weight: 50}, {service: v2, weight: 50}]}}",
     );
@@ -175,9 +181,9 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     let namespace = Namespace::with_metadata("opened", strict);
     let outside = Namespace::new("outside", Injection::Disabled);
     namespace.http_server("server", 1);
-    outside.client("ingress");
-    outside.client("other");
-    outside.apply(
+    outside.create_client("ingress");
+    outside.create_client("other");
+    outside.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: ingress}, \
          spec: {selector: {app: ingress}, ports: [{port: 80}]}}",
     );
@@ -186,27 +192,31 @@ fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     let url = format!("http://server.{}/", namespace.name());
     outside.expect_curl("ingress", &[&url], 56, 0);
     let opening = |kind: &str| OPENING.replace("KIND", kind).replace("OUTSIDE", outside.name());
-    namespace.apply(&opening("IngressBackend"));
+    namespace.apply_manifests(&opening("IngressBackend"));
     outside.expect_curl("ingress", &[&url], 0, 200);
     outside.expect_curl("other", &[&url], 56, 0);
     // Another object for the same port has a status that it has no effect.
-    namespace.apply(&opening("AccessControl"));
+    namespace.apply_manifests(&opening("AccessControl"));
     let says = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";
         eventually(&format!("{kind} is {expected}"), Duration::from_secs(60), || {
-            let found = printed(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
+            let found = stdout_of(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
             (found.trim() == expected).then_some(())
         });
     };
     says("ingressbackends.policy.openservicemesh.io", "committed");
     says("accesscontrols.policy.openservicemesh.io", "error");
-    printed(&namespace.kubectl(&[
+    stdout_of(&namespace.kubectl(&[
         "delete",
         "ingressbackends.policy.openservicemesh.io",
         "opening",
     ]));
     says("accesscontrols.policy.openservicemesh.io", "committed");
     outside.expect_curl("ingress", &[&url], 0, 200);
-    printed(&namespace.kubectl(&["delete", "accesscontrols.policy.openservicemesh.io", "opening"]));
+    stdout_of(&namespace.kubectl(&[
+        "delete",
+        "accesscontrols.policy.openservicemesh.io",
+        "opening",
+    ]));
     outside.expect_curl("ingress", &[&url], 56, 0);
 }

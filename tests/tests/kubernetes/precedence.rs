@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::cluster::{Injection, Namespace, stdout_of};
 use leno_tests::eventually;
 
 /// Returns the reasons of the events about a split.
-fn events(namespace: &Namespace, split: &str) -> String {
+fn event_reasons(namespace: &Namespace, split: &str) -> String {
     let field = format!("--field-selector=involvedObject.name={split}");
-    printed(&namespace.kubectl(&["get", "events", &field, "-o", "jsonpath={.items[*].reason}"]))
+    stdout_of(&namespace.kubectl(&["get", "events", &field, "-o", "jsonpath={.items[*].reason}"]))
 }
 
 #[test]
@@ -17,14 +17,14 @@ fn a_newer_split_displaces_no_older_one_whatever_its_name() {
     let namespace = Namespace::new("older", Injection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
-    namespace.client("client");
+    namespace.create_client("client");
     let split = |name: &str, to: &str| {
         format!(
             "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: {name}}}, \
              spec: {{service: v1, backends: [{{service: {to}, weight: 100}}]}}}}"
         )
     };
-    namespace.apply(&split("z-split", "v2"));
+    namespace.apply_manifests(&split("z-split", "v2"));
     namespace.wait_ready();
     let reached = || namespace.curl("client", &["http://v1/"]).body;
     eventually("the split is in force", Duration::from_secs(60), || {
@@ -35,18 +35,18 @@ fn a_newer_split_displaces_no_older_one_whatever_its_name() {
     eventually("the next object is younger", Duration::from_secs(60), || {
         (made.elapsed() > Duration::from_secs(2)).then_some(())
     });
-    namespace.apply(&split("a-split", "v9"));
+    namespace.apply_manifests(&split("a-split", "v9"));
     eventually("the newer one has events", Duration::from_secs(60), || {
-        let reasons = events(&namespace, "a-split");
+        let reasons = event_reasons(&namespace, "a-split");
         (reasons.contains("Conflicted") && reasons.contains("RefNotFound")).then_some(())
     });
     for _ in 0..20 {
         let body = reached();
         assert!(body.starts_with("pod=v2-"), "{body}");
     }
-    assert_eq!(events(&namespace, "z-split"), "");
+    assert_eq!(event_reasons(&namespace, "z-split"), "");
     // The newer one decides once it is the only one.
-    printed(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
+    stdout_of(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
     namespace.expect_curl("client", &["http://v1/"], 0, 500);
 }
 
@@ -57,14 +57,14 @@ fn an_older_split_whose_backend_is_deleted_still_decides() {
     namespace.http_server("root", 1);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
-    namespace.client("client");
+    namespace.create_client("client");
     let split = |name: &str, to: &str| {
         format!(
             "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: {name}}}, \
              spec: {{service: root, backends: [{{service: {to}, weight: 100}}]}}}}"
         )
     };
-    namespace.apply(&split("z-split", "v1"));
+    namespace.apply_manifests(&split("z-split", "v1"));
     namespace.wait_ready();
     let answer = || namespace.curl("client", &["http://root/"]);
     eventually("the older split is in force", Duration::from_secs(60), || {
@@ -75,16 +75,17 @@ fn an_older_split_whose_backend_is_deleted_still_decides() {
     eventually("the next object is younger", Duration::from_secs(60), || {
         (made.elapsed() > Duration::from_secs(2)).then_some(())
     });
-    namespace.apply(&split("a-split", "v2"));
-    printed(&namespace.kubectl(&["delete", "service", "v1"]));
+    namespace.apply_manifests(&split("a-split", "v2"));
+    stdout_of(&namespace.kubectl(&["delete", "service", "v1"]));
     eventually("the backend is missing", Duration::from_secs(60), || {
         (answer().status == 500).then_some(())
     });
     eventually("both have events", Duration::from_secs(60), || {
-        let (old, new) = (events(&namespace, "z-split"), events(&namespace, "a-split"));
+        let (old, new) =
+            (event_reasons(&namespace, "z-split"), event_reasons(&namespace, "a-split"));
         (old.contains("RefNotFound") && new.contains("Conflicted")).then_some(())
     });
-    printed(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
+    stdout_of(&namespace.kubectl(&["delete", "trafficsplit", "z-split"]));
     eventually("the younger split decides alone", Duration::from_secs(60), || {
         answer().body.starts_with("pod=v2-").then_some(())
     });

@@ -3,27 +3,27 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
-use leno_tests::{eventually, leno};
+use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
+use leno_tests::{eventually, leno_command};
 
 /// Returns the notes of the events `PlaintextRejected` on a Pod.
-fn rejections(namespace: &Namespace, pod: &str) -> Vec<String> {
+fn rejection_notes(namespace: &Namespace, pod: &str) -> Vec<String> {
     let about = format!("involvedObject.name={pod},reason=PlaintextRejected");
     let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
     let notes = namespace.kubectl(&["get", "events", "--field-selector", &about, "-o", path]);
-    printed(&notes).lines().map(str::to_owned).collect()
+    stdout_of(&notes).lines().map(str::to_owned).collect()
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     let legacy = Namespace::new("legacy", Injection::Disabled);
-    legacy.client("first");
-    legacy.client("second");
+    legacy.create_client("first");
+    legacy.create_client("second");
     legacy.wait_ready();
     let guarded = Namespace::new("guarded", Injection::Enabled);
     guarded.http_server("server", 1);
-    guarded.client("member");
+    guarded.create_client("member");
     guarded.annotated_client("neighbor", "leno.dev/injection: disabled");
     guarded.wait_ready();
     let url = format!("http://server.{}/", guarded.name());
@@ -33,10 +33,10 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     legacy.expect_curl("first", &[&url], 56, 0);
     legacy.expect_curl("second", &[&url], 56, 0);
     guarded.expect_curl("neighbor", &[&url], 56, 0);
-    let servers = guarded.pods("server");
+    let servers = guarded.list_pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
     let address = |pod: &str| {
-        printed(&legacy.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
+        stdout_of(&legacy.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
     };
     // Readers of these events may have no access to the namespace of the first two.
     let expected = [
@@ -49,14 +49,14 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
         expected.each_ref().map(with)
     };
     let (notes, _) = eventually("each client has an event", MAX_WAIT, || {
-        let notes = rejections(&guarded, pod);
+        let notes = rejection_notes(&guarded, pod);
         count(&notes).iter().all(|count| *count > 0).then_some(notes)
     });
     assert_eq!((count(&notes), notes.len()), ([1, 1, 1], 3), "{notes:?}");
     assert!(notes.iter().all(|note| !note.contains(legacy.name())), "{notes:?}");
     assert!(notes[0].contains("annotation leno.dev/plaintext: accept"), "{notes:?}");
     // `kubectl describe` includes it: the event has the UID of the Pod.
-    let described = printed(&guarded.kubectl(&["describe", "pod", pod]));
+    let described = stdout_of(&guarded.kubectl(&["describe", "pod", pod]));
     assert!(described.contains("PlaintextRejected"), "{described}");
 }
 
@@ -69,10 +69,10 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
     namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
     namespace.wait_ready();
     namespace.expect_curl("by-port", &["http://server/"], 56, 0);
-    let servers = namespace.pods("server");
+    let servers = namespace.list_pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
     let (notes, _) = eventually("the client has an event", MAX_WAIT, || {
-        Some(rejections(&namespace, pod)).filter(|notes| !notes.is_empty())
+        Some(rejection_notes(&namespace, pod)).filter(|notes| !notes.is_empty())
     });
     let expected =
         "(pod by-port) to port 8080; it has a sidecar and its connection bypasses the mesh";
@@ -96,8 +96,9 @@ fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
 }
 
 /// Returns the finding of `leno check --kubernetes` about connections of sidecars.
-fn found() -> String {
-    let checked = leno().args(["check", "--kubernetes"]).output().expect("the program starts");
+fn connections_finding() -> String {
+    let checked =
+        leno_command().args(["check", "--kubernetes"]).output().expect("the program starts");
     let text = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
     let lines = text.lines().filter(|line| line.contains("connections of sidecars"));
     lines.collect::<Vec<_>>().join("\n")
@@ -108,15 +109,15 @@ fn found() -> String {
 fn a_sidecar_without_a_control_plane_is_reported_by_check() {
     let namespace = Namespace::new("astray", Injection::Enabled);
     namespace.http_server("server", 1);
-    namespace.client("client");
+    namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let name = format!("{}/client", namespace.name());
-    let before = found();
+    let before = connections_finding();
     assert!(!before.is_empty() && !before.contains(&name), "{before}");
     // No packet of the Pod reaches a control plane, whatever its address.
     let addresses = |arguments: &[&str]| {
-        printed(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
+        stdout_of(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
     };
     let service = addresses(&["service", "leno-control", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
     let selector = "app.kubernetes.io/name=leno-control";
@@ -130,12 +131,12 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
         assert!(set.unwrap().success(), "{address}");
     }
     eventually("the sidecar without a connection is reported", MAX_WAIT, || {
-        found().contains(&name).then_some(())
+        connections_finding().contains(&name).then_some(())
     });
     // The sidecar continues with its last configuration.
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let server = format!("{}/server", namespace.name());
-    assert!(!found().contains(&server), "{}", found());
+    assert!(!connections_finding().contains(&server), "{}", connections_finding());
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(180);

@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
@@ -13,23 +13,23 @@ fn control_planes() -> Vec<String> {
     let running =
         ["--field-selector=status.phase=Running", "-o", "jsonpath={.items[*].metadata.name}"];
     let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &running[..]].concat();
-    printed(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
+    stdout_of(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
 }
 
 /// Runs `leno` in a Pod of the control plane.
-fn leno(pod: &str, arguments: &[&str]) -> Output {
+fn run_leno(pod: &str, arguments: &[&str]) -> Output {
     let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
     let data = ["--data", "/var/lib/leno/control"];
     kubectl(&[&exec[..], arguments, &data].concat())
 }
 
-fn text(output: &Output) -> String {
+fn stdout_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
 /// Returns the sidecars of a control plane in a namespace.
-fn sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
-    let proxies = leno(pod, &["get", "proxies", "-o", "json"]);
+fn list_sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
+    let proxies = run_leno(pod, &["get", "proxies", "-o", "json"]);
     let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
     let names = proxies.iter().filter_map(|proxy| proxy["workload"].as_str());
     let own = format!("{}/", namespace.name());
@@ -49,33 +49,34 @@ fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
 fn sidecars_in_other_pods_answer_over_their_streams() {
     let namespace = Namespace::new("queried", Injection::Enabled);
     namespace.http_server("web", 4);
-    namespace.client("front");
+    namespace.create_client("front");
     namespace.wait_ready();
-    let servers = namespace.pods("web");
+    let servers = namespace.list_pods("web");
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     namespace.expect_reached("front", &["http://web/"], &servers);
     let pods = control_planes();
     eventually("each sidecar is connected to one control plane", MAX_WAIT, || {
-        (pods.iter().map(|pod| sidecars(pod, &namespace).len()).sum::<usize>() == 5).then_some(())
+        (pods.iter().map(|pod| list_sidecars(pod, &namespace).len()).sum::<usize>() == 5)
+            .then_some(())
     });
     let service = format!("{}/web", namespace.name());
     for pod in &pods {
-        let own = sidecars(pod, &namespace);
-        let connections = leno(pod, &["get", "connections", "-o", "json"]);
+        let own = list_sidecars(pod, &namespace);
+        let connections = run_leno(pod, &["get", "connections", "-o", "json"]);
         let rows: Vec<Value> = serde_json::from_slice(&connections.stdout).unwrap();
         for name in &own {
             let row = rows.iter().find(|row| row["workload"] == **name);
             assert!(row.is_some_and(|row| row["open"].is_u64()), "{name} at {pod}: {row:?}");
-            let said = text(&leno(pod, &["diagnose", name, "--to", &service]));
+            let said = stdout_text(&run_leno(pod, &["diagnose", name, "--to", &service]));
             assert!(said.contains("✓ sidecar") && said.contains("✓ connectivity"), "{said}");
         }
         if own.len() < 5 {
-            let said = text(&leno(pod, &["get", "connections"]));
+            let said = stdout_text(&run_leno(pod, &["get", "connections"]));
             assert!(said.contains("scope: this control plane has "), "{said}");
-            let said = text(&leno(pod, &["get", "workloads"]));
+            let said = stdout_text(&run_leno(pod, &["get", "workloads"]));
             assert!(said.contains("elsewhere"), "{said}");
         }
-        let said = text(&leno(pod, &["status"]));
+        let said = stdout_text(&run_leno(pod, &["status"]));
         // Other scenarios create and delete Pods at the same time.
         let own = format!("{}/", namespace.name());
         let is_own =
@@ -91,10 +92,10 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
 fn a_tap_that_lost_its_client_ends() {
     let namespace = Namespace::new("untapped", Injection::Enabled);
     namespace.http_server("web", 1);
-    namespace.client("front");
+    namespace.create_client("front");
     namespace.wait_ready();
     let front = format!("{}/front", namespace.name());
-    let has_front = |pod: &String| sidecars(pod, &namespace).contains(&front);
+    let has_front = |pod: &String| list_sidecars(pod, &namespace).contains(&front);
     let (pod, _) = eventually("the sidecar is connected", MAX_WAIT, || {
         control_planes().into_iter().find(has_front)
     });

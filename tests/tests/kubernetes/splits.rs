@@ -7,13 +7,13 @@ use std::time::Duration;
 use leno_tests::cluster::{Injection, Namespace, http_server};
 use leno_tests::eventually;
 
-use crate::tcp::{expect_heard, heard, server};
+use crate::tcp::{exchange_line, expect_heard, line_server};
 
 const STRICT: &str =
     "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
 
 /// Returns an equal split over these Services.
-fn split(root: &str, backends: &[&str]) -> String {
+fn equal_split(root: &str, backends: &[&str]) -> String {
     let backends: Vec<String> =
         backends.iter().map(|name| format!("{{service: {name}, weight: 50}}")).collect();
     format!(
@@ -24,7 +24,11 @@ fn split(root: &str, backends: &[&str]) -> String {
 }
 
 /// Returns targets that allow the clients' accounts to call these accounts.
-fn allowed(servers: (&Namespace, &[&str]), clients: (&Namespace, &[&str]), kind: &str) -> String {
+fn traffic_targets(
+    servers: (&Namespace, &[&str]),
+    clients: (&Namespace, &[&str]),
+    kind: &str,
+) -> String {
     let sources: Vec<String> = clients
         .1
         .iter()
@@ -61,17 +65,21 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
     );
     let names = ["v1", "v2", "v3"];
     names.iter().for_each(|name| servers.http_server(name, 1));
-    servers.apply(
+    servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {of: nobody}, ports: [
   {name: http, port: 80, targetPort: http}]}}",
     );
-    servers.apply(&split("root", &names));
+    servers.apply_manifests(&equal_split("root", &names));
     let buyers = ["one", "two"];
-    buyers.iter().for_each(|name| clients.client(name));
-    clients.client("outsider");
+    buyers.iter().for_each(|name| clients.create_client(name));
+    clients.create_client("outsider");
     servers.wait_ready();
     clients.wait_ready();
-    servers.apply(&allowed((&servers, &names), (&clients, &buyers), "HTTPRouteGroup"));
+    servers.apply_manifests(&traffic_targets(
+        (&servers, &names),
+        (&clients, &buyers),
+        "HTTPRouteGroup",
+    ));
     let root = format!("http://root.{}.svc.cluster.local/", servers.name());
     for buyer in buyers {
         clients.expect_reached(buyer, &[&root], &names);
@@ -91,15 +99,16 @@ fn backends_may_share_one_account() {
         http_server(name, 1, "")
             .replace(&format!("serviceAccountName: {name}"), "serviceAccountName: server")
     };
-    namespace.apply("{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}");
-    namespace.apply(&[of("v1"), of("v2")].join("---\n"));
+    namespace.apply_manifests("{apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}");
+    namespace.apply_manifests(&[of("v1"), of("v2")].join("---\n"));
     // The root is also a backend here.
-    namespace.apply(&split("v1", &["v1", "v2"]));
-    namespace.client("client");
+    namespace.apply_manifests(&equal_split("v1", &["v1", "v2"]));
+    namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://v1/"], 0, 403);
-    let allowed = allowed((&namespace, &["server"]), (&namespace, &["client"]), "HTTPRouteGroup");
-    namespace.apply(&allowed);
+    let allowed =
+        traffic_targets((&namespace, &["server"]), (&namespace, &["client"]), "HTTPRouteGroup");
+    namespace.apply_manifests(&allowed);
     namespace.expect_reached("client", &["http://v1/"], &["v1", "v2"]);
     namespace.expect_reached("client", &["http://v2/"], &["v2"]);
 }
@@ -109,26 +118,34 @@ fn backends_may_share_one_account() {
 fn connections_of_tcp_are_split_too() {
     let (servers, clients) =
         (Namespace::with_metadata("lines", STRICT), Namespace::new("callers", Injection::Enabled));
-    servers.apply(&[server("one", "", "tcp-echo"), server("two", "", "tcp-echo")].join("---\n"));
-    servers.apply(
+    servers.apply_manifests(
+        &[line_server("one", "", "tcp-echo"), line_server("two", "", "tcp-echo")].join("---\n"),
+    );
+    servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: root}, spec: {selector: {of: nobody}, ports: [
   {name: tcp-echo, port: 9000}]}}",
     );
-    servers.apply(&split("root", &["one", "two"]));
+    servers.apply_manifests(&equal_split("root", &["one", "two"]));
     // The root is also a backend here.
-    servers.apply(&split("one", &["one", "two"]));
-    clients.client("client");
-    clients.client("outsider");
+    servers.apply_manifests(&equal_split("one", &["one", "two"]));
+    clients.create_client("client");
+    clients.create_client("outsider");
     servers.wait_ready();
     clients.wait_ready();
-    servers.apply(&allowed((&servers, &["one", "two"]), (&clients, &["client"]), "TCPRoute"));
+    servers.apply_manifests(&traffic_targets(
+        (&servers, &["one", "two"]),
+        (&clients, &["client"]),
+        "TCPRoute",
+    ));
     let of = |name: &str| format!("pod={name} line=hello\n");
     for root in ["root", "one"] {
         let root = format!("{root}.{}", servers.name());
         expect_heard(&clients, "client", &root, |heard| !heard.is_empty());
         let mut seen = BTreeSet::new();
         eventually("both take a share", Duration::from_secs(120), || {
-            seen.extend(Some(heard(&clients, "client", &root)).filter(|heard| !heard.is_empty()));
+            seen.extend(
+                Some(exchange_line(&clients, "client", &root)).filter(|heard| !heard.is_empty()),
+            );
             (seen.len() > 1).then_some(())
         });
         assert_eq!(seen, BTreeSet::from([of("one"), of("two")]), "{root}");

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// Returns a line protocol server and its Service; `banner` is sent first.
-pub(super) fn server(name: &str, banner: &str, port: &str) -> String {
+pub(super) fn line_server(name: &str, banner: &str, port: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
 ---
@@ -19,7 +19,7 @@ pub(super) fn server(name: &str, banner: &str, port: &str) -> String {
 }
 
 /// Returns the response to a client that sends one line, if any.
-pub(super) fn heard(namespace: &Namespace, client: &str, server: &str) -> String {
+pub(super) fn exchange_line(namespace: &Namespace, client: &str, server: &str) -> String {
     let command = format!("(echo hello; sleep 1) | nc -w 3 {server} 9000");
     let output = namespace.exec(client, &["sh", "-c", &command]);
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -32,7 +32,7 @@ pub(super) fn expect_heard(
     wanted: impl Fn(&str) -> bool,
 ) {
     eventually(&format!("{client} hears {server}"), Duration::from_secs(90), || {
-        wanted(&heard(namespace, client, server)).then_some(())
+        wanted(&exchange_line(namespace, client, server)).then_some(())
     });
 }
 
@@ -40,12 +40,13 @@ pub(super) fn expect_heard(
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn either_side_may_speak_first() {
     let namespace = Namespace::new("tcp", Injection::Enabled);
-    namespace.client("client");
-    namespace.apply(
-        &[server("echo", "", "tcp-echo"), server("first", "welcome", "tcp-first")].join("---\n"),
+    namespace.create_client("client");
+    namespace.apply_manifests(
+        &[line_server("echo", "", "tcp-echo"), line_server("first", "welcome", "tcp-first")]
+            .join("---\n"),
     );
     // No protocol is declared.
-    namespace.apply(&server("unnamed", "welcome", "lines"));
+    namespace.apply_manifests(&line_server("unnamed", "welcome", "lines"));
     namespace.wait_ready();
     expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
     for name in ["first", "unnamed"] {
@@ -61,8 +62,8 @@ fn in_strict_mode_a_tcp_route_is_needed() {
         "tcpstrict",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
     );
-    namespace.client("client");
-    namespace.apply(&server("echo", "", "tcp-echo"));
+    namespace.create_client("client");
+    namespace.apply_manifests(&line_server("echo", "", "tcp-echo"));
     namespace.wait_ready();
     expect_heard(&namespace, "client", "echo", str::is_empty);
     let allowed = "
@@ -76,8 +77,8 @@ spec:
   rules: [{kind: TCPRoute, name: route}]
   sources: [{kind: ServiceAccount, name: client, namespace: NAMESPACE}]
 ";
-    namespace.apply(&allowed.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&allowed.replace("NAMESPACE", namespace.name()));
     expect_heard(&namespace, "client", "echo", |heard| heard == "pod=echo line=hello\n");
-    printed(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
+    stdout_of(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
     expect_heard(&namespace, "client", "echo", str::is_empty);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, image, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
@@ -16,24 +16,24 @@ pub(crate) struct Load<'a> {
 
 impl<'a> Load<'a> {
     pub(crate) fn start(namespace: &'a Namespace, url: &str) -> Self {
-        Self::with(namespace, url, &nodes()[0], "")
+        Self::start_load(namespace, url, &node_names()[0], "")
     }
 
     /// As [`Self::start`], on a node other than this one.
     pub(crate) fn away_from(namespace: &'a Namespace, url: &str, node: &str) -> Self {
-        let other = nodes().into_iter().find(|it| it != node).expect("there is another node");
-        Self::with(namespace, url, &other, "")
+        let other = node_names().into_iter().find(|it| it != node).expect("there is another node");
+        Self::start_load(namespace, url, &other, "")
     }
 
     /// As [`Self::start`], with a new connection for each request.
     pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
-        Self::with(namespace, url, &nodes()[0], ", --fresh-connections")
+        Self::start_load(namespace, url, &node_names()[0], ", --fresh-connections")
     }
 
-    fn with(namespace: &'a Namespace, url: &str, node: &str, more: &str) -> Self {
-        let image = image();
+    fn start_load(namespace: &'a Namespace, url: &str, node: &str, more: &str) -> Self {
+        let image = program_image();
         let mark = namespace.name();
-        namespace.apply(&format!(
+        namespace.apply_manifests(&format!(
             "apiVersion: batch/v1
 kind: Job
 metadata: {{name: load}}
@@ -56,27 +56,28 @@ spec:
         ));
         eventually("the load runs", Duration::from_secs(180), || {
             let state = namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.ready}"]);
-            (printed(&state) == "1").then_some(())
+            (stdout_of(&state) == "1").then_some(())
         });
         Self { namespace, began: Instant::now() }
     }
 
     /// Stops the load after at least half a minute; returns the number of requests and the failures. All
     /// actions in between took place under load.
-    pub(crate) fn end(self) -> (u64, Value) {
+    pub(crate) fn stop_load(self) -> (u64, Value) {
         eventually("the load has gone on for long enough", 2 * LEAST, || {
             (self.began.elapsed() >= LEAST).then_some(())
         });
         let mark = format!("{MARK}={}", self.namespace.name());
-        let process = process("environ", &mark).expect("the load goes on until it is told to end");
+        let process =
+            find_process("environ", &mark).expect("the load goes on until it is told to end");
         let output = Command::new("kill").args(["-INT", &process.to_string()]).status().unwrap();
         assert!(output.success());
         eventually("the load ends", Duration::from_secs(60), || {
             let ended = "jsonpath={.status.succeeded}{.status.failed}";
-            let state = printed(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
+            let state = stdout_of(&self.namespace.kubectl(&["get", "job/load", "-o", ended]));
             (!state.is_empty()).then_some(())
         });
-        let said = printed(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
+        let said = stdout_of(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
         let report: Value = serde_json::from_str(&said).expect(&said);
         (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
     }
@@ -84,7 +85,7 @@ spec:
 
 /// Returns a process of this machine, which includes the cluster's, by a word of its command line or
 /// environment: `file` is `cmdline` or `environ`.
-pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
+pub(crate) fn find_process(file: &str, word: &str) -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
         let words = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -93,14 +94,14 @@ pub(crate) fn process(file: &str, word: &str) -> Option<u32> {
 }
 
 /// Returns the sorted names of the nodes.
-pub(crate) fn nodes() -> Vec<String> {
-    let nodes = printed(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
+pub(crate) fn node_names() -> Vec<String> {
+    let nodes = stdout_of(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
     let mut nodes: Vec<String> = nodes.split(' ').map(str::to_owned).collect();
     nodes.sort_unstable();
     nodes
 }
 
-pub(crate) fn prepared(what: &str) -> Namespace {
+pub(crate) fn start_servers(what: &str) -> Namespace {
     let namespace = Namespace::new(what, Injection::Enabled);
     namespace.http_server("server", 2);
     namespace.wait_ready();
@@ -110,17 +111,17 @@ pub(crate) fn prepared(what: &str) -> Namespace {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_rolling_restart_fails_no_request() {
-    let namespace = prepared("rolling");
+    let namespace = start_servers("rolling");
     let load = Load::start(&namespace, "http://server/");
-    printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
     eventually("three of the pods are gone", Duration::from_secs(120), || {
-        (namespace.pods("server").len() == 1).then_some(())
+        (namespace.list_pods("server").len() == 1).then_some(())
     });
-    let (requests, failed) = load.end();
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, printed};
+use leno_tests::cluster::{Injection, Namespace, stdout_of};
 use leno_tests::eventually;
 
 #[test]
@@ -11,7 +11,7 @@ fn a_job_with_a_sidecar_completes() {
     let namespace = Namespace::new("job", Injection::Enabled);
     namespace.http_server("server", 1);
     namespace.wait_ready();
-    namespace.apply(
+    namespace.apply_manifests(
         "apiVersion: batch/v1
 kind: Job
 metadata: {name: once}
@@ -29,7 +29,7 @@ spec:
     );
     let waited =
         namespace.kubectl(&["wait", "--for=condition=Complete", "job/once", "--timeout=120s"]);
-    printed(&waited);
+    stdout_of(&waited);
     let sidecar = namespace.kubectl(&[
         "get",
         "pods",
@@ -38,7 +38,7 @@ spec:
         "-o",
         "jsonpath={.items[*].spec.initContainers[*].name}",
     ]);
-    assert!(printed(&sidecar).contains("leno-proxy"), "the pod of the job has no sidecar");
+    assert!(stdout_of(&sidecar).contains("leno-proxy"), "the pod of the job has no sidecar");
 }
 
 #[test]
@@ -58,15 +58,15 @@ fn probes_are_those_of_the_application() {
         pod("unwell", "httpGet: {path: /status/500, port: http}"),
         pod("another", "tcpSocket: {port: 8099}"),
     ];
-    namespace.apply(&manifests.join("---\n"));
+    namespace.apply_manifests(&manifests.join("---\n"));
     for well in ["pod/http", "pod/tcp"] {
         let waited = namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]);
-        printed(&waited);
+        stdout_of(&waited);
     }
     for (unwell, answer) in [("unwell", "statuscode: 500"), ("another", "statuscode: 502")] {
         let started =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
-        let state = || printed(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
+        let state = || stdout_of(&namespace.kubectl(&["get", "pod", unwell, "-o", started]));
         eventually("it runs", Duration::from_secs(120), || {
             state().starts_with("true").then_some(())
         });
@@ -76,7 +76,7 @@ fn probes_are_those_of_the_application() {
         let notes =
             ["get", "events", "--field-selector", &about, "-o", "jsonpath={.items[*].message}"];
         eventually("the event shows the answer", Duration::from_secs(120), || {
-            printed(&namespace.kubectl(&notes)).contains(answer).then_some(())
+            stdout_of(&namespace.kubectl(&notes)).contains(answer).then_some(())
         });
     }
 }
@@ -112,14 +112,14 @@ fn probes_of_every_container_are_made_by_https_too() {
         pod("wrong-port", [clear.clone(), connected(8089)]),
         pod("wrong-scheme", [clear, secure("HTTP")]),
     ];
-    namespace.apply(&manifests.join("---\n"));
+    namespace.apply_manifests(&manifests.join("---\n"));
     for well in ["pod/http-https", "pod/https-tcp"] {
-        printed(&namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]));
+        stdout_of(&namespace.kubectl(&["wait", "--for=condition=Ready", well, "--timeout=120s"]));
     }
     for (unwell, second) in [("wrong-port", "connected"), ("wrong-scheme", "secure")] {
         let of = |name: &str| {
             let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{name}')].ready}}");
-            printed(&namespace.kubectl(&["get", "pod", unwell, "-o", &path]))
+            stdout_of(&namespace.kubectl(&["get", "pod", unwell, "-o", &path]))
         };
         eventually("the first container is well", Duration::from_secs(120), || {
             (of("clear") == "true").then_some(())
@@ -136,7 +136,7 @@ fn a_sidecar_has_the_resources_that_are_asked_for() {
         "labels: {leno.dev/injection: enabled}, \
          annotations: {flomesh.io/sidecar-resource-requests-cpu: 20m, leno.dev/sidecar-resource-limits-cpu: 300m}",
     );
-    namespace.client("plain");
+    namespace.create_client("plain");
     namespace.annotated_client(
         "sized",
         "openservicemesh.io/sidecar-resource-limits-memory: 96Mi, \
@@ -145,7 +145,7 @@ fn a_sidecar_has_the_resources_that_are_asked_for() {
     namespace.wait_ready();
     let resources = |pod: &str| {
         let path = "jsonpath={.spec.initContainers[?(@.name=='leno-proxy')].resources}";
-        printed(&namespace.kubectl(&["get", "pod", pod, "-o", path]))
+        stdout_of(&namespace.kubectl(&["get", "pod", pod, "-o", path]))
     };
     for (pod, limits, requests) in [
         ("plain", ["300m", "128Mi"], ["20m", "16Mi"]),

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, server, server_of};
+use leno_tests::manifests::{client_manifest, server_manifest, server_of};
 use leno_tests::{Application, Connection, Mesh, Response, eventually, free_port, get};
 
 struct Shop {
@@ -13,55 +13,55 @@ struct Shop {
 }
 
 /// Returns the mesh settings; `more` are further fields.
-fn config(mode: &str, more: &str) -> String {
+fn mesh_settings(mode: &str, more: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{trafficMode: {mode}{more}}}\n"
     )
 }
 
-fn manifests(config: &str, stock: &str, (port, listener): (u16, u16)) -> String {
+fn shop_manifests(config: &str, stock: &str, (port, listener): (u16, u16)) -> String {
     let account = "  serviceAccount: stock\n";
-    let with = server("stock", port, &[]).replace(account, &format!("{account}{stock}"));
-    [config, &with, &client("web", &[], &[("stock", listener)])].concat()
+    let with = server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock}"));
+    [config, &with, &client_manifest("web", &[], &[("stock", listener)])].concat()
 }
 
 impl Shop {
     /// Starts a strict mesh in which no policy allows `web` to call `stock`.
-    fn open() -> Self {
-        let stock = Application::echo();
+    fn start_strict() -> Self {
+        let stock = Application::start_echo();
         let (port, listener) = (stock.port(), free_port());
-        let mesh = Mesh::up(&manifests(&config("strict", ""), "", (port, listener)));
+        let mesh = Mesh::up(&shop_manifests(&mesh_settings("strict", ""), "", (port, listener)));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
     /// Rewrites the manifests: the mesh settings, and further fields of `stock-1`.
-    fn rewrite(&self, config: &str, stock: &str) {
+    fn rewrite_manifests(&self, config: &str, stock: &str) {
         let ports = (self.stock.port(), self.listener.port());
-        self.mesh.write("mesh.yaml", &manifests(config, stock, ports));
+        self.mesh.write("mesh.yaml", &shop_manifests(config, stock, ports));
     }
 
     /// Waits until a GET of this path has this status and reason, from the application or a sidecar.
-    fn turns(&self, path: &str, expected: (u16, Option<&str>)) {
-        let is = |answer: &Response| (answer.status, answer.reason()) == expected;
+    fn wait_for_response(&self, path: &str, expected: (u16, Option<&str>)) {
+        let is = |answer: &Response| (answer.status, answer.rejection_reason()) == expected;
         let what = format!("{path} is answered {expected:?}");
         eventually(&what, MAX_WAIT, || get(self.listener, path).ok().filter(is));
     }
 
     /// Returns the audit mode count for a reason.
-    fn audited(&self, reason: &str) -> f64 {
+    fn audited_denials(&self, reason: &str) -> f64 {
         let series = format!(
             "leno_audited_denials_total{{direction=\"inbound\",service=\"shop/stock\",port=\"{}\",\
              route=\"\",peer=\"shop/web\",protocol=\"http\",reason=\"{reason}\"}}",
             self.stock.port()
         );
-        self.mesh.sidecar("shop/stock-1").metric(&series)
+        self.mesh.sidecar("shop/stock-1").sum_metrics(&series)
     }
 
-    fn explained(&self, path: &str) -> String {
+    fn explain_request(&self, path: &str) -> String {
         let url = format!("http://stock:9080{path}");
-        let files = self.mesh.file("");
-        let mut command = leno_tests::leno();
+        let files = self.mesh.manifest_file("");
+        let mut command = leno_tests::leno_command();
         command.args(["explain", "request", "--from", "shop/web-1", "--url", &url, "-f"]);
         let output = command.arg(files).output().expect("leno runs");
         String::from_utf8(output.stdout).expect("text")
@@ -70,30 +70,30 @@ impl Shop {
 
 #[test]
 fn audit_counts_what_strict_would_deny_until_it_is_strict() {
-    let shop = Shop::open();
-    shop.turns("/items", (403, Some("denied-outbound")));
-    let audited = config("strict", ", namespaces: [{name: shop, trafficMode: audit}]");
-    shop.rewrite(&audited, "");
-    shop.turns("/items", (200, None));
-    let before = shop.audited("denied");
+    let shop = Shop::start_strict();
+    shop.wait_for_response("/items", (403, Some("denied-outbound")));
+    let audited = mesh_settings("strict", ", namespaces: [{name: shop, trafficMode: audit}]");
+    shop.rewrite_manifests(&audited, "");
+    shop.wait_for_response("/items", (200, None));
+    let before = shop.audited_denials("denied");
     assert!(before >= 1.0, "{before}");
     let mut connection = Connection::open(shop.listener).unwrap();
     for _ in 0..5 {
         assert_eq!(connection.get("/items").unwrap().status, 200);
     }
-    assert_eq!(shop.audited("denied") - before, 5.0);
-    let output = shop.explained("/items");
+    assert_eq!(shop.audited_denials("denied") - before, 5.0);
+    let output = shop.explain_request("/items");
     assert!(output.contains("allowed by audit mode; in strict mode 403 denied"), "{output}");
     assert!(output.contains("verdict   200-range"), "{output}");
     // The workload's own mode precedes that of its namespace.
-    shop.rewrite(&audited, "  trafficMode: strict\n");
-    shop.turns("/items", (403, Some("denied-outbound")));
+    shop.rewrite_manifests(&audited, "  trafficMode: strict\n");
+    shop.wait_for_response("/items", (403, Some("denied-outbound")));
 }
 
 #[test]
 fn rules_allow_and_deny_and_close_what_they_do_not_allow_any_more() {
-    let shop = Shop::open();
-    shop.turns("/items", (403, Some("denied-outbound")));
+    let shop = Shop::start_strict();
+    shop.wait_for_response("/items", (403, Some("denied-outbound")));
     let policy = |deny: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1
@@ -109,7 +109,7 @@ spec:
     };
     let admin = "{name: admin, requests: [{path: {value: /items/admin}}]}";
     shop.mesh.write("policy.yaml", &policy(admin));
-    shop.turns("/items/1", (200, None));
+    shop.wait_for_response("/items/1", (200, None));
     let mut connection = Connection::open(shop.listener).unwrap();
     for (path, status, reason) in [
         ("/items/1", 200, None),
@@ -119,27 +119,29 @@ spec:
         ("/other", 403, Some("denied")),
     ] {
         let answer = connection.get(path).unwrap();
-        assert_eq!((answer.status, answer.reason()), (status, reason), "{path}");
+        assert_eq!((answer.status, answer.rejection_reason()), (status, reason), "{path}");
     }
-    let output = shop.explained("/items/1");
+    let output = shop.explain_request("/items/1");
     assert!(output.contains("allowed by the AccessPolicy shop/guard rule reads"), "{output}");
-    let output = shop.explained("/items/admin");
+    let output = shop.explain_request("/items/admin");
     let denied = "403 denied-by-policy (the AccessPolicy shop/guard rule admin denies it)";
     assert!(output.contains(denied), "{output}");
     // The connection stays open, and its requests are subject to the current rules.
     shop.mesh.write("policy.yaml", &policy("{from: [{serviceAccount: web}]}"));
-    shop.turns("/items/1", (403, Some("denied-by-policy")));
-    assert_eq!(connection.get("/items/1").unwrap().reason(), Some("denied-by-policy"));
+    shop.wait_for_response("/items/1", (403, Some("denied-by-policy")));
+    assert_eq!(connection.get("/items/1").unwrap().rejection_reason(), Some("denied-by-policy"));
     shop.mesh.remove("policy.yaml");
-    shop.turns("/items/1", (403, Some("denied-outbound")));
+    shop.wait_for_response("/items/1", (403, Some("denied-outbound")));
 }
 
 #[test]
 fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let listener = free_port();
     let tcp = server_of("stock", (stock.port(), "TCP"), &[]);
-    let mesh = [config("permissive", ""), tcp, client("web", &[], &[("stock", listener)])].concat();
+    let mesh =
+        [mesh_settings("permissive", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
+            .concat();
     let mesh = Mesh::up(&mesh);
     let mut connection =
         Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, listener))).unwrap();
@@ -148,7 +150,7 @@ fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
                   metadata: {name: guard, namespace: shop}\n\
                   spec: {deny: [{from: [{serviceAccount: \"*\"}]}]}\n";
     mesh.write("policy.yaml", policy);
-    let ended = connection.rest();
+    let ended = connection.read_to_end();
     assert!(ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
 }
 

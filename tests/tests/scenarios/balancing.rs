@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config};
+use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 
 /// `stock` with four instances that respond with their number, and an outbound listener for it.
@@ -15,7 +15,7 @@ struct Shop {
     listener: u16,
 }
 
-fn instance(number: usize, port: u16) -> String {
+fn instance_manifest(number: usize, port: u16) -> String {
     format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -26,13 +26,14 @@ spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTT
     )
 }
 
-fn shop(policy: &str) -> Shop {
+fn start_shop(policy: &str) -> Shop {
     let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
     let instances: Vec<Application> = (0..4).map(answer).collect();
     let listener = free_port();
-    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("stock", listener)]);
+    let mut manifests =
+        mesh_config("permissive") + &client_manifest("web", &[], &[("stock", listener)]);
     for (number, application) in instances.iter().enumerate() {
-        manifests += &instance(number, application.port());
+        manifests += &instance_manifest(number, application.port());
     }
     let service = "---
 apiVersion: v1
@@ -50,28 +51,28 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
 
 impl Shop {
     /// Opens a connection to the listener: its requests are handled by one data thread.
-    fn connect(&self) -> Connection {
+    fn open_connection(&self) -> Connection {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, self.listener));
         Connection::open(listener).expect("the listener is open")
     }
 
     /// Returns the instance that serves a user.
-    fn serves(&self, connection: &mut Connection, user: usize) -> String {
+    fn serving_instance(&self, connection: &mut Connection, user: usize) -> String {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
-        let answer = connection.receive().expect("it is answered");
+        let answer = connection.receive_response().expect("it is answered");
         assert_eq!(answer.status, 200);
         String::from_utf8(answer.body).expect("text")
     }
 
     /// Returns the instances of this number of users.
-    fn map(&self, users: usize) -> Vec<String> {
-        let mut connection = self.connect();
-        (0..users).map(|user| self.serves(&mut connection, user)).collect()
+    fn map_users(&self, users: usize) -> Vec<String> {
+        let mut connection = self.open_connection();
+        (0..users).map(|user| self.serving_instance(&mut connection, user)).collect()
     }
 }
 
-fn counts(answers: &[String]) -> BTreeMap<&str, usize> {
+fn count_responses(answers: &[String]) -> BTreeMap<&str, usize> {
     let mut counts = BTreeMap::new();
     for answer in answers {
         *counts.entry(answer.as_str()).or_default() += 1;
@@ -81,37 +82,39 @@ fn counts(answers: &[String]) -> BTreeMap<&str, usize> {
 
 #[test]
 fn in_turn_each_gets_the_same() {
-    let shop = shop("  algorithm: RoundRobin\n");
+    let shop = start_shop("  algorithm: RoundRobin\n");
     eventually("all four are there", MAX_WAIT, || {
-        let mut connection = shop.connect();
-        let answers: Vec<String> = (0..40).map(|_| shop.serves(&mut connection, 0)).collect();
-        counts(&answers).values().all(|count| *count == 10).then_some(())
+        let mut connection = shop.open_connection();
+        let answers: Vec<String> =
+            (0..40).map(|_| shop.serving_instance(&mut connection, 0)).collect();
+        count_responses(&answers).values().all(|count| *count == 10).then_some(())
     });
 }
 
 #[test]
 fn a_user_keeps_an_instance_until_it_leaves_and_gets_it_back() {
     for algorithm in ["Maglev", "RingHash"] {
-        let shop = shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
+        let shop = start_shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
         let (before, _) = eventually("all four are there", MAX_WAIT, || {
-            let map = shop.map(200);
-            (counts(&map).len() == 4).then_some(map)
+            let map = shop.map_users(200);
+            (count_responses(&map).len() == 4).then_some(map)
         });
-        assert_eq!(shop.map(200), before, "every connection and thread finds the same");
-        let fair = counts(&before);
+        assert_eq!(shop.map_users(200), before, "every connection and thread finds the same");
+        let fair = count_responses(&before);
         assert!(fair.values().all(|count| (20..=90).contains(count)), "{fair:?}");
         // One instance is removed: its users move to others, and few other users move.
         let port = shop.instances[2].port();
-        let manifests = std::fs::read_to_string(shop.mesh.file("mesh.yaml")).expect("it is there");
-        shop.mesh.write("mesh.yaml", &manifests.replace(&instance(2, port), ""));
+        let manifests =
+            std::fs::read_to_string(shop.mesh.manifest_file("mesh.yaml")).expect("it is there");
+        shop.mesh.write("mesh.yaml", &manifests.replace(&instance_manifest(2, port), ""));
         let (after, _) = eventually("one is gone", MAX_WAIT, || {
-            let map = shop.map(200);
+            let map = shop.map_users(200);
             (!map.contains(&"2".to_owned())).then_some(map)
         });
         let moved = before.iter().zip(&after).filter(|(was, is)| was != is && *was != "2").count();
         assert!(moved <= 16, "{algorithm}: {moved} moved");
         shop.mesh.write("mesh.yaml", &manifests);
-        eventually("everybody is back", MAX_WAIT, || (shop.map(200) == before).then_some(()));
+        eventually("everybody is back", MAX_WAIT, || (shop.map_users(200) == before).then_some(()));
     }
 }
 

@@ -10,14 +10,14 @@ mod java;
 
 use std::time::Duration;
 
-use leno_tests::{Part, Program, Shown, children, eventually, is_running, leno};
+use leno_tests::{Part, Program, Shown, child_processes, eventually, is_running, leno_command};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// Runs a suite in its shortest form; returns the report and the progress output.
-fn bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
-    let mut command = leno();
+fn run_bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
+    let mut command = leno_command();
     command.arg("bench").args(arguments).args(SHORT).args(["-o", "json"]);
     // No contender is installed here.
     command.env("XDG_STATE_HOME", home.path());
@@ -27,7 +27,7 @@ fn bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     (serde_json::from_slice(&output.stdout).unwrap(), said)
 }
 
-fn number(value: &Value, path: &[&str]) -> f64 {
+fn number_at(value: &Value, path: &[&str]) -> f64 {
     let found = path.iter().fold(value, |value, key| &value[*key]);
     found.as_f64().unwrap_or_else(|| panic!("{path:?} is no number in {value:#}"))
 }
@@ -36,8 +36,10 @@ fn number(value: &Value, path: &[&str]) -> f64 {
 fn every_contender_gets_every_figure() {
     let home = tempfile::tempdir().unwrap();
     let contenders = "none,floor,leno";
-    let (report, said) =
-        bench(&home, &["sidecar", "--contenders", contenders, "--connections", "8", "--seed", "1"]);
+    let (report, said) = run_bench(
+        &home,
+        &["sidecar", "--contenders", contenders, "--connections", "8", "--seed", "1"],
+    );
     assert_eq!(report["suite"], "sidecar");
     assert!(report["skipped"].as_array().is_some_and(Vec::is_empty), "{}", report["skipped"]);
     assert!(said.contains("left"), "it says how long it takes: {said}");
@@ -52,7 +54,7 @@ fn every_contender_gets_every_figure() {
             &["latency_ms", "p999"],
             &["ratio_to_leno", "rps"],
         ] {
-            assert!(number(outcome, path) > 0.0, "{name} {path:?}: {outcome:#}");
+            assert!(number_at(outcome, path) > 0.0, "{name} {path:?}: {outcome:#}");
         }
         assert_eq!(outcome["failed"], 0, "{name}: {outcome:#}");
         assert_eq!(outcome["repeats"].as_array().map(Vec::len), Some(1));
@@ -64,11 +66,11 @@ fn every_contender_gets_every_figure() {
         ["memory_kib", "load_private"],
         ["memory_kib", "load_pss"],
     ] {
-        assert!(number(leno, &path) > 0.0, "{path:?}: {leno:#}");
+        assert!(number_at(leno, &path) > 0.0, "{path:?}: {leno:#}");
     }
     let sidecars = &leno["cpu_us_per_request"]["processes"];
-    assert!(number(sidecars, &["client"]) > 0.0 && number(sidecars, &["server"]) > 0.0);
-    let baseline = number(leno, &["ratio_to_leno", "cpu_us_per_request"]);
+    assert!(number_at(sidecars, &["client"]) > 0.0 && number_at(sidecars, &["server"]) > 0.0);
+    let baseline = number_at(leno, &["ratio_to_leno", "cpu_us_per_request"]);
     assert!((baseline - 1.0).abs() < f64::EPSILON, "{baseline}");
     // The report alone suffices to repeat the measurement.
     let facts = report["contenders"].as_array().unwrap();
@@ -80,7 +82,7 @@ fn every_contender_gets_every_figure() {
 #[test]
 fn what_is_not_installed_is_named_with_its_remedy() {
     let home = tempfile::tempdir().unwrap();
-    let (report, _) = bench(&home, &["sidecar", "--contenders", "none,envoy"]);
+    let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,envoy"]);
     if report["cases"][0]["contenders"]["envoy"].is_object() {
         eprintln!("skipped: envoy is installed for everybody here");
         return;
@@ -94,7 +96,7 @@ fn what_is_not_installed_is_named_with_its_remedy() {
 #[test]
 fn a_foreign_pair_of_sidecars_does_the_same_work() {
     let home = tempfile::tempdir().unwrap();
-    let (report, _) = bench(&home, &["sidecar", "--contenders", "none,nginx"]);
+    let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,nginx"]);
     let nginx = &report["cases"][0]["contenders"]["nginx"];
     if !nginx.is_object() {
         let missing = report["skipped"][0]["reason"].as_str().unwrap_or_default();
@@ -103,14 +105,14 @@ fn a_foreign_pair_of_sidecars_does_the_same_work() {
         return;
     }
     assert_eq!(nginx["failed"], 0, "{nginx:#}");
-    assert!(number(nginx, &["cpu_us_per_request", "sum"]) > 0.0);
+    assert!(number_at(nginx, &["cpu_us_per_request", "sum"]) > 0.0);
 }
 
 #[test]
 fn a_proxy_that_a_user_brings_is_measured_too() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("mine.yaml");
-    let program = leno().get_program().to_string_lossy().into_owned();
+    let program = leno_command().get_program().to_string_lossy().into_owned();
     let description = format!(
         "name: mine\nabout: a forwarder\nlayout: http\nprogram: {program}\nversion: [--version]\n\
          processes:\n- name: forwarder\n  command: [\"@program@\", bench, floor, --port, \
@@ -118,13 +120,13 @@ fn a_proxy_that_a_user_brings_is_measured_too() {
     );
     std::fs::write(&file, description).unwrap();
     let mine = format!("command:{}", file.display());
-    let (report, _) = bench(&home, &["sidecar", "--contenders", &mine, "--work", "http,fresh"]);
+    let (report, _) = run_bench(&home, &["sidecar", "--contenders", &mine, "--work", "http,fresh"]);
     let cases = report["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 2);
     for case in cases {
         let mine = &case["contenders"]["mine"];
         assert_eq!(mine["failed"], 0, "{mine:#}");
-        assert!(number(mine, &["rps"]) > 0.0);
+        assert!(number_at(mine, &["rps"]) > 0.0);
     }
 }
 
@@ -137,7 +139,7 @@ fn suites_fill_the_tables_that_others_have_published() {
         (&["scale", "--sidecars", "140", "--real", "20", "--services", "10,100"], 2, 14),
     ] {
         let ours = ["--contenders", "none,leno"];
-        let (report, said) = bench(&home, &[arguments, &ours].concat());
+        let (report, said) = run_bench(&home, &[arguments, &ours].concat());
         let table = &report["tables"][0];
         assert_eq!(table["columns"].as_array().map(Vec::len), Some(columns), "{said}{table:#}");
         assert_eq!(table["rows"].as_array().map(Vec::len), Some(rows), "{said}{table:#}");
@@ -155,11 +157,11 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
     let shown = page.to_str().unwrap();
     let arguments =
         ["gateway-ratings", "--contenders", "none,leno", "--cores", "1", "--html", shown];
-    bench(&home, &arguments);
+    run_bench(&home, &arguments);
     let text = std::fs::read_to_string(&page).unwrap();
     let outside = ["src=", "href=\"http", "@import", "<script"];
     assert!(!outside.iter().any(|part| text.contains(part)), "the page is complete in itself");
-    let shown = Shown::open(&page, home.path());
+    let shown = Shown::open_page(&page, home.path());
     for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
         assert!(shown.document.contains(part), "{part} is missing in {}", shown.document);
     }
@@ -168,7 +170,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
         let large: Vec<&Part> =
             parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
         for part in &large {
-            assert!(shown.colours(part) >= COLOURS_MIN, "nothing is to be seen of {part:?}");
+            assert!(shown.count_colors(part) >= COLOURS_MIN, "nothing is to be seen of {part:?}");
         }
         large.len()
     };
@@ -178,18 +180,22 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
 
 #[test]
 fn nothing_is_left_running_when_it_is_interrupted() {
-    let mut command = leno();
+    let mut command = leno_command();
     command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
     let mut bench = Program::start("leno bench", &mut command);
     bench.wait_for_line("leno, repeat 1", MAX_WAIT);
     // Control plane, two sidecars, backend and load generator.
     let (started, _) = eventually("everything runs", MAX_WAIT, || {
-        let started = children(bench.pid());
+        let started = child_processes(bench.pid());
         (started.len() == 5).then_some(started)
     });
-    bench.signal(Signal::INT);
-    assert!(!bench.wait(MAX_WAIT).success());
-    assert!(bench.printed().contains("stopped before the end"), "{}", bench.printed());
+    bench.send_signal(Signal::INT);
+    assert!(!bench.wait_for_exit(MAX_WAIT).success());
+    assert!(
+        bench.printed_output().contains("stopped before the end"),
+        "{}",
+        bench.printed_output()
+    );
     for child in started {
         eventually(&format!("{} has ended", child.command), MAX_WAIT, || {
             (!is_running(child.pid)).then_some(())

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use leno_tests::{Mesh, leno};
+use leno_tests::{Mesh, leno_command};
 
 #[test]
 fn a_report_holds_what_the_mesh_says_and_no_secret() {
@@ -13,8 +13,8 @@ metadata: {name: one, namespace: shop, labels: {app: one, api-token: swordfish}}
 spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
 ";
     let mesh = Mesh::up(manifests);
-    let report = mesh.data().with_file_name("report.tar.gz");
-    let output = ask(&mesh, &report);
+    let report = mesh.data_directory().with_file_name("report.tar.gz");
+    let output = run_bug_report(&mesh, &report);
     assert!(output.status.success(), "{output:?}");
     let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
@@ -29,14 +29,17 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
         assert!(!printed.contains(secret), "{secret} is in the report");
     }
     assert!(printed.contains("\"api-token\": \"[redacted]\""), "the name is kept: {printed}");
-    assert!(!ask(&mesh, &report).status.success(), "a file that was there is written over");
+    assert!(
+        !run_bug_report(&mesh, &report).status.success(),
+        "a file that was there is written over"
+    );
 }
 
 #[test]
 fn a_report_without_a_control_plane_says_so_and_fails() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.tar.gz");
-    let mut command = leno();
+    let mut command = leno_command();
     command.args(["bug-report", "--data"]).arg(folder.path()).arg("--out").arg(&report);
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -47,8 +50,8 @@ fn a_report_without_a_control_plane_says_so_and_fails() {
     assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));
 }
 
-fn ask(mesh: &Mesh, report: &Path) -> Output {
-    let mut command = leno();
-    command.args(["bug-report", "--data"]).arg(mesh.data()).arg("--out").arg(report);
+fn run_bug_report(mesh: &Mesh, report: &Path) -> Output {
+    let mut command = leno_command();
+    command.args(["bug-report", "--data"]).arg(mesh.data_directory()).arg("--out").arg(report);
     command.output().unwrap()
 }

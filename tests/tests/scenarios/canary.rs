@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config};
-use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port, get, leno};
+use leno_tests::manifests::{client_manifest, mesh_config};
+use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port, get, leno_command};
 use serde_json::Value;
 
 /// The service `api` with a route to `api-v1` and `api-v2`, each with its own instances.
@@ -20,7 +20,7 @@ struct Canary {
 const BOTH: [(&str, u32); 2] = [("api-v1", 80), ("api-v2", 20)];
 
 /// Returns a route of each kind that forwards all requests to these services by weight.
-fn route(kind: &str, backends: &[(&str, u32)]) -> String {
+fn route_manifest(kind: &str, backends: &[(&str, u32)]) -> String {
     let port = if kind == "TrafficSplit" { "" } else { ", port: 9080" };
     let field = if kind == "TrafficSplit" { "service" } else { "name" };
     let backends: Vec<String> = backends
@@ -48,14 +48,14 @@ fn route(kind: &str, backends: &[(&str, u32)]) -> String {
     )
 }
 
-fn service(name: &str, selector: &str) -> String {
+fn service_manifest(name: &str, selector: &str) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
          spec: {{selector: {{{selector}}}, ports: [{{name: main, port: 9080, targetPort: main}}]}}\n"
     )
 }
 
-fn policy(kind: &str, target: &str, spec: &str) -> String {
+fn policy_manifest(kind: &str, target: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\n\
          metadata: {{name: of-{target}, namespace: shop}}\n\
@@ -64,9 +64,10 @@ fn policy(kind: &str, target: &str, spec: &str) -> String {
 }
 
 /// Starts the mesh; `instances` has the version and application of each instance.
-fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
+fn start_canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
     let listener = free_port();
-    let mut manifests = mesh_config("permissive") + &client("web", &[], &[("api", listener)]);
+    let mut manifests =
+        mesh_config("permissive") + &client_manifest("web", &[], &[("api", listener)]);
     for (number, (version, application)) in instances.iter().enumerate() {
         write!(
             manifests,
@@ -77,22 +78,22 @@ fn canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Ca
         )
         .expect("writing to a String never fails");
     }
-    manifests += &service("api", "app: api");
-    manifests += &service("api-v1", "app: api, version: v1");
-    manifests += &service("api-v2", "app: api, version: v2");
+    manifests += &service_manifest("api", "app: api");
+    manifests += &service_manifest("api-v1", "app: api, version: v1");
+    manifests += &service_manifest("api-v2", "app: api, version: v2");
     let mesh = Mesh::up(&(manifests + route + policies));
     Canary { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)) }
 }
 
 impl Canary {
     /// Returns the status of a request, and the mesh's reason.
-    fn verdict(&self, path: &str) -> (u16, Option<String>) {
+    fn status_and_reason(&self, path: &str) -> (u16, Option<String>) {
         let answer = get(self.listener, path).expect("the listener responds");
-        (answer.status, answer.reason().map(str::to_owned))
+        (answer.status, answer.rejection_reason().map(str::to_owned))
     }
 
     /// Starts a request that an application holds; `received` counts the requests that reach one.
-    fn hold(&self, received: impl Fn() -> usize) -> Connection {
+    fn hold_request(&self, received: impl Fn() -> usize) -> Connection {
         let before = received();
         eventually("a request is held", MAX_WAIT, || {
             let mut connection = Connection::open(self.listener).expect("the listener is open");
@@ -100,7 +101,7 @@ impl Canary {
             connection.send(request).expect("it takes a request");
             while received() == before {
                 // A previous request may still count for a moment: then this one is rejected.
-                if connection.stirs(Duration::from_millis(50)).expect("it is open") {
+                if connection.has_activity(Duration::from_millis(50)).expect("it is open") {
                     return None;
                 }
             }
@@ -109,24 +110,24 @@ impl Canary {
         .0
     }
 
-    fn check(&self) -> String {
-        let mut command = leno();
+    fn run_check(&self) -> String {
+        let mut command = leno_command();
         command.args(["check", "-f"]);
-        let output = command.arg(self.mesh.file("")).output().expect("leno runs");
+        let output = command.arg(self.mesh.manifest_file("")).output().expect("leno runs");
         String::from_utf8(output.stdout).expect("text")
     }
 
-    fn explained(&self) -> String {
-        let mut command = leno();
+    fn explain_request(&self) -> String {
+        let mut command = leno_command();
         let url = "http://api:9080/";
         command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
-        let output = command.arg(self.mesh.file("")).output().expect("leno runs");
+        let output = command.arg(self.mesh.manifest_file("")).output().expect("leno runs");
         String::from_utf8(output.stdout).expect("text")
     }
 
     /// Returns *In force* of a policy, and the reason if it is not.
     fn in_force(&self, kind: &str) -> (bool, String) {
-        let policies = self.mesh.ask("policies");
+        let policies = self.mesh.get_json("policies");
         let policies = policies.as_array().expect("a list");
         let found = policies.iter().find(|it| it["kind"] == kind && it["name"] == "shop/of-api");
         let found = found.expect("the policy is listed");
@@ -136,12 +137,12 @@ impl Canary {
 }
 
 /// Returns an application that responds except to `/hold`, and its request counter.
-fn holding() -> (Application, Arc<AtomicUsize>) {
+fn start_holding() -> (Application, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     let application = Application::start(move |request| {
         counted.fetch_add(1, Ordering::SeqCst);
-        match request.what().1 {
+        match request.method_and_target().1 {
             "/hold" => Answer::Silence,
             _ => Answer::ok("ok"),
         }
@@ -152,22 +153,25 @@ fn holding() -> (Application, Arc<AtomicUsize>) {
 #[test]
 fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind_of_route() {
     for kind in ["HTTPRoute", "GRPCRoute", "TCPRoute", "TrafficSplit"] {
-        let ((v1, one), (v2, two)) = (holding(), holding());
-        let limit = policy("CircuitBreaker", "api", "limits: {requests: 2}");
-        let canary =
-            canary(&[("v1", &v1), ("v2", &v2)], &route(kind, &[BOTH[0], ("api-v2", 80)]), &limit);
-        assert!(canary.check().contains("0 warnings"), "{kind}: {}", canary.check());
+        let ((v1, one), (v2, two)) = (start_holding(), start_holding());
+        let limit = policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}");
+        let canary = start_canary(
+            &[("v1", &v1), ("v2", &v2)],
+            &route_manifest(kind, &[BOTH[0], ("api-v2", 80)]),
+            &limit,
+        );
+        assert!(canary.run_check().contains("0 warnings"), "{kind}: {}", canary.run_check());
         assert_eq!(canary.in_force("CircuitBreaker"), (true, String::new()), "{kind}");
         eventually("both backends answer", MAX_WAIT, || {
-            canary.verdict("/");
+            canary.status_and_reason("/");
             let both = one.load(Ordering::SeqCst) > 0 && two.load(Ordering::SeqCst) > 0;
             both.then_some(())
         });
         let received = || one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
-        let held = [canary.hold(received), canary.hold(received)];
+        let held = [canary.hold_request(received), canary.hold_request(received)];
         for _ in 0..6 {
             let full = (503, Some("circuit-full".to_owned()));
-            assert_eq!(canary.verdict("/hold"), full, "{kind}");
+            assert_eq!(canary.status_and_reason("/hold"), full, "{kind}");
         }
         drop(held);
     }
@@ -175,42 +179,51 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
 
 #[test]
 fn faults_of_the_called_service_are_injected_before_a_route_chooses() {
-    let ((v1, one), (v2, two)) = (holding(), holding());
+    let ((v1, one), (v2, two)) = (start_holding(), start_holding());
     let spec = "rules: [{abort: {status: 500, percent: 50}}]";
-    let faults = policy("FaultInjection", "api", spec);
-    let canary = canary(&[("v1", &v1), ("v2", &v2)], &route("HTTPRoute", &BOTH), &faults);
-    let answers: Vec<_> = (0..200).map(|_| canary.verdict("/")).collect();
+    let faults = policy_manifest("FaultInjection", "api", spec);
+    let canary =
+        start_canary(&[("v1", &v1), ("v2", &v2)], &route_manifest("HTTPRoute", &BOTH), &faults);
+    let answers: Vec<_> = (0..200).map(|_| canary.status_and_reason("/")).collect();
     let injected = (500, Some("fault-injected".to_owned()));
     let aborted = answers.iter().filter(|answer| **answer == injected).count();
     assert!((60..=140).contains(&aborted), "{aborted} of 200");
     let received = one.load(Ordering::SeqCst) + two.load(Ordering::SeqCst);
     assert_eq!(received, 200 - aborted);
-    assert!(canary.explained().contains("FaultInjection shop/of-api"), "{}", canary.explained());
+    assert!(
+        canary.explain_request().contains("FaultInjection shop/of-api"),
+        "{}",
+        canary.explain_request()
+    );
 }
 
 #[test]
 fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures() {
-    let (v2, _) = (holding().0, ());
+    let (v2, _) = (start_holding().0, ());
     let failed = Arc::new(AtomicUsize::new(0));
     let count = failed.clone();
     let broken = Application::start(move |_| {
         count.fetch_add(1, Ordering::SeqCst);
         Answer::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
     });
-    let (well, _) = holding();
+    let (well, _) = start_holding();
     let policies = [
-        policy("OutlierRemoval", "api", "consecutive: 5, backOff: {base: 300s, jitterPercent: 0}"),
-        policy("LoadBalancing", "api", "algorithm: RoundRobin"),
+        policy_manifest(
+            "OutlierRemoval",
+            "api",
+            "consecutive: 5, backOff: {base: 300s, jitterPercent: 0}",
+        ),
+        policy_manifest("LoadBalancing", "api", "algorithm: RoundRobin"),
     ];
     let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
-    let canary = canary(&instances, &route("HTTPRoute", &BOTH), &policies.concat());
+    let canary = start_canary(&instances, &route_manifest("HTTPRoute", &BOTH), &policies.concat());
     // One connection uses one data thread, which has its own counters.
     let mut connection = Connection::open(canary.listener).expect("the listener is open");
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
     assert_eq!(failed.load(Ordering::SeqCst), 5);
-    let removed = canary.mesh.leno(&["get", "removed"]);
+    let removed = canary.mesh.run_leno(&["get", "removed"]);
     let removed = String::from_utf8(removed.stdout).expect("text");
     assert!(removed.contains("shop/api-0"), "{removed}");
 }
@@ -219,14 +232,16 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
 fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backend() {
     let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
     let applications: Vec<Application> = (0..3).map(answer).collect();
-    let balancing = policy("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
+    let balancing =
+        policy_manifest("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
     let instances: Vec<(&str, &Application)> = applications.iter().map(|it| ("v1", it)).collect();
-    let canary = canary(&instances, &route("HTTPRoute", &[("api-v1", 1)]), &balancing);
+    let canary =
+        start_canary(&instances, &route_manifest("HTTPRoute", &[("api-v1", 1)]), &balancing);
     let mut connection = Connection::open(canary.listener).expect("the listener is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
-        connection.receive().expect("it is answered").body
+        connection.receive_response().expect("it is answered").body
     };
     let mut map = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
     // Users of an instance that is not ready yet are served by another.
@@ -236,41 +251,45 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     for _ in 0..4 {
         assert_eq!(map(), first);
     }
-    assert!(canary.explained().contains("LoadBalancing shop/of-api"), "{}", canary.explained());
+    assert!(
+        canary.explain_request().contains("LoadBalancing shop/of-api"),
+        "{}",
+        canary.explain_request()
+    );
 }
 
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
     let mute = Application::start(|_| Answer::Silence);
-    let (well, _) = holding();
-    let hedging = policy("Hedging", "api", "after: 50ms");
-    let route = route("HTTPRoute", &[("api-v1", 1)]);
-    let canary = canary(&[("v1", &mute), ("v1", &well)], &route, &hedging);
+    let (well, _) = start_holding();
+    let hedging = policy_manifest("Hedging", "api", "after: 50ms");
+    let route = route_manifest("HTTPRoute", &[("api-v1", 1)]);
+    let canary = start_canary(&[("v1", &mute), ("v1", &well)], &route, &hedging);
     let sidecar = canary.mesh.sidecar("shop/web-1");
     eventually("a second attempt wins", MAX_WAIT, || {
-        assert_eq!(canary.verdict("/").0, 200);
-        (sidecar.metric("leno_hedges_won_total") > 0.0).then_some(())
+        assert_eq!(canary.status_and_reason("/").0, 200);
+        (sidecar.sum_metrics("leno_hedges_won_total") > 0.0).then_some(())
     });
 }
 
 #[test]
 fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
-    let ((v1, _), (v2, _)) = (holding(), holding());
+    let ((v1, _), (v2, _)) = (start_holding(), start_holding());
     let policies = [
-        policy("OutlierRemoval", "api", "consecutive: 5"),
-        policy("OutlierRemoval", "api-v1", "consecutive: 3"),
-        policy("OutlierRemoval", "api-v2", "consecutive: 3"),
-        policy("CircuitBreaker", "api", "limits: {requests: 2}"),
+        policy_manifest("OutlierRemoval", "api", "consecutive: 5"),
+        policy_manifest("OutlierRemoval", "api-v1", "consecutive: 3"),
+        policy_manifest("OutlierRemoval", "api-v2", "consecutive: 3"),
+        policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}"),
     ];
-    let route = route("HTTPRoute", &BOTH);
-    let canary = canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
+    let route = route_manifest("HTTPRoute", &BOTH);
+    let canary = start_canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
     let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
                has its own policy, such as OutlierRemoval shop/of-api-v2";
-    let checked = canary.check();
+    let checked = canary.run_check();
     assert!(checked.contains(&format!("has no effect: {why}")), "{checked}");
     assert!(checked.contains("1 warning"), "{checked}");
     assert_eq!(canary.in_force("OutlierRemoval"), (false, why.to_owned()));
-    let explained = canary.explained();
+    let explained = canary.explain_request();
     for line in [
         "CircuitBreaker shop/of-api: across all backends of the called service",
         "OutlierRemoval shop/of-api-v1: ",

@@ -5,30 +5,31 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server, server_of};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
 use leno_tests::{
-    Answer, Application, Mesh, Program, Response, check_service, eventually, exchange, free_port,
+    Answer, Application, Mesh, Program, Response, check_service, eventually, exchange_bytes,
+    free_port,
 };
 
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-fn ask(listener: SocketAddr, fields: &str) -> Option<Response> {
+fn send_request(listener: SocketAddr, fields: &str) -> Option<Response> {
     let request =
         format!("GET /items?a=b HTTP/1.1\r\nhost: stock\r\nconnection: close\r\n{fields}\r\n");
-    exchange(listener, &request).ok()
+    exchange_bytes(listener, &request).ok()
 }
 
 /// Returns an application that responds with the headers added by the authorization service.
-fn stock() -> Application {
+fn start_stock() -> Application {
     Application::start(|request| {
-        let (output, key) = (request.header("x-told"), request.header("x-key"));
+        let (output, key) = (request.first_header("x-told"), request.first_header("x-key"));
         Answer::ok(format!("{} {}", output.unwrap_or("nobody"), key.unwrap_or("no key")))
     })
 }
 
-fn authorization(name: &str, by: &str) -> String {
+fn authorization_manifest(name: &str, by: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: ExternalAuthorization\n\
          metadata: {{name: {name}, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n  \
@@ -39,38 +40,41 @@ fn authorization(name: &str, by: &str) -> String {
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
 fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
-    let (stock, listener, port) = (stock(), free_port(), free_port());
+    let (stock, listener, port) = (start_stock(), free_port(), free_port());
     let at = format!("127.0.0.1:{port}");
     let authorizer = check_service("authorizer");
     let command = [authorizer.to_str().expect("a path of text"), &at];
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
+        server_manifest("stock", stock.port(), &[]),
         server_of("authorizer", (port, "GRPC"), &command),
-        client("web", &[], &[("stock", listener)]),
-        authorization("inside", "service: {name: authorizer, port: 9080}"),
+        client_manifest("web", &[], &[("stock", listener)]),
+        authorization_manifest("inside", "service: {name: authorizer, port: 9080}"),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     let keyed = "x-key: open sesame\r\n";
     let decided = |rule: &str| {
-        let let_in = ask(listener, keyed).filter(|answer| answer.status == 200)?;
+        let let_in = send_request(listener, keyed).filter(|answer| answer.status == 200)?;
         let output = format!(
             "spiffe://cluster.local/ns/shop/sa/web spiffe://cluster.local/ns/shop/sa/stock {rule} no key"
         );
-        (let_in.body == output.as_bytes() && let_in.header("x-authorized") == Some("yes"))
+        (let_in.body == output.as_bytes() && let_in.first_header("x-authorized") == Some("yes"))
             .then_some(())
     };
     eventually("the service of the mesh lets in", MAX_WAIT, || decided("inside"));
-    let turned_away = ask(listener, "").expect("the listener responds");
-    assert_eq!((turned_away.status, turned_away.reason()), (401, Some("denied-by-service")));
+    let turned_away = send_request(listener, "").expect("the listener responds");
+    assert_eq!(
+        (turned_away.status, turned_away.rejection_reason()),
+        (401, Some("denied-by-service"))
+    );
     assert_eq!(turned_away.body, b"no key for GET /items?a=b");
-    assert_eq!(turned_away.header("www-authenticate"), Some("Key"));
+    assert_eq!(turned_away.first_header("www-authenticate"), Some("Key"));
 
-    let mut command = leno_tests::leno();
+    let mut command = leno_tests::leno_command();
     let url = "http://stock:9080/items";
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
-    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    let output = command.arg(mesh.manifest_file("")).output().expect("leno runs");
     let output = String::from_utf8(output.stdout).expect("text");
     assert!(
         output.contains("queries the authorization service shop/authorizer port 9080"),
@@ -78,18 +82,22 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     );
 
     // The first policy by name decides.
-    mesh.write("a.yaml", &authorization("a-outside", &format!("url: \"http://{at}\"")));
+    mesh.write("a.yaml", &authorization_manifest("a-outside", &format!("url: \"http://{at}\"")));
     eventually("the server outside lets in", MAX_WAIT, || decided("a-outside"));
-    assert_eq!(ask(listener, "").expect("the listener responds").status, 401);
+    assert_eq!(send_request(listener, "").expect("the listener responds").status, 401);
     // No server listens on this port.
     let nobody = format!("url: \"http://127.0.0.1:{}\"", free_port());
-    mesh.write("a.yaml", &authorization("a-outside", &nobody));
+    mesh.write("a.yaml", &authorization_manifest("a-outside", &nobody));
     eventually("nobody decides", MAX_WAIT, || {
-        (ask(listener, keyed)?.reason() == Some("authorization-unavailable")).then_some(())
+        (send_request(listener, keyed)?.rejection_reason() == Some("authorization-unavailable"))
+            .then_some(())
     });
-    mesh.write("a.yaml", &authorization("a-outside", &format!("{nobody}\n  onFailure: allow")));
+    mesh.write(
+        "a.yaml",
+        &authorization_manifest("a-outside", &format!("{nobody}\n  onFailure: allow")),
+    );
     eventually("all are let in meanwhile", MAX_WAIT, || {
-        (ask(listener, "")?.body == b"nobody no key").then_some(())
+        (send_request(listener, "")?.body == b"nobody no key").then_some(())
     });
 }
 
@@ -105,8 +113,8 @@ fn an_authorization_service_sees_bodies() {
     let by = format!("url: \"http://{at}\"");
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let post = |body: &str| {
@@ -115,25 +123,29 @@ fn an_authorization_service_sees_bodies() {
              content-length: {}\r\n\r\n{body}",
             body.len()
         );
-        exchange(loopback(listener), &request).ok()
+        exchange_bytes(loopback_address(listener), &request).ok()
     };
     for (setting, seen) in [
         ("body: {maxBytes: 20}", r#""abc def" "" 7 "false""#),
         ("body: {maxBytes: 3, allowPartial: true, asBytes: true}", r#""" "abc" 7 "true""#),
     ] {
-        mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  {setting}")));
+        mesh.write("ask.yaml", &authorization_manifest("ask", &format!("{by}\n  {setting}")));
         eventually("the service sees the body", MAX_WAIT, || {
             let answer = post("abc def")?;
-            (answer.body == b"abc def" && answer.header("x-seen") == Some(seen)).then_some(())
+            (answer.body == b"abc def" && answer.first_header("x-seen") == Some(seen)).then_some(())
         });
     }
-    mesh.write("ask.yaml", &authorization("ask", &format!("{by}\n  body: {{maxBytes: 20}}")));
+    mesh.write(
+        "ask.yaml",
+        &authorization_manifest("ask", &format!("{by}\n  body: {{maxBytes: 20}}")),
+    );
     eventually("the service denies by the body", MAX_WAIT, || {
         let answer = post("let me in, please")?;
-        (answer.reason() == Some("denied-by-service") && answer.body == b"no please").then_some(())
+        (answer.rejection_reason() == Some("denied-by-service") && answer.body == b"no please")
+            .then_some(())
     });
     let answer = post("more than twenty bytes are in this").expect("the listener responds");
-    assert_eq!((answer.status, answer.reason()), (413, Some("body-too-large")));
+    assert_eq!((answer.status, answer.rejection_reason()), (413, Some("body-too-large")));
 }
 
 /// Limits of envoyproxy/ratelimit: three requests per client and hour.
@@ -144,7 +156,7 @@ descriptors:
 ";
 
 /// Starts a rate limit service with its own Redis.
-fn counting(directory: &Path) -> (Program, Program, u16) {
+fn start_rate_limiter(directory: &Path) -> (Program, Program, u16) {
     let (redis, grpc) = (free_port(), free_port());
     let mut command = Command::new("redis-server");
     command.args(["--port", &redis.to_string(), "--save", ""]).current_dir(directory);
@@ -172,7 +184,7 @@ fn counting(directory: &Path) -> (Program, Program, u16) {
         .env("LOG_LEVEL", "info");
     let service = Program::start("ratelimit", &mut command);
     eventually("the service listens", MAX_WAIT, || {
-        std::net::TcpStream::connect(loopback(grpc)).ok()
+        std::net::TcpStream::connect(loopback_address(grpc)).ok()
     });
     (store, service, grpc)
 }
@@ -181,8 +193,8 @@ fn counting(directory: &Path) -> (Program, Program, u16) {
 #[ignore = "takes programs of Go that ./test check-services builds"]
 fn envoys_rate_limit_service_counts_for_two_servers() {
     let directory = tempfile::tempdir().expect("a folder");
-    let (_store, _service, grpc) = counting(directory.path());
-    let (one, two) = (stock(), stock());
+    let (_store, _service, grpc) = start_rate_limiter(directory.path());
+    let (one, two) = (start_stock(), start_stock());
     let listeners = [free_port(), free_port(), free_port()];
     let limit = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
@@ -193,31 +205,32 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
     );
     let manifests = [
         mesh_config("permissive"),
-        server("one", one.port(), &[]),
-        server("two", two.port(), &[]),
-        client("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),
-        client("app", &[], &[("one", listeners[2])]),
+        server_manifest("one", one.port(), &[]),
+        server_manifest("two", two.port(), &[]),
+        client_manifest("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),
+        client_manifest("app", &[], &[("one", listeners[2])]),
         limit,
     ];
     let _mesh = Mesh::up(&manifests.concat());
-    let [to_one, to_two, of_app] = listeners.map(loopback);
+    let [to_one, to_two, of_app] = listeners.map(loopback_address);
     // Another client's response shows that the service has loaded its limits.
     let (first, _) = eventually("another client is let in", MAX_WAIT, || {
-        ask(of_app, "").filter(|answer| answer.status == 200)
+        send_request(of_app, "").filter(|answer| answer.status == 200)
     });
-    assert_eq!(first.header("x-ratelimit-limit"), Some("3, 3;w=3600"));
+    assert_eq!(first.first_header("x-ratelimit-limit"), Some("3, 3;w=3600"));
     let statuses = [to_one, to_two, to_one, to_two, to_one].map(|listener| {
-        let answer = ask(listener, "").expect("the listener responds");
-        (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned))
+        let answer = send_request(listener, "").expect("the listener responds");
+        (answer.status, answer.first_header("x-ratelimit-remaining").map(str::to_owned))
     });
     let said = |status: u16, left: &str| (status, Some(left.to_owned()));
     assert_eq!(
         statuses,
         [said(200, "2"), said(200, "1"), said(200, "0"), said(429, "0"), said(429, "0")]
     );
-    let refused = ask(to_two, "").expect("the listener responds");
-    assert_eq!(refused.reason(), Some("rate-limited"));
-    let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
+    let refused = send_request(to_two, "").expect("the listener responds");
+    assert_eq!(refused.rejection_reason(), Some("rate-limited"));
+    let wait: u64 =
+        refused.first_header("retry-after").expect("it says").parse().expect("a number");
     assert!((1..=3600).contains(&wait), "{wait}");
 }
 

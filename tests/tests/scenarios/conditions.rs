@@ -4,20 +4,20 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Answer, Application, ControlPlane, Mesh, Program, Proxy, eventually, exchange,
-    free_port, get, get_page, manifest,
+    AdminPage, Answer, Application, ControlPlane, Mesh, Program, Proxy, eventually, exchange_bytes,
+    free_port, get, get_page, ratings_manifests,
 };
 
-use crate::seeing::browse;
+use crate::seeing::run_browser;
 
 /// Returns the exit code and output of a command.
-fn said(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = mesh.leno(arguments);
+fn run_command(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = mesh.run_leno(arguments);
     let text = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
 }
 
-fn at(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -32,7 +32,7 @@ fn other_client(listener: u16) -> String {
 /// Other programs use the port of a listener, and the port of an application.
 #[test]
 fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
-    let (foreign_listener, foreign) = (Application::echo(), Application::echo());
+    let (foreign_listener, foreign) = (Application::start_echo(), Application::start_echo());
     let port = foreign.port();
     // It loads only one module, so it exits immediately while the port is in use, even on a busy machine.
     let program = format!(
@@ -42,7 +42,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     );
     let command = format!("[\"python3\", \"-I\", \"-S\", \"-c\", \"{program}\"]");
     let listener = free_port();
-    let manifests = manifest(&command, port, foreign_listener.port(), "permissive");
+    let manifests = ratings_manifests(&command, port, foreign_listener.port(), "permissive");
     let mesh = Mesh::up(&format!("{manifests}{}", other_client(listener)));
     let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
@@ -51,7 +51,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     );
     // No request is forwarded to the process that has the port.
     for _ in 0..20 {
-        let response = get(at(listener), "/").unwrap();
+        let response = get(loopback_address(listener), "/").unwrap();
         let body = String::from_utf8_lossy(&response.body).into_owned();
         assert!(
             response.status == 503 && !body.starts_with("GET /"),
@@ -61,16 +61,16 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     }
     let closed = format!("listener-127.0.0.1:{} is closed", foreign_listener.port());
     let status = eventually("status names both", Duration::from_secs(20), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         let both = text.contains(&closed) && text.contains("keeps exiting");
         (code == Some(1) && both).then_some(text)
     });
     assert!(status.0.contains("Address already in use"), "{}", status.0);
     the_page_shows_the_same_findings(&mesh);
-    let (code, text) = said(&mesh, &["get", "workloads"]);
+    let (code, text) = run_command(&mesh, &["get", "workloads"]);
     assert_eq!(code, Some(0));
     assert!(text.contains("restarting ×") && text.contains("closed: listener-"), "{text}");
-    let workloads = mesh.ask("workloads");
+    let workloads = mesh.get_json("workloads");
     let of = |name: &str| {
         let all = workloads.as_array().unwrap();
         all.iter().find(|it| it["name"] == name).unwrap().clone()
@@ -78,23 +78,23 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     assert_eq!(of("bookinfo/client-1")["outbound_listeners"][0]["state"], "closed");
     assert_eq!(of("bookinfo/client-2")["outbound_listeners"][0]["state"], "open");
     assert_eq!(of("bookinfo/ratings-1")["application"]["keeps_exiting"], true);
-    let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1"]);
+    let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
-    let (code, text) = said(&mesh, &["diagnose", "bookinfo/ratings-1"]);
+    let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/ratings-1"]);
     assert!(code == Some(1) && text.contains("✗ application"), "{text}");
     drop((foreign_listener, foreign));
     eventually("the application has its port", Duration::from_secs(60), || {
-        get(at(listener), "/").ok().filter(|response| response.status == 200)
+        get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
     eventually("the listener is open", Duration::from_secs(60), || {
-        let (_, text) = said(&mesh, &["status"]);
+        let (_, text) = run_command(&mesh, &["status"]);
         (!text.contains("is closed")).then_some(())
     });
 }
 
 /// Checks that the page has the findings of `leno status`.
 fn the_page_shows_the_same_findings(mesh: &Mesh) {
-    let page = mesh.ask("status")["page"].as_str().expect("it has a page").to_owned();
+    let page = mesh.get_json("status")["page"].as_str().expect("it has a page").to_owned();
     let address: SocketAddr =
         page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
     let whats = |found: &serde_json::Value| -> Vec<String> {
@@ -104,28 +104,29 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
     // Both change with each restart of the application.
     eventually("both have the same findings", Duration::from_secs(60), || {
         let head = format!("Host: {address}\r\nConnection: close\r\n\r\n");
-        let answer = exchange(address, &format!("GET /api/findings HTTP/1.1\r\n{head}")).unwrap();
+        let answer =
+            exchange_bytes(address, &format!("GET /api/findings HTTP/1.1\r\n{head}")).unwrap();
         let on_page: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
-        let (_, text) = said(mesh, &["status", "-o", "json"]);
+        let (_, text) = run_command(mesh, &["status", "-o", "json"]);
         let in_status: serde_json::Value = serde_json::from_str(&text).unwrap();
         (whats(&on_page) == whats(&in_status["findings"])).then_some(())
     });
-    browse("conditions", &page);
+    run_browser("conditions", &page);
 }
 
 /// Another process binds the port while the application runs and does not listen yet.
 #[test]
 fn a_port_that_another_process_took_first_is_not_forwarded_to() {
-    let foreign = Application::echo();
+    let foreign = Application::start_echo();
     let (port, listener) = (foreign.port(), free_port());
-    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "permissive"));
     let status = |text: &str| text.contains(&format!("port {port} of the application"));
     eventually("the port is known to be taken", Duration::from_secs(20), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && status(&text)).then_some(())
     });
     for _ in 0..20 {
-        let response = get(at(listener), "/").unwrap();
+        let response = get(loopback_address(listener), "/").unwrap();
         let body = String::from_utf8_lossy(&response.body).into_owned();
         assert!(
             response.status == 503 && !body.starts_with("GET /"),
@@ -133,9 +134,14 @@ fn a_port_that_another_process_took_first_is_not_forwarded_to() {
             response.status
         );
     }
-    let proxies = mesh.ask("proxies");
-    let page = AdminPage::of(&proxies, "bookinfo/ratings-1").unwrap();
-    assert!(page.world()["application"][port.to_string()].as_str().unwrap().contains("taken by"));
+    let proxies = mesh.get_json("proxies");
+    let page = AdminPage::for_workload(&proxies, "bookinfo/ratings-1").unwrap();
+    assert!(
+        page.full_configuration()["application"][port.to_string()]
+            .as_str()
+            .unwrap()
+            .contains("taken by")
+    );
 }
 
 /// Answers with a word, on a port that others may share.
@@ -157,20 +163,24 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
         ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
     };
     let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
-    let mesh =
-        Mesh::up(&manifest(&serde_json::json!(run).to_string(), port, listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests(
+        &serde_json::json!(run).to_string(),
+        port,
+        listener,
+        "permissive",
+    ));
     eventually("the application answers", Duration::from_secs(60), || {
-        get(at(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
+        get(loopback_address(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
     });
     let mut other = std::process::Command::new("python3");
     let _other = Program::start("another process", other.args(words("other")));
     eventually("status names the port", Duration::from_secs(60), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && text.contains(&format!("port {port} of the application"))).then_some(())
     });
     for _ in 0..20 {
-        let response = get(at(listener), "/").unwrap();
-        assert_eq!((response.status, response.reason()), (503, Some("port-taken")));
+        let response = get(loopback_address(listener), "/").unwrap();
+        assert_eq!((response.status, response.rejection_reason()), (503, Some("port-taken")));
     }
 }
 
@@ -178,10 +188,11 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
 #[test]
 fn a_request_waits_once_for_an_application_that_does_not_listen() {
     let listener = free_port();
-    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", free_port(), listener, "permissive"));
-    let response = get(at(listener), "/").unwrap();
-    assert_eq!((response.status, response.reason()), (503, Some("connect-failed")));
-    let client = AdminPage::of(&mesh.ask("proxies"), "bookinfo/client-1").unwrap();
+    let mesh =
+        Mesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "permissive"));
+    let response = get(loopback_address(listener), "/").unwrap();
+    assert_eq!((response.status, response.rejection_reason()), (503, Some("connect-failed")));
+    let client = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/client-1").unwrap();
     let metrics = String::from_utf8(get_page(client.address, "/metrics").unwrap().body).unwrap();
     let retries = metrics.lines().find(|line| line.starts_with("leno_retries_total "));
     assert_eq!(retries, Some("leno_retries_total 0"), "{metrics}");
@@ -191,19 +202,20 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
 #[test]
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
-    let mesh = Mesh::up(&manifest("[sleep, \"600\"]", port, free_port(), "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "permissive"));
     let silent =
         format!("port {port} of the application is not served: no process listens on the port");
     eventually("status names the port", Duration::from_secs(40), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && text.contains(&silent)).then_some(())
     });
-    let (code, text) = said(&mesh, &["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
+    let (code, text) =
+        run_command(&mesh, &["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
     let silent =
         format!("bookinfo/ratings-1: port {port} is not served: no process listens on the port");
     assert!(code == Some(1) && text.contains(&format!("✗ application  {silent}")), "{text}");
     assert!(text.contains("✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint"), "{text}");
-    let (code, text) = said(&mesh, &["get", "workloads"]);
+    let (code, text) = run_command(&mesh, &["get", "workloads"]);
     assert!(code == Some(0) && text.contains("no process listens on the port"), "{text}");
 }
 
@@ -217,18 +229,18 @@ fn an_open_circuit_is_listed_and_a_finding() {
     let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
                    metadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutive: 3, openFor: 60s}}\n";
-    let manifests = manifest("", application.port(), listener, "permissive");
+    let manifests = ratings_manifests("", application.port(), listener, "permissive");
     let mesh = Mesh::up(&format!("{manifests}{breaker}"));
-    assert_eq!(said(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
+    assert_eq!(run_command(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
-        let response = get(at(listener), "/").unwrap();
-        response.reason().is_some_and(|it| it.contains("circuit-open")).then_some(())
+        let response = get(loopback_address(listener), "/").unwrap();
+        response.rejection_reason().is_some_and(|it| it.contains("circuit-open")).then_some(())
     });
-    let (code, text) = said(&mesh, &["get", "circuits"]);
+    let (code, text) = run_command(&mesh, &["get", "circuits"]);
     assert!(code == Some(0) && text.contains("bookinfo/ratings:9080"), "{text}");
     assert!(text.contains("open") && text.contains("consecutive"), "{text}");
     eventually("status names the circuit", Duration::from_secs(20), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && text.contains("the circuit to bookinfo/ratings:9080 is open"))
             .then_some(())
     });
@@ -236,29 +248,29 @@ fn an_open_circuit_is_listed_and_a_finding() {
 
 #[test]
 fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
-    let application = Application::echo();
+    let application = Application::start_echo();
     let (listener, other) = (free_port(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
     eventually("the client answers", Duration::from_secs(20), || {
-        get(at(listener), "/").ok().filter(|response| response.status == 200)
+        get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
     // A directory in place of the file makes writes fail even for root.
-    let world = mesh.data().join("proxies/bookinfo/client-1/world.bin");
+    let world = mesh.data_directory().join("proxies/bookinfo/client-1/world.bin");
     eventually("the state cannot be written", Duration::from_secs(20), || {
         std::fs::remove_file(&world).ok();
         std::fs::create_dir_all(world.join("in the way")).ok()
     });
     mesh.write("other.yaml", other_client(other).trim_start_matches("---\n"));
-    let manifests = manifest("", application.port(), listener, "strict");
+    let manifests = ratings_manifests("", application.port(), listener, "strict");
     mesh.write("mesh.yaml", &manifests);
     eventually("status names the directory", Duration::from_secs(30), || {
-        let (code, text) = said(&mesh, &["status"]);
+        let (code, text) = run_command(&mesh, &["status"]);
         let named = text.contains("the sidecar of bookinfo/client-1 cannot write its state");
         (code == Some(1) && named).then_some(())
     });
     std::fs::remove_dir_all(&world).unwrap();
     eventually("the state is written again", Duration::from_secs(60), || {
-        let (_, text) = said(&mesh, &["status"]);
+        let (_, text) = run_command(&mesh, &["status"]);
         (!text.contains("cannot write its state")).then_some(())
     });
 }
@@ -266,24 +278,24 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
 #[test]
 fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let listener = free_port();
-    let manifests = manifest("", free_port(), listener, "permissive");
+    let manifests = ratings_manifests("", free_port(), listener, "permissive");
     let control = ControlPlane::start(&manifests, &[]);
     let said = |arguments: &[&str]| {
-        let output = control.leno(arguments);
+        let output = control.run_leno(arguments);
         let text = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     };
-    let token = control.token("bookinfo/client-1");
-    let used = control.data().join("used.token");
+    let token = control.issue_token("bookinfo/client-1");
+    let used = control.data_directory().join("used.token");
     std::fs::copy(&token, &used).unwrap();
     let state = tempfile::tempdir().unwrap();
-    let first = Proxy::launch("bookinfo/client-1", &token, &state.path().join("one"), &[]);
+    let first = Proxy::start_unready("bookinfo/client-1", &token, &state.path().join("one"), &[]);
     eventually("the first one joins", Duration::from_secs(30), || {
-        let proxies = control.ask("proxies");
+        let proxies = control.get_json("proxies");
         (proxies.as_array()?.len() == 1).then_some(())
     });
     drop(first);
-    let _second = Proxy::launch("bookinfo/client-1", &used, &state.path().join("two"), &[]);
+    let _second = Proxy::start_unready("bookinfo/client-1", &used, &state.path().join("two"), &[]);
     eventually("status names the join", Duration::from_secs(30), || {
         let (code, text) = said(&["status"]);
         (code == Some(1) && text.contains("bookinfo/client-1: a joining sidecar is rejected"))

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Application, Mesh, eventually, free_port, get_page};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -29,23 +29,23 @@ impl Exhausted {
         let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
         let limit = Rlimit { current: Some(lowest), maximum: upper };
-        let former = prlimit(named(pid), Resource::Nofile, limit).expect("its limit can be set");
+        let former = prlimit(pid_of(pid), Resource::Nofile, limit).expect("its limit can be set");
         Self { pid, former }
     }
 }
 
-fn named(pid: u32) -> Option<Pid> {
+fn pid_of(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).expect("a pid"))
 }
 
 impl Drop for Exhausted {
     fn drop(&mut self) {
-        prlimit(named(self.pid), Resource::Nofile, self.former).expect("its limit can be set");
+        prlimit(pid_of(self.pid), Resource::Nofile, self.former).expect("its limit can be set");
     }
 }
 
 /// Returns the CPU time of a process in ticks of a hundredth of a second (proc(5)).
-pub(super) fn ticks(pid: u32) -> u64 {
+pub(super) fn cpu_ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
     let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
     let fields: Vec<&str> = fields.split_whitespace().collect();
@@ -54,39 +54,39 @@ pub(super) fn ticks(pid: u32) -> u64 {
 
 /// Returns the process's share of one core while this connection waits for a response, as the minimum of three
 /// periods of a second.
-fn share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
+fn cpu_share(pid: u32, mut waiting: impl FnMut() -> ErrorKind) -> f64 {
     let periods = (0..3).map(|_| {
-        let (before, start) = (ticks(pid), Instant::now());
+        let (before, start) = (cpu_ticks(pid), Instant::now());
         assert!(matches!(waiting(), ErrorKind::WouldBlock | ErrorKind::TimedOut));
-        (ticks(pid) - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
+        (cpu_ticks(pid) - before) as f64 / 100.0 / start.elapsed().as_secs_f64()
     });
     periods.fold(f64::INFINITY, f64::min)
 }
 
 /// Opens more connections than there are descriptors, and measures while they wait.
-fn measure(pid: u32, address: SocketAddr) -> f64 {
+fn measure_waiting(pid: u32, address: SocketAddr) -> f64 {
     let connect = || TcpStream::connect(address).expect("the kernel accepts it");
     let mut waiting: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
     let last = waiting.last_mut().expect("there are some");
     last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
-    let share = share(pid, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    let share = cpu_share(pid, || last.read(&mut [0]).expect_err("nobody answers").kind());
     drop(waiting);
     share
 }
 
 #[test]
 fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", free_port())]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", free_port())]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let sidecar = mesh.sidecar("shop/stock-1");
     for address in [sidecar.admin, sidecar.inbound.expect("it has a port"), sidecar.proxy] {
         let exhausted = Exhausted::new(sidecar.pid);
-        let share = measure(sidecar.pid, address);
+        let share = measure_waiting(sidecar.pid, address);
         assert!(share < 0.3, "{address}: {share} of a core");
         drop(exhausted);
         eventually("the admin page answers", Duration::from_secs(20), || {
@@ -94,16 +94,16 @@ fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
         });
     }
     let control = mesh.up.pid();
-    let socket = mesh.data().join("control.sock");
+    let socket = mesh.data_directory().join("control.sock");
     let exhausted = Exhausted::new(control);
     let mut waiting: Vec<UnixStream> =
         (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
     let last = waiting.last_mut().expect("the socket is there");
     last.set_read_timeout(Some(Duration::from_secs(1))).expect("a socket has timeouts");
-    let share = share(control, || last.read(&mut [0]).expect_err("nobody answers").kind());
+    let share = cpu_share(control, || last.read(&mut [0]).expect_err("nobody answers").kind());
     assert!(share < 0.3, "control.sock: {share} of a core");
     drop((waiting, exhausted));
     eventually("the control plane answers", Duration::from_secs(20), || {
-        mesh.leno(&["get", "status"]).status.success().then_some(())
+        mesh.run_leno(&["get", "status"]).status.success().then_some(())
     });
 }

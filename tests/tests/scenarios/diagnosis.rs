@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use leno_tests::{ControlPlane, Mesh, Proxy, exchange, leno, signal_pid};
+use leno_tests::{ControlPlane, Mesh, Proxy, exchange_bytes, leno_command, signal_pid};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -27,9 +27,9 @@ metadata: {name: nobody, namespace: shop}
 spec: {selector: {app: nobody}, ports: [{port: 80}]}
 ";
 
-fn diagnose(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = leno();
-    command.arg("diagnose").args(arguments).arg("--data").arg(mesh.data());
+fn run_diagnose(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = leno_command();
+    command.arg("diagnose").args(arguments).arg("--data").arg(mesh.data_directory());
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
 }
@@ -37,7 +37,7 @@ fn diagnose(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
 #[test]
 fn the_step_that_fails_is_named() {
     let mesh = Mesh::up(MANIFESTS);
-    let (code, said) = diagnose(&mesh, &["shop/cart-1", "--to", "shop/cart"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(1), "{said}");
     for line in [
         "shop/cart-1: one step fails",
@@ -51,16 +51,16 @@ fn the_step_that_fails_is_named() {
     ] {
         assert!(said.contains(line), "{line}:\n{said}");
     }
-    let (code, said) = diagnose(&mesh, &["shop/cart-1", "--to", "shop/nobody"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/nobody"]);
     assert_eq!(code, Some(1));
     assert!(said.contains("✗ service      shop/nobody has no workload"), "{said}");
-    let (code, said) = diagnose(&mesh, &["shop/cart-2"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/cart-2"]);
     assert_eq!(code, Some(1));
     assert!(said.contains("✗ workload     no workload shop/cart-2\n"), "{said}");
     assert!(said.contains("did you mean shop/cart-1?"), "{said}");
     mesh.write("mesh.yaml", &MANIFESTS.replace("targetPort: grpc", "targetPort: http"));
     leno_tests::eventually("nothing is wrong", std::time::Duration::from_secs(10), || {
-        let (code, said) = diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
+        let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "-o", "json"]);
         (code == Some(0) && said.contains("\"healthy\": true")).then_some(())
     });
 }
@@ -75,15 +75,15 @@ spec: {serviceAccount: web, ports: [{port: 9081}]}
 #[test]
 fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
     let mesh = Mesh::up(&format!("{MANIFESTS}---\n{CALLER}"));
-    let (code, said) = diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(0), "{said}");
-    let proxies = mesh.ask("proxies");
+    let proxies = mesh.get_json("proxies");
     let of_cart = |proxy: &&Value| proxy["workload"] == "shop/cart-1";
     let pid = proxies.as_array().unwrap().iter().find(of_cart).unwrap()["pid"].as_u64().unwrap();
     let pid = u32::try_from(pid).unwrap();
     // It keeps its ports open and does not respond.
     signal_pid(pid, Signal::STOP);
-    let (code, said) = diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
     assert_eq!(code, Some(1), "{said}");
     let failed = "✗ connectivity shop/cart-1 of shop/cart is unreachable at 127.0.0.1:";
@@ -98,7 +98,7 @@ metadata: {name: mesh}
 spec: {trafficMode: strict}
 ";
     let mesh = Mesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{strict}"));
-    let (code, said) = diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
+    let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(1), "{said}");
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
     assert!(said.contains(verdict), "{said}");
@@ -109,7 +109,7 @@ spec: {trafficMode: strict}
 
 /// Returns the subscriptions of a workload's sidecar.
 fn names_of(control: &ControlPlane, workload: &str) -> Vec<String> {
-    let proxies = control.ask("proxies");
+    let proxies = control.get_json("proxies");
     let of_workload = |proxy: &&Value| proxy["workload"] == workload;
     let proxy = proxies.as_array().unwrap().iter().find(of_workload);
     let names = proxy.map(|proxy| proxy["subscriptions"].as_array().cloned().unwrap_or_default());
@@ -123,13 +123,13 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
     let mut web = Proxy::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
     let request =
         "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
-    let answer = exchange(web.page.http_proxy(), request).unwrap();
-    assert_eq!((answer.status, answer.reason()), (404, Some("unknown-service")));
+    let answer = exchange_bytes(web.page.http_proxy(), request).unwrap();
+    assert_eq!((answer.status, answer.rejection_reason()), (404, Some("unknown-service")));
     let max_wait = std::time::Duration::from_secs(20);
     leno_tests::eventually("the name is known to the control plane", max_wait, || {
         names_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
     });
-    let done = control.leno(&["diagnose", "shop/web-1"]);
+    let done = control.run_leno(&["diagnose", "shop/web-1"]);
     let said = String::from_utf8_lossy(&done.stdout);
     assert_eq!(done.status.code(), Some(0), "{said}");
     assert!(said.contains("· names        it called shop/typo: no such service"), "{said}");
@@ -137,11 +137,11 @@ fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart(
     web.kill();
     web.start_again();
     leno_tests::eventually("the sidecar is connected again", max_wait, || {
-        let proxies = control.ask("proxies");
+        let proxies = control.get_json("proxies");
         (!proxies.as_array()?.is_empty()).then_some(())
     });
     assert_eq!(names_of(&control, "shop/web-1"), [""; 0]);
-    let done = control.leno(&["diagnose", "shop/web-1"]);
+    let done = control.run_leno(&["diagnose", "shop/web-1"]);
     assert_eq!(done.status.code(), Some(0));
     assert!(!String::from_utf8_lossy(&done.stdout).contains("typo"));
 }
@@ -166,7 +166,7 @@ fn a_policy_without_keys_is_a_finding_until_they_are_there() {
     let mesh = Mesh::up(&format!("{service}{TOKENS}"));
     let max_wait = std::time::Duration::from_secs(60);
     let status = || {
-        let done = mesh.leno(&["status"]);
+        let done = mesh.run_leno(&["status"]);
         (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
     };
     let what =

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{AdminPage, Answer, Application, Mesh, eventually, free_port, get};
 
 /// An application in the test process that counts its requests.
@@ -40,13 +40,13 @@ impl Counted {
         let count = Arc::clone(&requests);
         let application = Application::start(move |request| {
             count.fetch_add(1, Ordering::SeqCst);
-            Answer::ok(answer(request.what().1))
+            Answer::ok(answer(request.method_and_target().1))
         });
         Self { application, requests }
     }
 
     /// Starts an application that responds with the request target.
-    fn echo() -> Self {
+    fn start_echo() -> Self {
         Self::start(str::to_owned)
     }
 
@@ -55,7 +55,7 @@ impl Counted {
     }
 
     /// Returns the number of received requests, completed or not.
-    fn requests(&self) -> usize {
+    fn received_requests(&self) -> usize {
         self.requests.load(Ordering::SeqCst)
     }
 }
@@ -68,28 +68,28 @@ struct Shop {
 }
 
 /// Returns the shop; `mode` is `permissive` or `strict`.
-fn shop(mode: &str, ratings: Counted) -> Shop {
+fn start_shop(mode: &str, ratings: Counted) -> Shop {
     let port = free_port();
     let manifests = [
         mesh_config(mode),
-        server("ratings", ratings.port(), &[]),
-        client("web", &[], &[("ratings.shop", port)]),
+        server_manifest("ratings", ratings.port(), &[]),
+        client_manifest("web", &[], &[("ratings.shop", port)]),
     ];
-    Shop { manifests: manifests.concat(), ratings, listener: loopback(port) }
+    Shop { manifests: manifests.concat(), ratings, listener: loopback_address(port) }
 }
 
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 /// Returns the admin page of a workload's sidecar, once the sidecar is connected.
-pub(crate) fn sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
-    let look = || AdminPage::of(&mesh.ask("proxies"), workload);
+pub(crate) fn connected_sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
+    let look = || AdminPage::for_workload(&mesh.get_json("proxies"), workload);
     eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, look).0
 }
 
 /// Waits until a listener responds with a status.
-fn turns(listener: SocketAddr, status: u16) -> Duration {
+fn wait_until_status(listener: SocketAddr, status: u16) -> Duration {
     let look = || get(listener, "/").ok().filter(|response| response.status == status);
     eventually(&format!("{listener} answers {status}"), MAX_WAIT, look).1
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, exchange, free_port, get};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::{Answer, Application, Mesh, exchange_bytes, free_port, get};
 
 const FAULTS: &str = "---
 apiVersion: leno.dev/v1alpha1
@@ -39,14 +39,14 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     let count = heard.clone();
     let stock = Application::start(move |request| {
         count.fetch_add(1, Ordering::SeqCst);
-        Answer::ok(request.what().1)
+        Answer::ok(request.method_and_target().1)
     });
     let listeners = [free_port(), free_port()];
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listeners[0])]),
-        client("app", &[], &[("stock", listeners[1])]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listeners[0])]),
+        client_manifest("app", &[], &[("stock", listeners[1])]),
         FAULTS.to_owned(),
     ];
     let mesh = Mesh::up(&manifests.concat());
@@ -57,9 +57,9 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     assert_eq!(ask(web, "/slow").status, 200);
     assert!(began.elapsed() >= Duration::from_millis(700));
     let answer = ask(web, "/broken");
-    assert_eq!((answer.status, answer.reason()), (418, Some("fault-injected")));
+    assert_eq!((answer.status, answer.rejection_reason()), (418, Some("fault-injected")));
     assert_eq!(
-        (answer.body.as_slice(), answer.header("x-fault")),
+        (answer.body.as_slice(), answer.first_header("x-fault")),
         (&b"I am a teapot"[..], Some("yes"))
     );
     assert_eq!(ask(app, "/broken").status, 200, "it is about others");
@@ -67,7 +67,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
 
     let began = Instant::now();
     let answer = ask(web, "/late");
-    assert_eq!((answer.status, answer.reason()), (504, Some("request-timeout")));
+    assert_eq!((answer.status, answer.rejection_reason()), (504, Some("request-timeout")));
     assert!(began.elapsed() < Duration::from_secs(20), "the delay counts towards the timeout");
 
     let before = heard.load(Ordering::SeqCst);
@@ -79,15 +79,15 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     // The request body is read, so the connection stays usable.
     let post =
         "POST /broken HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    assert_eq!(exchange(web, post).expect("the listener responds").status, 418);
+    assert_eq!(exchange_bytes(web, post).expect("the listener responds").status, 418);
 
     let page = mesh.sidecar("shop/web-1");
-    assert!(page.metric("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);
-    assert!(page.metric("leno_faults_injected_total{fault=\"delay\"}") >= 2.0);
-    let mut command = leno_tests::leno();
+    assert!(page.sum_metrics("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);
+    assert!(page.sum_metrics("leno_faults_injected_total{fault=\"delay\"}") >= 2.0);
+    let mut command = leno_tests::leno_command();
     let url = "http://stock:9080/broken";
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
-    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    let output = command.arg(mesh.manifest_file("")).output().expect("leno runs");
     let printed = String::from_utf8(output.stdout).expect("text");
     let says = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
     assert!(printed.contains(says), "{printed}");

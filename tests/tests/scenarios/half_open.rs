@@ -11,13 +11,13 @@ use leno_identity::{
     control_id, join_client_config, server_name,
 };
 use leno_model::{ServiceAccount, ServiceName, SpiffeId, TrustDomain, WorkloadName};
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Application, Mesh, free_port};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Stream};
 use socket2::SockRef;
 
-use super::descriptors::ticks;
+use super::descriptors::cpu_ticks;
 
 /// A client of a server under attack, and its request after the handshake.
 #[derive(Clone)]
@@ -44,12 +44,12 @@ impl Honest {
             (Ok(read), is_join) => read > 0 || is_join,
             (Err(error), is_join) => is_join && error.kind() == std::io::ErrorKind::UnexpectedEof,
         };
-        reset(&tcp);
+        reset_on_close(&tcp);
         is_answered.then(|| start.elapsed())
     }
 
     /// Returns the ClientHello of such a client.
-    fn hello(&self) -> Vec<u8> {
+    fn client_hello(&self) -> Vec<u8> {
         let config = Arc::clone(&self.config);
         let mut session = ClientConnection::new(config, self.name.clone()).expect("a session");
         let mut bytes = Vec::new();
@@ -59,12 +59,12 @@ impl Honest {
 }
 
 /// Closes without TIME_WAIT: there are only 28,000 ports.
-fn reset(tcp: &TcpStream) {
+fn reset_on_close(tcp: &TcpStream) {
     SockRef::from(tcp).set_linger(Some(Duration::ZERO)).ok();
 }
 
 /// Opens half-open handshakes at this rate; each lasts until the server closes it, at most 10 s.
-fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize> {
+fn flood_handshakes(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize> {
     std::thread::spawn(move || {
         let (mut open, mut number) = (std::collections::VecDeque::new(), 0_u32);
         let start = Instant::now();
@@ -81,25 +81,25 @@ fn flood(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinHandle<usize
             }
             number += 1;
             while open.len() > RATE as usize * 10 {
-                open.pop_front().inspect(reset);
+                open.pop_front().inspect(reset_on_close);
             }
         }
-        open.iter().for_each(reset);
+        open.iter().for_each(reset_on_close);
         usize::try_from(number).unwrap_or_default()
     })
 }
 
 /// Prints one line for each kind of flood. Floods run one at a time: two would have more connections open than
 /// a process may have descriptors, and honest clients would fail for lack of one.
-pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
+pub(super) fn measure_flood(what: &str, pid: u32, honest: &Honest) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let hello = honest.hello();
+    let hello = honest.client_hello();
     let kinds = [("one byte", hello[..1].to_vec()), ("a whole ClientHello", hello)];
     for (kind, sent) in kinds {
         let calm: Vec<_> = (0..10).map(|_| honest.visit()).collect();
-        let (start, before) = (Instant::now(), ticks(pid));
-        let flood = flood(honest.address, sent, start + LASTS);
+        let (start, before) = (Instant::now(), cpu_ticks(pid));
+        let flood = flood_handshakes(honest.address, sent, start + LASTS);
         let mut visits = Vec::new();
         let mut next = start;
         while next < start + LASTS {
@@ -112,7 +112,7 @@ pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
             next += EVERY;
         }
         let number = flood.join().expect("the flood ends");
-        let cpu = (ticks(pid) - before) as f64 / start.elapsed().as_secs_f64();
+        let cpu = (cpu_ticks(pid) - before) as f64 / start.elapsed().as_secs_f64();
         let visits: Vec<_> = visits.into_iter().map(|it| it.join().expect("a visit")).collect();
         let output = |visits: &[Option<Duration>]| {
             let mut took: Vec<_> = visits.iter().flatten().copied().collect();
@@ -133,16 +133,16 @@ pub(super) fn measure(what: &str, pid: u32, honest: &Honest) {
 #[test]
 #[ignore = "takes two minutes; run by hand to measure: half_open"]
 fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", free_port())]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", free_port())]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let sidecar = mesh.sidecar("shop/stock-1");
     let domain = TrustDomain::new("cluster.local").expect("a name");
-    let directory = mesh.data().join("authority");
+    let directory = mesh.data_directory().join("authority");
     let authority = Authority::open_or_create(&directory, &domain, SystemTime::now());
     let authority = authority.expect("the authority of the mesh");
     let id = |name| SpiffeId {
@@ -150,7 +150,7 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
         account: ServiceAccount::new("shop", name).expect("a name"),
     };
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request()).expect("a request");
+    let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");
     let (me, workload) = (id("web"), WorkloadName::new("shop", "web-1").expect("a name"));
     let subject = Subject { id: &me, workload: Some(&workload), instance: None };
     let hour = Duration::from_secs(3600);
@@ -163,8 +163,8 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
         name: server_name(&service).expect("a name"),
         request: b"GET / HTTP/1.1\r\nhost: stock\r\n\r\n",
     };
-    measure("sidecar", sidecar.pid, &honest);
-    let token = mesh.leno(&["token", "shop/web-1"]);
+    measure_flood("sidecar", sidecar.pid, &honest);
+    let token = mesh.run_leno(&["token", "shop/web-1"]);
     let bundle = JoinBundle::parse(&String::from_utf8_lossy(&token.stdout)).expect("a bundle");
     let config = join_client_config(&bundle.roots, &control_id(&domain), &[b"leno-join/1"]);
     let address = bundle.control[0];
@@ -174,7 +174,7 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
         name: ServerName::IpAddress(address.ip().into()),
         request: NO_JOIN,
     };
-    measure("control plane", mesh.up.pid(), &honest);
+    measure_flood("control plane", mesh.up.pid(), &honest);
 }
 
 /// An empty join: the control plane closes the connection.

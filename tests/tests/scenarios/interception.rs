@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Program, eventually, is_root, leno};
+use leno_tests::{ControlPlane, Program, eventually, is_root, leno_command};
 
 /// Options for every kind of rule.
 const OPTIONS: &[&str] = &[
@@ -31,12 +31,12 @@ impl Namespace {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("lenotest{}-{number}-{what}", std::process::id());
-        ip(&["netns", "add", &name]);
-        ip(&["-n", &name, "link", "set", "lo", "up"]);
+        run_ip(&["netns", "add", &name]);
+        run_ip(&["-n", &name, "link", "set", "lo", "up"]);
         Self(name)
     }
 
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    fn namespace_command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0]).arg(program);
         command
@@ -44,18 +44,18 @@ impl Namespace {
 
     /// Adds a default route, so that the kernel routes the packets that are redirected.
     fn add_way_out(&self) {
-        ip(&["-n", &self.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
-        ip(&["-n", &self.0, "address", "add", "192.0.2.7/24", "dev", "out0"]);
-        ip(&["-n", &self.0, "link", "set", "out0", "up"]);
+        run_ip(&["-n", &self.0, "link", "add", "out0", "type", "veth", "peer", "name", "out1"]);
+        run_ip(&["-n", &self.0, "address", "add", "192.0.2.7/24", "dev", "out0"]);
+        run_ip(&["-n", &self.0, "link", "set", "out0", "up"]);
     }
 
-    fn intercept(&self, options: &[&str]) -> Output {
-        let program = leno().get_program().to_owned();
-        self.command(program).arg("intercept").args(options).output().unwrap()
+    fn run_intercept(&self, options: &[&str]) -> Output {
+        let program = leno_command().get_program().to_owned();
+        self.namespace_command(program).arg("intercept").args(options).output().unwrap()
     }
 
-    fn rules(&self) -> String {
-        let output = self.command("nft").args(["list", "ruleset"]).output().unwrap();
+    fn nft_rules(&self) -> String {
+        let output = self.namespace_command("nft").args(["list", "ruleset"]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
@@ -63,11 +63,11 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        ip(&["netns", "del", &self.0]);
+        run_ip(&["netns", "del", &self.0]);
     }
 }
 
-fn ip(arguments: &[&str]) {
+fn run_ip(arguments: &[&str]) {
     let status = Command::new("ip").args(arguments).status().unwrap();
     assert!(status.success() || std::thread::panicking(), "ip {arguments:?}");
 }
@@ -80,15 +80,16 @@ fn the_kernel_has_the_rules_that_are_shown() {
     let (ours, theirs) = (Namespace::new("ours"), Namespace::new("theirs"));
     // The second run replaces the rules of the first.
     for options in [&["--exclude-outbound-ports=26"][..], OPTIONS, OPTIONS] {
-        let output = ours.intercept(options);
+        let output = ours.run_intercept(options);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let shown = leno().arg("intercept").args(OPTIONS).arg("--dry-run").output().unwrap();
-    let mut nft = theirs.command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    let shown = leno_command().arg("intercept").args(OPTIONS).arg("--dry-run").output().unwrap();
+    let mut nft =
+        theirs.namespace_command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(&shown.stdout).unwrap();
     assert!(nft.wait().unwrap().success());
-    assert!(theirs.rules().contains("redirect to :15001"), "{}", theirs.rules());
-    assert_eq!(ours.rules(), theirs.rules());
+    assert!(theirs.nft_rules().contains("redirect to :15001"), "{}", theirs.nft_rules());
+    assert_eq!(ours.nft_rules(), theirs.nft_rules());
 }
 
 #[test]
@@ -98,16 +99,16 @@ fn without_the_capability_nothing_changes() {
     }
     let namespace = Namespace::new("without");
     let output = namespace
-        .command("setpriv")
+        .namespace_command("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
-        .arg(leno().get_program())
+        .arg(leno_command().get_program())
         .arg("intercept")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(said.contains("NET_ADMIN"), "{said}");
-    assert_eq!(namespace.rules(), "");
+    assert_eq!(namespace.nft_rules(), "");
 }
 
 #[test]
@@ -117,7 +118,7 @@ fn connections_go_to_the_sidecar_but_its_own() {
     }
     let namespace = Namespace::new("leads");
     namespace.add_way_out();
-    assert!(namespace.intercept(&["--exclude-outbound-ports=81"]).status.success());
+    assert!(namespace.run_intercept(&["--exclude-outbound-ports=81"]).status.success());
     let script = "
 import socket, sys
 here = socket.socket()
@@ -137,7 +138,7 @@ print(connect(80)); print(connect(81))
 os.setuid(1500)
 print(connect(80))
 ";
-    let output = namespace.command("python3").args(["-c", script]).output().unwrap();
+    let output = namespace.namespace_command("python3").args(["-c", script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said, "led, wanted port 80\nleft alone\nleft alone\n", "{output:?}");
 }
@@ -149,11 +150,11 @@ fn whether_rules_are_there_can_be_found_out() {
     }
     let namespace = Namespace::new("verify");
     namespace.add_way_out();
-    let without = namespace.intercept(&["--verify"]);
+    let without = namespace.run_intercept(&["--verify"]);
     assert!(!without.status.success());
     assert!(String::from_utf8_lossy(&without.stderr).contains("delete the pod"), "{without:?}");
-    assert!(namespace.intercept(&[]).status.success());
-    let with = namespace.intercept(&["--verify"]);
+    assert!(namespace.run_intercept(&[]).status.success());
+    let with = namespace.run_intercept(&["--verify"]);
     assert!(with.status.success(), "{with:?}");
 }
 
@@ -174,17 +175,18 @@ const EXTERNAL_CLIENT: u32 = 4;
 const SIDECAR_UID: u32 = 1500;
 
 impl Pods {
-    fn up() -> Self {
+    fn start_pods() -> Self {
         // Other tests of this process, and other runs, have their own.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let subnet = 1 + (std::process::id() + number) % 250;
         let bridge = format!("lntp{}{number}", std::process::id());
-        ip(&["link", "add", &bridge, "type", "bridge"]);
-        ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
-        ip(&["link", "set", &bridge, "up"]);
+        run_ip(&["link", "add", &bridge, "type", "bridge"]);
+        run_ip(&["address", "add", &format!("10.254.{subnet}.1/24"), "dev", &bridge]);
+        run_ip(&["link", "set", &bridge, "up"]);
         let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "outsider")];
-        let namespaces = places.map(|(host, what)| connected(&bridge, (subnet, host), what));
+        let namespaces =
+            places.map(|(host, what)| connected_namespace(&bridge, (subnet, host), what));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
         let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
         let directory = tempfile::tempdir().unwrap();
@@ -193,57 +195,57 @@ impl Pods {
         Self { subnet, bridge, directory, namespaces, control, running: Vec::new() }
     }
 
-    fn address(&self, host: u32) -> String {
+    fn pod_address(&self, host: u32) -> String {
         format!("10.254.{}.{host}", self.subnet)
     }
 
-    fn at(&self, host: u32) -> &Namespace {
+    fn namespace_of(&self, host: u32) -> &Namespace {
         &self.namespaces[(host - CLIENT) as usize]
     }
 
     /// Redirects the connections of a Pod to an unprivileged sidecar, and starts the sidecar.
-    fn mesh(&mut self, host: u32, workload: &str) {
+    fn start_sidecar(&mut self, host: u32, workload: &str) {
         self.mesh_with(host, workload, &[]);
     }
 
     /// As [`Self::mesh`], with options for both commands.
     fn mesh_with(&mut self, host: u32, workload: &str, options: &[&str]) {
-        let output = self.at(host).intercept(options);
+        let output = self.namespace_of(host).run_intercept(options);
         assert!(output.status.success(), "{output:?}");
         let own = self.directory.path().join(workload);
         std::fs::create_dir(&own).unwrap();
         let token = own.join("token");
-        let issued = self.control.token(&format!("shop/{workload}"));
+        let issued = self.control.issue_token(&format!("shop/{workload}"));
         std::fs::copy(issued, &token).unwrap();
         for path in [&own, &token] {
             std::os::unix::fs::chown(path, Some(SIDECAR_UID), Some(SIDECAR_UID)).unwrap();
         }
         let user = SIDECAR_UID.to_string();
-        let mut command = self.at(host).command("setpriv");
+        let mut command = self.namespace_of(host).namespace_command("setpriv");
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set=-all"]);
-        command.arg(leno().get_program()).args(["proxy", "--uid-exempt", "--redirected"]);
-        command.arg(self.address(host)).arg("--workload").arg(format!("shop/{workload}"));
-        command.arg("--control").arg(self.control.address().to_string());
+        command.arg(leno_command().get_program()).args(["proxy", "--uid-exempt", "--redirected"]);
+        command.arg(self.pod_address(host)).arg("--workload").arg(format!("shop/{workload}"));
+        command.arg("--control").arg(self.control.listen_address().to_string());
         command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
         command.args(options);
         self.running.push(Program::start(workload, &mut command));
     }
 
     /// Starts a web server on the address of a Pod.
-    fn serve(&mut self, host: u32, port: u16) {
-        let mut command = self.at(host).command("python3");
-        command.args(["-m", "http.server", &port.to_string(), "--bind", &self.address(host)]);
+    fn start_server(&mut self, host: u32, port: u16) {
+        let mut command = self.namespace_of(host).namespace_command("python3");
+        command.args(["-m", "http.server", &port.to_string(), "--bind", &self.pod_address(host)]);
         self.running.push(Program::start("application", &mut command));
     }
 
     /// Returns the response to an application in a Pod, or `reset`.
-    fn ask(&self, from: u32, host: u32, port: u16) -> String {
-        self.curl(from, &[&format!("http://{}:{port}/", self.address(host))])
+    fn request_from(&self, from: u32, host: u32, port: u16) -> String {
+        self.curl_from(from, &[&format!("http://{}:{port}/", self.pod_address(host))])
     }
 
     /// Returns the status of a `curl` request from a Pod, `reset`, or curl's error.
-    fn curl(&self, from: u32, arguments: &[&str]) -> String {
-        let mut curl = self.at(from).command("curl");
+    fn curl_from(&self, from: u32, arguments: &[&str]) -> String {
+        let mut curl = self.namespace_of(from).namespace_command("curl");
         curl.args(["-sSv", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"]).args(arguments);
         let output = curl.output().unwrap();
         if output.status.success() {
@@ -258,10 +260,10 @@ impl Pods {
         }
     }
 
-    fn reaches(&self, (from, host, port): (u32, u32, u16), answer: &str) {
+    fn wait_for_response(&self, (from, host, port): (u32, u32, u16), answer: &str) {
         let what = format!("{host}:{port} says {answer} to {from}");
         eventually(&what, Duration::from_secs(30), || {
-            Some(()).filter(|()| self.ask(from, host, port) == answer)
+            Some(()).filter(|()| self.request_from(from, host, port) == answer)
         });
     }
 }
@@ -270,19 +272,19 @@ impl Drop for Pods {
     fn drop(&mut self) {
         self.running.clear();
         self.namespaces.clear();
-        ip(&["link", "del", &self.bridge]);
+        run_ip(&["link", "del", &self.bridge]);
     }
 }
 
 /// Returns a namespace with an address on the bridge.
-fn connected(bridge: &str, (subnet, host): (u32, u32), what: &str) -> Namespace {
+fn connected_namespace(bridge: &str, (subnet, host): (u32, u32), what: &str) -> Namespace {
     let namespace = Namespace::new(what);
     let outer = format!("{bridge}-{host}");
-    ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
-    ip(&["link", "set", &outer, "master", bridge, "up"]);
+    run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
+    run_ip(&["link", "set", &outer, "master", bridge, "up"]);
     let address = format!("10.254.{subnet}.{host}/24");
-    ip(&["-n", &namespace.0, "address", "add", &address, "dev", "eth0"]);
-    ip(&["-n", &namespace.0, "link", "set", "eth0", "up"]);
+    run_ip(&["-n", &namespace.0, "address", "add", &address, "dev", "eth0"]);
+    run_ip(&["-n", &namespace.0, "link", "set", "eth0", "up"]);
     namespace
 }
 
@@ -308,22 +310,22 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::up();
-    pods.serve(SERVER, 8080);
-    pods.serve(EXTERNAL_CLIENT, 8080);
-    pods.mesh(CLIENT, "client");
-    pods.mesh(SERVER, "server");
+    let mut pods = Pods::start_pods();
+    pods.start_server(SERVER, 8080);
+    pods.start_server(EXTERNAL_CLIENT, 8080);
+    pods.start_sidecar(CLIENT, "client");
+    pods.start_sidecar(SERVER, "server");
     // Mutual TLS to the workload; its application listens on the Pod's address.
-    pods.reaches((CLIENT, SERVER, 8080), "200");
+    pods.wait_for_response((CLIENT, SERVER, 8080), "200");
     // An unmeshed client is rejected, and reachable as before.
-    pods.reaches((EXTERNAL_CLIENT, SERVER, 8080), "reset");
-    pods.reaches((CLIENT, EXTERNAL_CLIENT, 8080), "200");
+    pods.wait_for_response((EXTERNAL_CLIENT, SERVER, 8080), "reset");
+    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "200");
     // A Pod reaches itself without its sidecar.
-    pods.reaches((SERVER, SERVER, 8080), "200");
+    pods.wait_for_response((SERVER, SERVER, 8080), "200");
     // The sidecar's listeners for redirected traffic forward no direct connections.
     for port in [15_001, 15_003] {
-        assert_ne!(pods.ask(EXTERNAL_CLIENT, SERVER, port), "200");
-        assert_ne!(pods.ask(CLIENT, CLIENT, port), "200");
+        assert_ne!(pods.request_from(EXTERNAL_CLIENT, SERVER, port), "200");
+        assert_ne!(pods.request_from(CLIENT, CLIENT, port), "200");
     }
     let settings = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
@@ -331,7 +333,7 @@ metadata: {name: mesh}
 spec: {egress: deny, plaintext: accept}
 ";
     pods.control.write("settings.yaml", settings);
-    pods.reaches((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
-    pods.reaches((EXTERNAL_CLIENT, SERVER, 8080), "200");
-    pods.reaches((CLIENT, SERVER, 8080), "200");
+    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
+    pods.wait_for_response((EXTERNAL_CLIENT, SERVER, 8080), "200");
+    pods.wait_for_response((CLIENT, SERVER, 8080), "200");
 }

@@ -4,14 +4,14 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server, server_of};
-use leno_tests::{Application, Connection, Mesh, eventually, exchange, free_port, get};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
+use leno_tests::{Application, Connection, Mesh, eventually, exchange_bytes, free_port, get};
 
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-fn limit(spec: &str) -> String {
+fn rate_limit(spec: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
          metadata: {{name: limit, namespace: shop}}\nspec:\n  {spec}\n"
@@ -19,17 +19,17 @@ fn limit(spec: &str) -> String {
 }
 
 /// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for it.
-fn shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
-    let stock = Application::echo();
+fn start_shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
+    let stock = Application::start_echo();
     let listeners = [free_port(), free_port()];
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listeners[0])]),
-        client("app", &[], &[("stock", listeners[1])]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listeners[0])]),
+        client_manifest("app", &[], &[("stock", listeners[1])]),
         policy.to_owned(),
     ];
-    (Mesh::up(&manifests.concat()), stock, listeners.map(loopback))
+    (Mesh::up(&manifests.concat()), stock, listeners.map(loopback_address))
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     requests: 5
     in: 1h
     answer: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
-    let (mesh, _stock, [web, app]) = shop(&limit(rules));
+    let (mesh, _stock, [web, app]) = start_shop(&rate_limit(rules));
     let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
         let mut connection = Connection::open(listener).expect("the listener is open");
         (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
@@ -55,27 +55,28 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
         assert_eq!(statuses(listener, path), expected, "{path}");
     }
     let refused = get(web, "/a").expect("the listener responds");
-    assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
+    assert_eq!((refused.status, refused.rejection_reason()), (429, Some("rate-limited")));
     assert_eq!(
-        (refused.body.as_slice(), refused.header("x-limit")),
+        (refused.body.as_slice(), refused.first_header("x-limit")),
         (&b"too much"[..], Some("clients"))
     );
-    let wait: u64 = refused.header("retry-after").expect("it says").parse().expect("a number");
+    let wait: u64 =
+        refused.first_header("retry-after").expect("it says").parse().expect("a number");
     assert!((1..=720).contains(&wait), "{wait}");
-    let output = explained(&mesh, "/a");
+    let output = explain_request(&mesh, "/a");
     let counts = "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
     assert!(output.contains(counts), "{output}");
-    assert!(!explained(&mesh, "/free").contains("clients allows"));
+    assert!(!explain_request(&mesh, "/free").contains("clients allows"));
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
-    mesh.write("limit.yaml", &limit(rules).replace("name: limit", "name: a-limit"));
+    mesh.write("limit.yaml", &rate_limit(rules).replace("name: limit", "name: a-limit"));
     let answer = |listener| get(listener, "/a").expect("the listener responds").status;
     eventually("the other limit decides", MAX_WAIT, || (answer(web) == 200).then_some(()));
     assert_eq!((answer(app), answer(web)), (429, 429));
     // The limit no longer applies.
     mesh.remove("limit.yaml");
     eventually("the first decides again", MAX_WAIT, || {
-        (get(web, "/a").ok()?.header("x-limit") == Some("clients")).then_some(())
+        (get(web, "/a").ok()?.first_header("x-limit") == Some("clients")).then_some(())
     });
 }
 
@@ -93,7 +94,7 @@ spec:
   httpRoutes:
   - {path: \"/items/[0-9]+\", rateLimit: {local: {requests: 5, unit: hour}}}
 ";
-    let (_mesh, _stock, [web, app]) = shop(setting);
+    let (_mesh, _stock, [web, app]) = start_shop(setting);
     let let_in = |listener: SocketAddr, path: &str| {
         (0..10)
             .filter(|_| get(listener, path).expect("the listener responds").status == 200)
@@ -103,32 +104,33 @@ spec:
     assert_eq!(let_in(web, "/other"), 3);
     assert_eq!(let_in(app, "/other"), 0, "all clients share one bucket");
     let refused = get(app, "/other").expect("the listener responds");
-    assert_eq!((refused.status, refused.header("x-limited")), (503, Some("1")));
+    assert_eq!((refused.status, refused.first_header("x-limited")), (503, Some("1")));
     let post =
         "POST /items/3 HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    let refused = exchange(app, post).expect("the listener responds");
-    assert_eq!((refused.status, refused.reason()), (429, Some("rate-limited")));
+    let refused = exchange_bytes(app, post).expect("the listener responds");
+    assert_eq!((refused.status, refused.rejection_reason()), (429, Some("rate-limited")));
 }
 
 #[test]
 fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         server_of("stock", (stock.port(), "TCP"), &[]),
-        client("web", &[], &[("stock", listener)]),
-        limit("targetRefs: [{name: stock}]\n  connections: {count: 2, in: 1h}"),
+        client_manifest("web", &[], &[("stock", listener)]),
+        rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, in: 1h}"),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut open: Vec<Connection> = Vec::new();
     for _ in 0..2 {
-        let mut connection = Connection::open(loopback(listener)).expect("the listener is open");
+        let mut connection =
+            Connection::open(loopback_address(listener)).expect("the listener is open");
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }
     // The reset may reach the client while it connects, sends or waits.
-    let third = Connection::open(loopback(listener)).and_then(|mut third| third.get("/a"));
+    let third = Connection::open(loopback_address(listener)).and_then(|mut third| third.get("/a"));
     let ended = third.map(|answer| answer.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
@@ -137,11 +139,11 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     }
 }
 
-fn explained(mesh: &Mesh, path: &str) -> String {
+fn explain_request(mesh: &Mesh, path: &str) -> String {
     let url = format!("http://stock:9080{path}");
-    let mut command = leno_tests::leno();
+    let mut command = leno_tests::leno_command();
     command.args(["explain", "request", "--from", "shop/web-1", "--url", &url, "-f"]);
-    let output = command.arg(mesh.file("")).output().expect("leno runs");
+    let output = command.arg(mesh.manifest_file("")).output().expect("leno runs");
     String::from_utf8(output.stdout).expect("text")
 }
 

@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, free_port, get, leno, manifest};
+use leno_tests::{Mesh, Program, eventually, free_port, get, leno_command, ratings_manifests};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-fn at(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -33,16 +33,16 @@ struct State {
 
 impl State {
     /// Returns the manifests of a mesh with a client that has a listener for each of the ports.
-    fn manifests(&self, [listener, raw_listener]: [u16; 2]) -> String {
+    fn mesh_manifests(&self, [listener, raw_listener]: [u16; 2]) -> String {
         let [port, raw] = self.ports;
         let command =
             json!(["python3", "-c", SERVER, self.word, port.to_string(), raw.to_string()]);
-        let manifests = manifest(&command.to_string(), port, listener, "permissive");
+        let manifests = ratings_manifests(&command.to_string(), port, listener, "permissive");
         let raw_port = format!("protocol: HTTP}}, {{name: raw, port: {raw}, protocol: TCP}}]");
         let raw_outbound = format!(
             "listen: \"{}\"}}\n  - {{service: raw.bookinfo, port: 9080, listen: \"{}\"}}\n",
-            at(listener),
-            at(raw_listener)
+            loopback_address(listener),
+            loopback_address(raw_listener)
         );
         let service = "---
 apiVersion: v1
@@ -53,7 +53,7 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
         let account = format!("serviceAccount: {}", self.account);
         let manifests = manifests
             .replace("protocol: HTTP}]", &raw_port)
-            .replace(&format!("listen: \"{}\"}}\n", at(listener)), &raw_outbound)
+            .replace(&format!("listen: \"{}\"}}\n", loopback_address(listener)), &raw_outbound)
             .replace("serviceAccount: ratings", &account);
         manifests + service
     }
@@ -61,11 +61,11 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
     /// Waits until requests succeed and the certificate is that of the account.
     fn wait_for(&self, mesh: &Mesh, [listener, raw_listener]: [u16; 2]) {
         eventually(&format!("{self:?}"), MAX_WAIT, || {
-            let certificates = mesh.ask("certificates");
+            let certificates = mesh.get_json("certificates");
             let mut all = certificates.as_array()?.iter();
             let own = all.find(|it| it["workload"] == "bookinfo/ratings-1")?;
             let is_here = |listener: u16| {
-                get(at(listener), "/").is_ok_and(|it| it.body == self.word.as_bytes())
+                get(loopback_address(listener), "/").is_ok_and(|it| it.body == self.word.as_bytes())
             };
             let is_account = own["identity"].as_str()?.ends_with(&format!("/{}", self.account));
             (is_account && is_here(listener) && is_here(raw_listener)).then_some(())
@@ -74,18 +74,21 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
 }
 
 /// Starts a load of 50 requests per second that runs until a signal.
-fn load(arguments: &[&str], listener: u16) -> Program {
-    let mut command = leno();
+fn start_load(arguments: &[&str], listener: u16) -> Program {
+    let mut command = leno_command();
     command.args(["load", "--rate", "50", "-d", "1h", "--warmup", "0s", "--timeout", "60s"]);
-    command.args(["-o", "json"]).args(arguments).arg(format!("http://{}/", at(listener)));
+    command
+        .args(["-o", "json"])
+        .args(arguments)
+        .arg(format!("http://{}/", loopback_address(listener)));
     Program::start("leno load", &mut command)
 }
 
 /// Stops a load and returns its report.
-fn report(mut load: Program) -> Value {
-    load.signal(Signal::INT);
-    load.wait(MAX_WAIT);
-    let printed = load.printed();
+fn stop_and_report(mut load: Program) -> Value {
+    load.send_signal(Signal::INT);
+    load.wait_for_exit(MAX_WAIT);
+    let printed = load.printed_output();
     let json = printed.find('{').zip(printed.rfind('}')).map(|(from, to)| &printed[from..=to]);
     serde_json::from_str(json.unwrap_or_default())
         .unwrap_or_else(|error| panic!("{error}: {printed}"))
@@ -97,12 +100,12 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     let listeners = [free_port(), free_port()];
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
     let mut state = State { ports: ports[0], account: "ratings", word: "0".to_owned() };
-    let mesh = Mesh::up(&state.manifests(listeners));
+    let mesh = Mesh::up(&state.mesh_manifests(listeners));
     state.wait_for(&mesh, listeners);
     let loads = [
-        ("HTTP/1.1", load(&["-c", "100"], listeners[0])),
-        ("HTTP/2", load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
-        ("TCP", load(&["--fresh-connections", "-c", "100"], listeners[1])),
+        ("HTTP/1.1", start_load(&["-c", "100"], listeners[0])),
+        ("HTTP/2", start_load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
+        ("TCP", start_load(&["--fresh-connections", "-c", "100"], listeners[1])),
     ];
     let kinds = ["port", "account", "run", "port account", "port account run"];
     for (number, kind) in kinds.iter().cycle().take(10).enumerate() {
@@ -116,15 +119,15 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
         if kind.contains("run") {
             state.word = (number + 1).to_string();
         }
-        mesh.write("mesh.yaml", &state.manifests(listeners));
+        mesh.write("mesh.yaml", &state.mesh_manifests(listeners));
         state.wait_for(&mesh, listeners);
     }
     for (protocol, load) in loads {
-        let mut report = report(load);
+        let mut report = stop_and_report(load);
         let errors = report["errors_by_kind"].as_object_mut().unwrap();
         // These were due at the time of the signal.
         errors.remove("unsent");
-        assert!(errors.is_empty(), "{protocol}: {errors:?}\n{}", mesh.up.printed());
+        assert!(errors.is_empty(), "{protocol}: {errors:?}\n{}", mesh.up.printed_output());
         let statuses = report["statuses"].as_object().unwrap();
         assert!(statuses.keys().eq(["200"]), "{protocol}: {statuses:?}");
         assert!(statuses["200"].as_u64() > Some(50), "{protocol}: {statuses:?}");

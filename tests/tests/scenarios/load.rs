@@ -6,7 +6,7 @@ use std::sync::{OnceLock, mpsc};
 use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 
-use leno_tests::{Answer, Application, Nginx, Program, eventually, free_port, get, leno};
+use leno_tests::{Answer, Application, Nginx, Program, eventually, free_port, get, leno_command};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
         let server = standing_still_from(Duration::from_secs(1), Duration::from_secs(1));
         let url = format!("http://127.0.0.1:{}/", server.port());
         let timing = ["--duration", "4s", "--warmup", "0s", &url];
-        json(&[pace, &timing].concat())
+        run_report(&[pace, &timing].concat())
     };
     let open = run(&["--rate", "100"]);
     assert_eq!(open["requests"], 400);
@@ -38,15 +38,15 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
 
 #[test]
 fn every_request_is_counted_by_target_status_and_kind() {
-    let server = Application::start(|request| match request.what() {
-        ("POST", "/good") if request.header("x-a") == Some("b") => Answer::ok(&request.body),
+    let server = Application::start(|request| match request.method_and_target() {
+        ("POST", "/good") if request.first_header("x-a") == Some("b") => Answer::ok(&request.body),
         (_, "/silent") => Answer::Silence,
         _ => Answer::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let [good, bad] = [format!("{root}/good=3"), format!("{root}/bad=1")];
     let sizes = ["-n", "400", "-c", "4", "-H", "x-a: b", "--body-size", "1KiB", &good, &bad];
-    let report = json(&sizes);
+    let report = run_report(&sizes);
     assert_eq!(report["requests"], 400);
     let errors = report["errors"].as_u64().unwrap();
     assert!((40..160).contains(&errors), "{report:#}");
@@ -64,21 +64,21 @@ fn every_request_is_counted_by_target_status_and_kind() {
     assert_eq!((report["connections"].as_u64(), &report["rate"]), (Some(4), &Value::Null));
 
     let silent = format!("{root}/silent");
-    let (report, code) = outcome(&["-n", "4", "-c", "4", "--timeout", "100ms", &silent]);
+    let (report, code) = report_and_code(&["-n", "4", "-c", "4", "--timeout", "100ms", &silent]);
     assert_eq!(report["errors_by_kind"], serde_json::json!({"timeout": 4}));
     assert_eq!((&report["latency_us"]["p50"], code), (&Value::Null, Some(1)));
 }
 
 #[test]
 fn the_exit_code_tells_success_failure_and_wrong_usage() {
-    let server = Application::start(|request| match request.what() {
+    let server = Application::start(|request| match request.method_and_target() {
         (_, "/bad") => Answer::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
         _ => Answer::ok("ok"),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let bad = format!("{root}/bad");
     let vacant = format!("http://127.0.0.1:{}/", free_port());
-    let code = |arguments: &[&str]| load(arguments).status.code();
+    let code = |arguments: &[&str]| run_load(arguments).status.code();
     assert_eq!(code(&["-n", "20", &root]), Some(0));
     assert_eq!(code(&["-n", "20", &root, &bad]), Some(0));
     assert_eq!(code(&["-n", "20", "--max-errors", "1%", &root, &bad]), Some(1));
@@ -108,7 +108,7 @@ fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself()
     let url = url.replace("<b>", "q=%3Cb%3E&r='");
     let pace = ["--rate", "100:300:100", "--step-duration", "500ms", "--warmup", "100ms"];
     let page = ["-c", "4", "-o", "csv", "--html", file.to_str().unwrap(), &url];
-    let output = load(&[&pace[..], &page].concat());
+    let output = run_load(&[&pace[..], &page].concat());
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
@@ -128,7 +128,7 @@ fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself()
     }
     assert!(page.contains("r=&#39;"), "the URL is escaped");
 
-    let report = json(&[&pace[..], &["-c", "4", &url]].concat());
+    let report = run_report(&[&pace[..], &["-c", "4", &url]].concat());
     assert_eq!((report["requests"].as_u64(), &report["rate"]), (Some(300), &Value::Null));
     let steps = report["steps"].as_array().unwrap();
     assert_eq!(
@@ -148,12 +148,16 @@ fn a_signal_ends_the_run_early_with_a_report() {
     });
     let url = format!("http://127.0.0.1:{}/", server.port());
     let run = ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
-    let mut program = Program::start("leno load", leno().args(run).arg(&url));
+    let mut program = Program::start("leno load", leno_command().args(run).arg(&url));
     for _ in 0..20 {
         count.recv_timeout(Duration::from_secs(20)).unwrap();
     }
-    program.signal(Signal::INT);
-    assert!(program.wait(Duration::from_secs(20)).success(), "{}", program.printed());
+    program.send_signal(Signal::INT);
+    assert!(
+        program.wait_for_exit(Duration::from_secs(20)).success(),
+        "{}",
+        program.printed_output()
+    );
     let row = program.wait_for_line("100,", Duration::from_secs(20));
     let requests: u32 = row.split(',').nth(1).unwrap().parse().unwrap();
     assert!((20..6000).contains(&requests), "{row}");
@@ -180,18 +184,19 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
     eventually("nginx answers", Duration::from_secs(20), || get(own, "/").ok());
     let root = format!("http://127.0.0.1:{port}");
     let http2 = ["--http", "2", "-c", "2", "--streams", "5", "-n", "500"];
-    let report = json(&[&http2[..], &[&format!("{root}/plain")]].concat());
+    let report = run_report(&[&http2[..], &[&format!("{root}/plain")]].concat());
     assert_eq!(report["statuses"], serde_json::json!({"200": 500}), "{report:#}");
     assert!(report["bytes_in"].as_u64().unwrap() > 2500);
 
     let call = format!("{root}/shop.Cart/Get");
-    let (report, code) = outcome(&["--grpc", "-n", "20", "-c", "2", "--body", "message", &call]);
+    let (report, code) =
+        report_and_code(&["--grpc", "-n", "20", "-c", "2", "--body", "message", &call]);
     assert_eq!(report["errors_by_kind"], serde_json::json!({"grpc-unavailable": 20}));
     assert_eq!(code, Some(1));
 
     // The server closes each connection, so client ports are not exhausted.
     let fresh = format!("http://127.0.0.1:{}/", nginx.port);
-    let report = json(&["--fresh-connections", "-c", "4", "-n", "200", &fresh]);
+    let report = run_report(&["--fresh-connections", "-c", "4", "-n", "200", &fresh]);
     assert_eq!(report["errors"], 0, "{report:#}");
 }
 
@@ -209,19 +214,19 @@ fn standing_still_from(begin: Duration, length: Duration) -> Application {
 }
 
 /// Returns the JSON report of a successful run.
-fn json(arguments: &[&str]) -> Value {
-    let (report, code) = outcome(arguments);
+fn run_report(arguments: &[&str]) -> Value {
+    let (report, code) = report_and_code(arguments);
     assert_eq!(code, Some(0), "{report:#}");
     report
 }
 
 /// Returns the JSON report of a run, and its exit code.
-fn outcome(arguments: &[&str]) -> (Value, Option<i32>) {
-    let output = load(&[arguments, &["-o", "json"]].concat());
+fn report_and_code(arguments: &[&str]) -> (Value, Option<i32>) {
+    let output = run_load(&[arguments, &["-o", "json"]].concat());
     let report = serde_json::from_slice(&output.stdout);
     (report.unwrap_or_else(|error| panic!("{error}: {output:?}")), output.status.code())
 }
 
-fn load(arguments: &[&str]) -> Output {
-    leno().arg("load").args(arguments).output().unwrap()
+fn run_load(arguments: &[&str]) -> Output {
+    leno_command().arg("load").args(arguments).output().unwrap()
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, free_port, get, get_page, is_root, leno};
+use leno_tests::{Mesh, Program, eventually, free_port, get, get_page, is_root, leno_command};
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -73,18 +73,18 @@ struct Placed {
 }
 
 impl Placed {
-    fn up(excluded_port: u16) -> Self {
+    fn start_mesh(excluded_port: u16) -> Self {
         let subnet = format!("{}.0.0/16", free_network());
         let excluded = excluded_port.to_string();
         let options = ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded];
         let mesh = Mesh::up_with(&[MANIFESTS, UDP_ECHO].concat(), &options);
         let [client, server, echo] =
-            ["client-1", "ratings-1", "echo-1"].map(|workload| address(&mesh, workload));
+            ["client-1", "ratings-1", "echo-1"].map(|workload| workload_address(&mesh, workload));
         Self { mesh, client, server, echo }
     }
 
     /// Runs unmodified curl without a proxy in the namespace of the client's application.
-    fn curl(&self, url: &str) -> Output {
+    fn curl_from_client(&self, url: &str) -> Output {
         self.run(&["curl", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}", url])
     }
 
@@ -119,7 +119,7 @@ fn free_network() -> String {
 }
 
 /// Returns the address of a workload's namespace.
-fn address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
+fn workload_address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
     let text = format!("workload=bookinfo/{workload} admin=");
     let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
     let address = line.split("admin=").nth(1).unwrap().split_whitespace().next().unwrap();
@@ -129,7 +129,7 @@ fn address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
     }
 }
 
-fn status(output: &Output) -> String {
+fn printed_status(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -139,7 +139,7 @@ fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = Placed::up(free_port());
+    let placed = Placed::start_mesh(free_port());
     let rules = "add table inet closed; add chain inet closed input { type filter hook input priority -300; }; \
                  add rule inet closed input tcp dport 15000 drop";
     let closed = placed.run(&["nft", rules]);
@@ -148,15 +148,16 @@ fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
     let reached = std::net::TcpStream::connect_timeout(&admin, Duration::from_millis(200));
     assert!(reached.is_err(), "its admin page is closed");
     eventually("curl by name is answered", Duration::from_secs(90), || {
-        (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
+        (printed_status(&placed.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
+            .then_some(())
     });
-    let connections = placed.mesh.ask("connections");
+    let connections = placed.mesh.get_json("connections");
     let of_client = |row: &&serde_json::Value| row["workload"] == "bookinfo/client-1";
     let row = connections.as_array().unwrap().iter().find(of_client).unwrap();
     assert!(row["open"].is_u64(), "{row}");
     let diagnosed =
-        placed.mesh.leno(&["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
-    let said = status(&diagnosed);
+        placed.mesh.run_leno(&["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
+    let said = printed_status(&diagnosed);
     assert!(diagnosed.status.success(), "{said}");
     let reached = "✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint, with mutual TLS";
     assert!(said.contains("✓ sidecar") && said.contains(reached), "{said}");
@@ -169,12 +170,17 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     }
     let outside = TcpListener::bind("0.0.0.0:0").unwrap();
     let outside_port = outside.local_addr().unwrap().port();
-    let placed = Placed::up(outside_port);
+    let placed = Placed::start_mesh(outside_port);
 
     eventually("curl by name is answered", Duration::from_secs(90), || {
-        (status(&placed.curl("http://ratings.bookinfo:9080/")) == "200").then_some(())
+        (printed_status(&placed.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
+            .then_some(())
     });
-    assert_eq!(status(&placed.curl("http://ratings:9080/")), "200", "the short name");
+    assert_eq!(
+        printed_status(&placed.curl_from_client("http://ratings:9080/")),
+        "200",
+        "the short name"
+    );
     let metrics = get_page(SocketAddr::from((placed.server, 15_000)), "/metrics").unwrap();
     let metrics = String::from_utf8(metrics.body).unwrap();
     let counted = metrics.lines().any(|line| {
@@ -186,7 +192,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
 
     if std::fs::exists("/proc/net/if_inet6").unwrap() {
         let only_v6 = ["curl", "-6", "-sS", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"];
-        let ask = |url: &str| status(&placed.run(&[&only_v6[..], &[url]].concat()));
+        let ask = |url: &str| printed_status(&placed.run(&[&only_v6[..], &[url]].concat()));
         assert_eq!(ask("http://ratings.bookinfo:9080/"), "200", "by name, over IPv6");
         // Addresses of the service network, of a neighboring network, and of an unused one.
         for other_place in ["fd6c:656e:6f00:f0::7", "fd6c:656e:6f00:1::2", "2001:db8::1"] {
@@ -194,16 +200,16 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         }
     }
 
-    let unknown = placed.curl("http://nobody.bookinfo:9080/");
+    let unknown = placed.curl_from_client("http://nobody.bookinfo:9080/");
     assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
 
     // The reset may reach curl while it connects (7), sends or waits (56): no data was transferred.
-    let around = placed.curl(&format!("http://{}:9080/", placed.server));
+    let around = placed.curl_from_client(&format!("http://{}:9080/", placed.server));
     assert!(
         matches!(around.status.code(), Some(7 | 56)),
         "the application's own address: {around:?}"
     );
-    assert_eq!(status(&around), "000", "the application's own address: {around:?}");
+    assert_eq!(printed_status(&around), "000", "the application's own address: {around:?}");
     for port in [9080, 15_003] {
         let from_host = get(SocketAddr::from((placed.server, port)), "/");
         let error = from_host.expect_err("nothing answers in plaintext");
@@ -216,8 +222,8 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         let (mut tcp, _) = outside.accept().unwrap();
         tcp.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").unwrap();
     });
-    let excluded = placed.curl(&format!("http://{gateway}:{outside_port}/"));
-    assert_eq!(status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
+    let excluded = placed.curl_from_client(&format!("http://{gateway}:{outside_port}/"));
+    assert_eq!(printed_status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
     answering.join().unwrap();
 
     let Placed { mut mesh, .. } = placed;
@@ -232,7 +238,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = Placed::up(1);
+    let placed = Placed::start_mesh(1);
     placed.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
     let asked = placed.run(&["python3", "-c", UDP_CLIENT, &placed.echo.to_string()]);
     let said = String::from_utf8_lossy(&asked.stdout);
@@ -254,12 +260,12 @@ fn a_subnet_that_the_machine_reaches_other_place_is_refused() {
     let bridge = Bridge::with_address(&format!("{network}.7.1/24"));
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("mesh.yaml"), MANIFESTS).unwrap();
-    let mut up = leno();
+    let mut up = leno_command();
     up.arg("up").arg("-f").arg(directory.path().join("mesh.yaml"));
     up.arg("--data").arg(directory.path().join("data"));
     up.args(["--netns", "--netns-subnet", &format!("{network}.0.0/16")]);
     let mut up = Program::start("leno up", &mut up);
-    assert_eq!(up.wait(Duration::from_secs(20)).code(), Some(1));
+    assert_eq!(up.wait_for_exit(Duration::from_secs(20)).code(), Some(1));
     let expected = format!(
         "{network}.0.0/16 is in use: this machine already routes {network}.7.0/24 through {}; choose another /16 \
          with --netns-subnet",

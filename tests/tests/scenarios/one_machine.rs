@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::{Mesh, eventually, free_port, get, manifest};
+use leno_tests::{Mesh, eventually, free_port, get, ratings_manifests};
 
 const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -26,10 +26,10 @@ struct Shop {
 }
 
 /// Starts a Python web server behind one workload, with an outbound listener for it at the other.
-fn shop(mode: &str) -> Shop {
+fn start_shop(mode: &str) -> Shop {
     let (port, listener) = (free_port(), free_port());
     let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");
-    let mesh = Mesh::up(&manifest(&command, port, listener, mode));
+    let mesh = Mesh::up(&ratings_manifests(&command, port, listener, mode));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     eventually("the application listens", Duration::from_secs(20), || {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
@@ -40,7 +40,7 @@ fn shop(mode: &str) -> Shop {
     Shop { mesh, listener }
 }
 
-fn turns(shop: &Shop, status: u16) -> Duration {
+fn wait_for_status(shop: &Shop, status: u16) -> Duration {
     let what = format!("the listener responds {status}");
     let look = || get(shop.listener, "/").ok().filter(|response| response.status == status);
     eventually(&what, Duration::from_secs(20), look).1
@@ -48,7 +48,7 @@ fn turns(shop: &Shop, status: u16) -> Duration {
 
 #[test]
 fn curl_and_wrk_work_through_a_listener_unmodified() {
-    let shop = shop("permissive");
+    let shop = start_shop("permissive");
     let url = format!("http://{}/", shop.listener);
     let curl =
         Command::new("curl").args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
@@ -61,8 +61,8 @@ fn curl_and_wrk_work_through_a_listener_unmodified() {
 
 #[test]
 fn the_proxy_listener_reaches_services_by_name() {
-    let shop = shop("permissive");
-    let workloads = shop.mesh.ask("workloads");
+    let shop = start_shop("permissive");
+    let workloads = shop.mesh.get_json("workloads");
     assert!(workloads.to_string().contains("client-1"), "{workloads}");
     let line = shop.mesh.up.wait_for_line("curl -x http://", Duration::from_secs(60));
     let proxy = line.split_whitespace().nth(2).unwrap();
@@ -83,21 +83,21 @@ fn the_proxy_listener_reaches_services_by_name() {
 
 #[test]
 fn a_policy_deleted_and_restored_decides_within_a_second() {
-    let shop = shop("strict");
+    let shop = start_shop("strict");
     assert_eq!(get(shop.listener, "/").unwrap().status, 403, "strict without a policy denies");
     shop.mesh.write("policy.yaml", ALLOWED);
-    assert!(turns(&shop, 200) < Duration::from_secs(1));
+    assert!(wait_for_status(&shop, 200) < Duration::from_secs(1));
     shop.mesh.remove("policy.yaml");
-    assert!(turns(&shop, 403) < Duration::from_secs(1));
+    assert!(wait_for_status(&shop, 403) < Duration::from_secs(1));
     shop.mesh.write("policy.yaml", ALLOWED);
-    assert!(turns(&shop, 200) < Duration::from_secs(1));
+    assert!(wait_for_status(&shop, 200) < Duration::from_secs(1));
 }
 
 #[test]
 fn a_bad_document_is_refused_by_name_and_nothing_else_changes() {
-    let shop = shop("strict");
+    let shop = start_shop("strict");
     shop.mesh.write("policy.yaml", ALLOWED);
-    turns(&shop, 200);
+    wait_for_status(&shop, 200);
     shop.mesh.write("policy.yaml", &ALLOWED.replace("methods: [GET]", "method: [GET]"));
     let line = shop.mesh.up.wait_for_line("policy.yaml:4", Duration::from_secs(60));
     assert!(line.contains("HTTPRouteGroup bookinfo/ratings-http"), "{line}");

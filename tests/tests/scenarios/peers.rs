@@ -37,23 +37,23 @@ const MODES: [&str; 2] = ["permissive", "strict"];
 /// Asserts that the path is closed in strict mode and open in permissive mode, without a policy.
 fn assert_closed(mode: &str, listener: SocketAddr, path: &str) {
     let reason = if mode == "strict" { Some("no-policy-route") } else { None };
-    assert_eq!(get(listener, path).unwrap().reason(), reason, "{mode}");
+    assert_eq!(get(listener, path).unwrap().rejection_reason(), reason, "{mode}");
 }
 
 /// Returns the address of a loopback port.
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 /// Waits until the application behind a listener responds; its process may have just started.
-fn answers(listener: SocketAddr) {
+fn wait_until_responding(listener: SocketAddr) {
     eventually("the application answers", Duration::from_secs(20), || {
         get(listener, "/").ok().filter(|response| response.status != 503)
     });
 }
 
 /// Returns the output of curl; panics with its error output.
-fn curl(arguments: &[&str]) -> String {
+fn run_curl(arguments: &[&str]) -> String {
     let output = Command::new("curl").args(["-sS", "--max-time", "15"]).args(arguments).output();
     let output = output.expect("curl is installed");
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -62,14 +62,14 @@ fn curl(arguments: &[&str]) -> String {
 }
 
 /// Returns a command that is killed after a minute; tests need only seconds.
-fn bounded(program: &str) -> Command {
+fn bounded_command(program: &str) -> Command {
     let mut command = Command::new("timeout");
     command.args(["60", program]);
     command
 }
 
 /// Returns incompressible bytes that are the same in every run.
-fn noise(length: usize) -> Vec<u8> {
+fn incompressible_bytes(length: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     std::iter::repeat_with(|| {
         state ^= state << 13;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, server};
-use leno_tests::{Application, Mesh, Program, eventually, exchange, free_port, get};
+use leno_tests::manifests::{client_manifest, server_manifest};
+use leno_tests::{Application, Mesh, Program, eventually, exchange_bytes, free_port, get};
 use serde_json::Value;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -22,7 +22,7 @@ struct Prometheus {
 impl Prometheus {
     fn start(directory: &Path, targets: &[SocketAddr]) -> Self {
         let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
-        let rules = deployed("alerts.yaml");
+        let rules = deployed_file("alerts.yaml");
         let configuration = format!(
             "global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}}\n\
              rule_files: ['{}']\n\
@@ -44,18 +44,18 @@ impl Prometheus {
         Self { _program: program, address }
     }
 
-    fn ask(&self, path: &str) -> Option<Value> {
+    fn query_api(&self, path: &str) -> Option<Value> {
         let request =
             format!("GET {path} HTTP/1.0\r\nhost: prometheus\r\nconnection: close\r\n\r\n");
-        let answer = exchange(self.address, &request).ok()?;
+        let answer = exchange_bytes(self.address, &request).ok()?;
         serde_json::from_slice::<Value>(&answer.body).ok().map(|answer| answer["data"].clone())
     }
 
     /// Waits until a query has values, and returns them.
-    fn values(&self, query: &str) -> Vec<f64> {
+    fn wait_for_values(&self, query: &str) -> Vec<f64> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let found = || {
-            let data = self.ask(&format!("/api/v1/query?query={encoded}"))?;
+            let data = self.query_api(&format!("/api/v1/query?query={encoded}"))?;
             let found = data["result"].as_array()?.iter();
             let values = found.filter_map(|one| one["value"][1].as_str()?.parse::<f64>().ok());
             Some(values.collect::<Vec<_>>()).filter(|values| !values.is_empty())
@@ -65,19 +65,19 @@ impl Prometheus {
 }
 
 /// Forwards TCP connections to a Unix socket.
-fn bridge(socket: PathBuf) -> SocketAddr {
+fn start_bridge(socket: PathBuf) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     std::thread::spawn(move || {
         for tcp in listener.incoming().map_while(Result::ok) {
             let Ok(unix) = UnixStream::connect(&socket) else { return };
-            std::thread::spawn(move || carry(&tcp, &unix));
+            std::thread::spawn(move || relay_bytes(&tcp, &unix));
         }
     });
     address
 }
 
-fn carry(tcp: &TcpStream, unix: &UnixStream) {
+fn relay_bytes(tcp: &TcpStream, unix: &UnixStream) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             drop(io::copy(&mut &*tcp, &mut &*unix));
@@ -90,19 +90,19 @@ fn carry(tcp: &TcpStream, unix: &UnixStream) {
 
 #[test]
 fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let listener = free_port();
     let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec:\n  tracing: {sampling: 0%, errors: false, export: {zipkin: {endpoint: \
                   'http://127.0.0.1:9'}}}\n";
     let manifests = [
         config.to_owned(),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let sidecars = ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
-    let control = bridge(mesh.data().join("control.sock"));
+    let control = start_bridge(mesh.data_directory().join("control.sock"));
     let directory = tempfile::tempdir().expect("a folder");
     let targets = [sidecars[0], sidecars[1], control];
     let prometheus = Prometheus::start(directory.path(), &targets);
@@ -112,33 +112,33 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
         let head = format!(
             "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange(listener, &head).ok().filter(|answer| answer.status == 200)
+        exchange_bytes(listener, &head).ok().filter(|answer| answer.status == 200)
     };
     eventually("a request is answered", MAX_WAIT, ask);
     // Every target is up, so each page is parsed completely.
     eventually("all targets are up", MAX_WAIT, || {
-        let up = prometheus.values("up");
+        let up = prometheus.wait_for_values("up");
         (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())
     });
     let requests = "leno_requests_total{service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
-    assert!(prometheus.values(requests)[0] >= 1.0);
-    assert!(prometheus.values("leno_control_proxies")[0] >= 2.0);
-    assert!(prometheus.values("leno_control_convergence_seconds_count")[0] >= 0.0);
+    assert!(prometheus.wait_for_values(requests)[0] >= 1.0);
+    assert!(prometheus.wait_for_values("leno_control_proxies")[0] >= 2.0);
+    assert!(prometheus.wait_for_values("leno_control_convergence_seconds_count")[0] >= 0.0);
     let exemplars = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
                      &start=0&end=99999999999";
     eventually("an exemplar names the trace", MAX_WAIT, || {
         ask()?;
-        prometheus.ask(exemplars)?.to_string().contains(TRACE).then_some(())
+        prometheus.query_api(exemplars)?.to_string().contains(TRACE).then_some(())
     });
-    let rules = prometheus.ask("/api/v1/rules").expect("the rules").to_string();
+    let rules = prometheus.query_api("/api/v1/rules").expect("the rules").to_string();
     assert!(rules.contains("LenoServiceFails") && !rules.contains("\"health\":\"err\""), "{rules}");
 }
 
-fn deployed(file: &str) -> PathBuf {
-    root().join("deploy/prometheus").join(file)
+fn deployed_file(file: &str) -> PathBuf {
+    project_root().join("deploy/prometheus").join(file)
 }
 
-fn root() -> PathBuf {
+fn project_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ has a parent").to_owned()
 }
 

@@ -5,12 +5,12 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server_of};
-use leno_tests::{Answer, Application, Mesh, Nginx, Program, eventually, free_port, leno};
+use leno_tests::manifests::{client_manifest, mesh_config, server_of};
+use leno_tests::{Answer, Application, Mesh, Nginx, Program, eventually, free_port, leno_command};
 use serde_json::Value;
 
 /// Returns the output of curl with HTTP/2 prior knowledge: head and body.
-fn curl(arguments: &[&str]) -> String {
+fn run_curl(arguments: &[&str]) -> String {
     let output = Command::new("curl")
         .args(["-s", "-i", "--max-time", "20", "--http2-prior-knowledge"])
         .args(arguments)
@@ -32,15 +32,22 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
         manifests += &server_of(name, (application.port(), protocol), &[]);
     }
     let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
-    manifests += &client("web", &[], &pairs);
+    manifests += &client_manifest("web", &[], &pairs);
     let _mesh = Mesh::up(&manifests);
     for (name, listener) in pairs {
         let url = format!("http://127.0.0.1:{listener}/shop.Cart/Add");
-        let page = curl(&[&url]);
+        let page = run_curl(&[&url]);
         assert!(page.starts_with("HTTP/2 403"), "{name}: {page}");
         assert!(page.contains("leno-reason: denied-outbound;"), "{name}: {page}");
-        let call =
-            curl(&["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "", &url]);
+        let call = run_curl(&[
+            "-H",
+            "content-type: application/grpc",
+            "-H",
+            "te: trailers",
+            "-d",
+            "",
+            &url,
+        ]);
         assert!(
             call.starts_with("HTTP/2 200") && call.contains("grpc-status: 7\r"),
             "{name}: {call}"
@@ -49,24 +56,24 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
 }
 
 /// Starts a mesh of one server and its client, and returns the client's listener.
-fn pair(port: u16, protocol: &str) -> (Mesh, u16) {
+fn start_pair(port: u16, protocol: &str) -> (Mesh, u16) {
     let listener = free_port();
     let manifests = mesh_config("permissive")
         + &server_of("app", (port, protocol), &[])
-        + &client("web", &[], &[("app", listener)]);
+        + &client_manifest("web", &[], &[("app", listener)]);
     (Mesh::up(&manifests), listener)
 }
 
 #[test]
 fn a_client_that_ends_its_direction_gets_its_answer() {
-    let application = Application::start(|request| match request.what().1 {
+    let application = Application::start(|request| match request.method_and_target().1 {
         "/late" => {
             std::thread::park_timeout(Duration::from_millis(300));
             Answer::ok("late")
         }
         _ => Answer::ok("ok"),
     });
-    let (_mesh, listener) = pair(application.port(), "HTTP");
+    let (_mesh, listener) = start_pair(application.port(), "HTTP");
     for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
         let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, listener)).expect("a listener");
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
@@ -94,10 +101,10 @@ fn no_request_fails_when_nginx_ends_its_connections() {
     eventually("nginx listens", Duration::from_secs(20), || {
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });
-    let (_mesh, listener) = pair(port, "HTTP2");
+    let (_mesh, listener) = start_pair(port, "HTTP2");
     let url = format!("http://127.0.0.1:{listener}/");
     for more in [&["--method", "GET"][..], &["--body", "a message"]] {
-        let output = leno()
+        let output = leno_command()
             .args(["load", "-c", "8", "-n", "1000", "-o", "json"])
             .args(more)
             .arg(&url)

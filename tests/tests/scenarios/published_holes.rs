@@ -13,13 +13,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, allowed_tcp, client, mesh_config, server, server_of};
+use leno_tests::manifests::{
+    allowed_http, allowed_tcp, client_manifest, mesh_config, server_manifest, server_of,
+};
 use leno_tests::{
-    Application, Connection, ControlPlane, Mesh, Proxy, eventually, exchange, free_port, get, leno,
+    Application, Connection, ControlPlane, Mesh, Proxy, eventually, exchange_bytes, free_port, get,
+    leno_command,
 };
 
 use self::api_server::ApiServer;
-use self::intruder::{Forwarder, key_material, listeners, responses};
+use self::intruder::{Forwarder, attack_responses, key_material, listening_addresses};
 
 /// A strict mesh of two machines: `web` calls `stock`, which no policy allows.
 struct Machines {
@@ -31,11 +34,11 @@ struct Machines {
 
 impl Machines {
     fn start() -> Self {
-        let application = Application::echo();
+        let application = Application::start_echo();
         let manifests = [
             mesh_config("strict"),
-            server("stock", application.port(), &[]),
-            client("web", &[], &[("stock", free_port())]),
+            server_manifest("stock", application.port(), &[]),
+            client_manifest("web", &[], &[("stock", free_port())]),
         ];
         let control = ControlPlane::start(&manifests.concat(), &["--health", "127.0.0.1:0"]);
         let health = ["--health", "127.0.0.1:0"];
@@ -45,11 +48,12 @@ impl Machines {
     }
 
     /// Returns a part of the text of each private key in the mesh.
-    fn keys(&self) -> Vec<String> {
-        let states = ["shop/stock-1", "shop/web-1"].map(|workload| self.control.state(workload));
+    fn private_keys(&self) -> Vec<String> {
+        let states =
+            ["shop/stock-1", "shop/web-1"].map(|workload| self.control.state_directory(workload));
         let keys: Vec<String> = states
             .iter()
-            .chain([&self.control.data()])
+            .chain([&self.control.data_directory()])
             .flat_map(|state| key_material(state))
             .collect();
         assert!(keys.len() >= 3, "a key of each sidecar, and that of the authority");
@@ -61,11 +65,11 @@ impl Machines {
 #[test]
 fn a_no_client_without_a_certificate_controls_the_data_plane() {
     let machines = Machines::start();
-    let keys = machines.keys();
-    let ports = listeners(machines.control.program.pid());
-    assert!(ports.contains(&machines.control.address()), "{ports:?}");
+    let keys = machines.private_keys();
+    let ports = listening_addresses(machines.control.program.pid());
+    assert!(ports.contains(&machines.control.listen_address()), "{ports:?}");
     for port in ports {
-        for (request, response) in responses(port) {
+        for (request, response) in attack_responses(port) {
             let text = String::from_utf8_lossy(&response.body);
             let leaked = keys.iter().any(|key| text.contains(key.as_str()));
             assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
@@ -77,9 +81,11 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
         }
     }
     // The sidecars' port accepts only TLS, and requires a certificate.
-    let address = machines.control.address();
-    let plain =
-        exchange(address, "GET /api/v1/repo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let address = machines.control.listen_address();
+    let plain = exchange_bytes(
+        address,
+        "GET /api/v1/repo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
+    );
     assert!(plain.is_err(), "{plain:?}");
     let output = Command::new("timeout")
         .args(["20", "openssl", "s_client", "-quiet", "-alpn", "leno-discovery/1", "-connect"])
@@ -106,29 +112,29 @@ fn a_no_pod_reads_the_api_server_through_the_webhook() {
         "",
         &"a".repeat(64),
     ] {
-        let before = mesh.requests();
-        let status = mesh.review(namespace);
+        let before = mesh.received_paths();
+        let status = mesh.send_review(namespace);
         assert_eq!(status, 400, "{namespace:?}");
-        let asked = mesh.requests().split_off(before.len());
+        let asked = mesh.received_paths().split_off(before.len());
         let reached =
             asked.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
         assert!(!reached, "{namespace:?}: {asked:?}");
     }
-    assert_eq!(mesh.review("shop"), 200, "a review of a namespace is answered");
-    let log = mesh.log();
+    assert_eq!(mesh.send_review("shop"), 200, "a review of a namespace is answered");
+    let log = mesh.control_log();
     assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
 }
 
 /// b. Policies trust a header with the caller's identity.
 #[test]
 fn b_no_header_is_an_identity() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let (allowed, denied) = (free_port(), free_port());
     let manifests = [
         mesh_config("strict"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", allowed)]),
-        client("other", &[], &[("stock", denied)]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", allowed)]),
+        client_manifest("other", &[], &[("stock", denied)]),
         allowed_http("web", "stock", ".*"),
         // The client's own sidecar permits the request: only the server's decides.
         allowed_http("other", "stock", "/public"),
@@ -142,14 +148,18 @@ fn b_no_header_is_an_identity() {
     {
         let head =
             format!("GET /private HTTP/1.1\r\nhost: stock\r\n{claims}connection: close\r\n\r\n");
-        assert_eq!(exchange(loopback(port), &head).unwrap().status, status, "{port} {claims}");
+        assert_eq!(
+            exchange_bytes(loopback_address(port), &head).unwrap().status,
+            status,
+            "{port} {claims}"
+        );
     }
 }
 
 /// c. Every member can connect to every TCP port, regardless of policies.
 #[test]
 fn c_a_tcp_port_needs_a_policy() {
-    let mesh = TcpShop::open();
+    let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "no policy allows the connection");
     mesh.mesh.write("tcp.yaml", &allowed_tcp("web", "stock"));
     eventually("the policy opens the port", MAX_WAIT, || (!mesh.is_closed()).then_some(()));
@@ -160,25 +170,25 @@ fn c_a_tcp_port_needs_a_policy() {
 /// d. A client accepts every certificate of the mesh for every service.
 #[test]
 fn d_a_client_verifies_which_service_the_server_is() {
-    let (stock, intruder) = (Application::echo(), Application::echo());
+    let (stock, intruder) = (Application::start_echo(), Application::start_echo());
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        server("intruder", intruder.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
+        server_manifest("stock", stock.port(), &[]),
+        server_manifest("intruder", intruder.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
     ];
     let control = ControlPlane::start(&manifests.concat(), &[]);
     let mut server = Proxy::join(&control, "shop/stock-1", &[]);
     let other = Proxy::join(&control, "shop/intruder-1", &[]);
     let _client = Proxy::join(&control, "shop/web-1", &[]);
-    let ask = || get(loopback(listener), "/items").ok();
+    let ask = || get(loopback_address(listener), "/items").ok();
     eventually("the service responds", MAX_WAIT, || ask().filter(|it| it.status == 200));
     // A server with a mesh certificate of another account takes the address of the service.
-    let address = server.page.inbound(stock.port());
+    let address = server.page.inbound_listener(stock.port());
     server.kill();
-    let _forwarder = Forwarder::start(address, other.page.inbound(intruder.port()));
-    let wrong = || ask().filter(|it| it.reason() == Some("wrong-identity"));
+    let _forwarder = Forwarder::start(address, other.page.inbound_listener(intruder.port()));
+    let wrong = || ask().filter(|it| it.rejection_reason() == Some("wrong-identity"));
     let (response, _) = eventually("the client notices", MAX_WAIT, wrong);
     assert_eq!(response.status, 502);
 }
@@ -186,7 +196,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
 /// e. A pattern matches in the middle of a path, and in the query.
 #[test]
 fn e_a_pattern_matches_the_whole_path_and_not_the_query() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let listener = free_port();
     let rules = "---
 apiVersion: leno.dev/v1alpha1
@@ -199,8 +209,8 @@ spec:
 ";
     let manifests = [
         mesh_config("strict"),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
         allowed_http("web", "stock", "/admin"),
         rules.to_owned(),
     ];
@@ -209,7 +219,7 @@ spec:
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: a\r\nx-team: {team}\r\nconnection: close\r\n\r\n"
         );
-        exchange(loopback(listener), &head).unwrap().status
+        exchange_bytes(loopback_address(listener), &head).unwrap().status
     };
     for (path, team, is_allowed) in [
         ("/admin", "", true),
@@ -233,12 +243,12 @@ spec:
 #[test]
 fn f_no_local_page_shows_a_key_or_takes_a_change() {
     let machines = Machines::start();
-    let keys = machines.keys();
+    let keys = machines.private_keys();
     for sidecar in [&machines.web, &machines.stock] {
-        let ports = listeners(sidecar.program.pid());
+        let ports = listening_addresses(sidecar.program.pid());
         assert!(ports.contains(&sidecar.page.address), "{ports:?}");
         for port in ports {
-            for (request, response) in responses(port) {
+            for (request, response) in attack_responses(port) {
                 let text = String::from_utf8_lossy(&response.body);
                 let leaked = keys.iter().any(|key| text.contains(key.as_str()));
                 assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
@@ -253,7 +263,7 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
 /// g. Logs contain bodies and `Authorization`.
 #[test]
 fn g_no_log_holds_a_body_or_a_credential() {
-    let stock = Application::echo();
+    let stock = Application::start_echo();
     let listener = free_port();
     let sight = "---
 apiVersion: leno.dev/v1alpha1
@@ -263,8 +273,8 @@ spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling
 ";
     let manifests = [
         sight.to_owned(),
-        server("stock", stock.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
     ];
     let mesh = Mesh::up_with(&manifests.concat(), &["--log-level", "debug,leno_proxy=trace"]);
     let body = "card=hunter2";
@@ -274,16 +284,16 @@ spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling
         body.len()
     )
     .replace("user:hunter2@", "");
-    let response = exchange(loopback(listener), &head).unwrap();
+    let response = exchange_bytes(loopback_address(listener), &head).unwrap();
     assert_eq!(response.status, 200);
     mesh.up.wait_for_line("/orders", MAX_WAIT);
-    assert!(!mesh.up.printed().contains("hunter2"), "{}", mesh.up.printed());
+    assert!(!mesh.up.printed_output().contains("hunter2"), "{}", mesh.up.printed_output());
 }
 
 /// h. Objects contain passwords, tokens and kubeconfigs.
 #[test]
 fn h_no_kind_has_a_field_for_a_secret() {
-    let output = leno().args(["install"]).output().expect("leno runs");
+    let output = leno_command().args(["install"]).output().expect("leno runs");
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).expect("text");
     let crds = text.split("---\n").filter(|it| it.contains("kind: CustomResourceDefinition"));
@@ -304,11 +314,11 @@ fn h_no_kind_has_a_field_for_a_secret() {
 /// i. Without a target every TCP port is open; a target for HTTP opens TCP.
 #[test]
 fn i_a_target_for_http_opens_no_tcp_port() {
-    let mesh = TcpShop::open();
+    let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "there is no target at all");
     mesh.mesh.write("http.yaml", &allowed_http("web", "stock", ".*"));
     let shown = || {
-        let output = mesh.mesh.leno(&["get", "policies", "-o", "json"]);
+        let output = mesh.mesh.run_leno(&["get", "policies", "-o", "json"]);
         String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
     };
     // A sidecar may read a connection before it has the target, and its request afterwards: such a connection
@@ -332,7 +342,7 @@ spec:
   sources: [{kind: IPRange, name: 10.0.0.0/8}]
 ";
     fs::write(&file, backend).expect("a file");
-    let output = leno().args(["check", "-f"]).arg(&file).output().expect("leno runs");
+    let output = leno_command().args(["check", "-f"]).arg(&file).output().expect("leno runs");
     assert!(!output.status.success(), "{output:?}");
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
@@ -348,17 +358,17 @@ kind: Workload
 metadata: {name: web-2, namespace: shop, labels: {app: web}}
 spec: {serviceAccount: web}
 ";
-    let manifests = [mesh_config("strict"), client("web", &[], &[]), replica.to_owned()];
+    let manifests = [mesh_config("strict"), client_manifest("web", &[], &[]), replica.to_owned()];
     let control = ControlPlane::start(&manifests.concat(), &[]);
     let workloads = ["shop/web-1", "shop/web-2"];
     let _proxies = workloads.map(|workload| Proxy::join(&control, workload, &[]));
-    let keys = workloads.map(|workload| key_material(&control.state(workload)).pop());
+    let keys = workloads.map(|workload| key_material(&control.state_directory(workload)).pop());
     assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has a key of its own");
     // The control plane never had them.
-    let data = contents(&control.data());
+    let data = directory_contents(&control.data_directory());
     assert!(keys.iter().flatten().all(|key| !data.contains(key.as_str())));
     for workload in workloads {
-        let file = control.state(workload).join("credential.pem");
+        let file = control.state_directory(workload).join("credential.pem");
         let output = Command::new("openssl")
             .args(["x509", "-noout", "-checkend", "90000", "-in"])
             .arg(file)
@@ -376,16 +386,16 @@ struct TcpShop {
 }
 
 impl TcpShop {
-    fn open() -> Self {
-        let stock = Application::echo();
+    fn start_shop() -> Self {
+        let stock = Application::start_echo();
         let listener = free_port();
         let manifests = [
             mesh_config("strict"),
             server_of("stock", (stock.port(), "TCP"), &[]),
-            client("web", &[], &[("stock", listener)]),
+            client_manifest("web", &[], &[("stock", listener)]),
         ];
         let mesh = Mesh::up(&manifests.concat());
-        Self { mesh, listener: loopback(listener), _stock: stock }
+        Self { mesh, listener: loopback_address(listener), _stock: stock }
     }
 
     /// True if no byte of the application is received.
@@ -399,12 +409,13 @@ impl TcpShop {
             Ok(mut connection) => connection.get("/items"),
         };
         // Sidecars of clients may respond to HTTP-like bytes in HTTP.
-        response.is_err() || response.is_ok_and(|it| it.reason() == Some("denied-outbound"))
+        response.is_err()
+            || response.is_ok_and(|it| it.rejection_reason() == Some("denied-outbound"))
     }
 }
 
 /// Returns the text of all files below a directory.
-fn contents(directory: &Path) -> String {
+fn directory_contents(directory: &Path) -> String {
     let mut found = String::new();
     let mut folders: Vec<PathBuf> = vec![directory.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -422,7 +433,7 @@ fn contents(directory: &Path) -> String {
     found
 }
 
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 

@@ -7,10 +7,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, route, server_of, service};
+use leno_tests::manifests::{
+    allowed_http, client_manifest, mesh_config, route_manifest, server_of, service_manifest,
+};
 use leno_tests::{
-    AdminPage, Answer, Application, Connection, Mesh, eventually, exchange, free_port, get,
-    get_page, manifest,
+    AdminPage, Answer, Application, Connection, Mesh, eventually, exchange_bytes, free_port, get,
+    get_page, ratings_manifests,
 };
 use serde_json::Value;
 
@@ -33,7 +35,11 @@ enum By {
     Client,
 }
 
-fn case(service: &'static str, manifests: String, (reason, decided): (&'static str, &str)) -> Case {
+fn http_case(
+    service: &'static str,
+    manifests: String,
+    (reason, decided): (&'static str, &str),
+) -> Case {
     let (protocol, by, decided) = ("HTTP", By::Server, decided.to_owned());
     Case { service, protocol, manifests, reason, decided, by, held: false }
 }
@@ -44,17 +50,17 @@ fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static st
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
          spec:\n  {spec}\n"
     );
-    case(service, object, (reason, &format!("{kind} shop/of-{service}")))
+    http_case(service, object, (reason, &format!("{kind} shop/of-{service}")))
 }
 
 /// Returns an object that is attached to the service.
-fn attached(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
+fn attached_case(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
     let target = format!("targetRefs: [{{kind: Service, name: {service}}}]");
     decided_by(kind, service, &format!("{target}\n  {spec}"), reason)
 }
 
 /// Returns a rule that denies every request.
-fn denied(service: &'static str, protocol: &'static str) -> Case {
+fn denied_case(service: &'static str, protocol: &'static str) -> Case {
     let rule = format!("serviceAccounts: [{service}]\n  deny: [{{name: all}}]");
     Case { protocol, ..decided_by("AccessPolicy", service, &rule, "denied-by-policy") }
 }
@@ -67,17 +73,17 @@ const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n   
 const ONE_PER_HOUR: &str = "rules: [{requests: 1, in: 1h}]";
 const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
 
-fn permissive() -> Vec<Case> {
-    [alone(), by_servers(), by_clients()].into_iter().flatten().collect()
+fn permissive_cases() -> Vec<Case> {
+    [separate_cases(), by_servers(), by_clients()].into_iter().flatten().collect()
 }
 
 /// Returns rejections of requests with their own connections.
-fn alone() -> Vec<Case> {
+fn separate_cases() -> Vec<Case> {
     let cases = vec![
-        denied("own", ALONE),
-        attached("RateLimit", "own-rate", ONE_PER_HOUR, "rate-limited"),
-        attached("JwtValidation", "own-jwt", ISSUER, "token-missing"),
-        Case { held: true, ..attached("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded") },
+        denied_case("own", ALONE),
+        attached_case("RateLimit", "own-rate", ONE_PER_HOUR, "rate-limited"),
+        attached_case("JwtValidation", "own-jwt", ISSUER, "token-missing"),
+        Case { held: true, ..attached_case("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded") },
     ];
     cases.into_iter().map(|case| Case { protocol: ALONE, ..case }).collect()
 }
@@ -85,51 +91,56 @@ fn alone() -> Vec<Case> {
 fn by_servers() -> Vec<Case> {
     let connections = "connections: {count: 1, in: 1h}";
     let absent = "service: {name: authorizer, port: 9080}";
-    let absent = attached("ExternalAuthorization", "auth", absent, "authorization-unavailable");
-    let authorizer = service("authorizer");
+    let absent =
+        attached_case("ExternalAuthorization", "auth", absent, "authorization-unavailable");
+    let authorizer = service_manifest("authorizer");
     vec![
-        denied("http", "HTTP"),
-        denied("http2", "HTTP2"),
-        denied("grpc", "GRPC"),
-        denied("tcp", "TCP"),
-        attached("RateLimit", "rate", ONE_PER_HOUR, "rate-limited"),
-        Case { protocol: "TCP", ..attached("RateLimit", "many", connections, "rate-limited") },
-        Case { held: true, ..attached("RateLimit", "busy", ONE_AT_A_TIME, "overloaded") },
-        attached("JwtValidation", "jwt", ISSUER, "token-missing"),
+        denied_case("http", "HTTP"),
+        denied_case("http2", "HTTP2"),
+        denied_case("grpc", "GRPC"),
+        denied_case("tcp", "TCP"),
+        attached_case("RateLimit", "rate", ONE_PER_HOUR, "rate-limited"),
+        Case { protocol: "TCP", ..attached_case("RateLimit", "many", connections, "rate-limited") },
+        Case { held: true, ..attached_case("RateLimit", "busy", ONE_AT_A_TIME, "overloaded") },
+        attached_case("JwtValidation", "jwt", ISSUER, "token-missing"),
         Case { manifests: authorizer + &absent.manifests, ..absent },
     ]
 }
 
 fn by_clients() -> Vec<Case> {
     let abort = "rules: [{name: all, abort: {status: 418}}]";
-    let full = attached("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
+    let full = attached_case("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
     let other = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
     let cases = vec![
-        attached("FaultInjection", "fault", abort, "fault-injected"),
+        attached_case("FaultInjection", "fault", abort, "fault-injected"),
         Case { held: true, ..full },
-        case("route", route("route", &[other]), ("no-route", "HTTPRoute shop/route")),
-        case("empty", String::new(), ("no-endpoint", "")),
-        Case { protocol: LARGE, ..case("cookies", String::new(), ("head-too-large", "")) },
+        http_case("route", route_manifest("route", &[other]), ("no-route", "HTTPRoute shop/route")),
+        http_case("empty", String::new(), ("no-endpoint", "")),
+        Case { protocol: LARGE, ..http_case("cookies", String::new(), ("head-too-large", "")) },
     ];
     cases.into_iter().map(|case| Case { by: By::Client, ..case }).collect()
 }
 
-fn strict() -> Vec<Case> {
+fn strict_cases() -> Vec<Case> {
     let read = |service: &str| allowed_http("web", service, "/read");
     let none = |service, protocol| Case {
         protocol,
         by: By::Client,
-        ..case(service, String::new(), ("denied-outbound", ""))
+        ..http_case(service, String::new(), ("denied-outbound", ""))
     };
     vec![
-        case("path", read("path"), ("no-policy-route", "TrafficTarget shop/web-to-path")),
+        http_case("path", read("path"), ("no-policy-route", "TrafficTarget shop/web-to-path")),
         Case {
             protocol: "HTTP2",
-            ..case("path2", read("path2"), ("no-policy-route", "TrafficTarget shop/web-to-path2"))
+            ..http_case(
+                "path2",
+                read("path2"),
+                ("no-policy-route", "TrafficTarget shop/web-to-path2"),
+            )
         },
         Case {
             protocol: "GRPC",
-            ..case("call", read("call"), ("no-policy-route", "TrafficTarget shop/web-to-call"))
+            ..http_case("call", read("call"), ("no-policy-route", "TrafficTarget shop/web-to-call"))
         },
         none("nobody", "HTTP"),
         none("opaque", "TCP"),
@@ -137,9 +148,9 @@ fn strict() -> Vec<Case> {
 }
 
 /// Returns an application with its own errors, which imitate those of a sidecar.
-fn application() -> Application {
+fn start_application() -> Application {
     Application::start(|request| {
-        match request.what().1 {
+        match request.method_and_target().1 {
         "/hold" => Answer::Silence,
         "/events" => {
             let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n";
@@ -168,13 +179,13 @@ struct Shop {
 }
 
 impl Shop {
-    fn open(mode: &str, cases: &[Case]) -> Self {
-        let application = application();
+    fn start_shop(mode: &str, cases: &[Case]) -> Self {
+        let application = start_application();
         let mut manifests = mesh_config(mode);
         let listeners: Vec<u16> = cases.iter().map(|_| free_port()).collect();
         for case in cases {
             manifests += &match case.service {
-                "empty" => service(case.service),
+                "empty" => service_manifest(case.service),
                 name => {
                     let is_own = [ALONE, LARGE].contains(&case.protocol);
                     let declared = if is_own { "HTTP" } else { case.protocol };
@@ -184,30 +195,31 @@ impl Shop {
             manifests += &case.manifests;
         }
         let pairs = cases.iter().map(|case| case.service).zip(listeners.iter().copied());
-        manifests += &client("web", &[], &pairs.collect::<Vec<_>>());
+        manifests += &client_manifest("web", &[], &pairs.collect::<Vec<_>>());
         let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-every", "1s"]);
-        let status = mesh.leno(&["status", "-o", "json"]);
+        let status = mesh.run_leno(&["status", "-o", "json"]);
         let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
         let page = status["mesh"]["page"].as_str().expect("a page");
         let page = page.trim_start_matches("http://").trim_end_matches('/').parse();
         Self { mesh, listeners, page: page.expect("an address"), _application: application }
     }
 
-    fn traffic(&self) -> Value {
+    fn get_traffic(&self) -> Value {
         let head = format!("Host: {}\r\nConnection: close\r\n\r\n", self.page);
-        let answer = exchange(self.page, &format!("GET /api/traffic HTTP/1.1\r\n{head}"));
+        let answer = exchange_bytes(self.page, &format!("GET /api/traffic HTTP/1.1\r\n{head}"));
         serde_json::from_slice(&answer.expect("the page answers").body).expect("JSON")
     }
 
-    fn text(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let output = self.mesh.leno(arguments);
+    fn run_leno(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output = self.mesh.run_leno(arguments);
         let text = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Returns the number of requests that a sidecar counted in all series with these labels.
-    fn counted(&self, workload: &str, labels: &[String]) -> f64 {
-        let page = AdminPage::of(&self.mesh.ask("proxies"), workload).expect("a sidecar");
+    fn counted_requests(&self, workload: &str, labels: &[String]) -> f64 {
+        let page =
+            AdminPage::for_workload(&self.mesh.get_json("proxies"), workload).expect("a sidecar");
         let text = get_page(page.address, "/metrics").expect("the admin page answers").body;
         let text = String::from_utf8(text).expect("text");
         let lines = text.lines().filter(|line| line.starts_with("leno_requests_total{"));
@@ -217,7 +229,7 @@ impl Shop {
 }
 
 /// Sends a request as a client of this protocol does.
-fn send(listener: u16, protocol: &str, path: &str) {
+fn send_request(listener: u16, protocol: &str, path: &str) {
     let mut curl = Command::new("curl");
     curl.args(["-s", "-o", "/dev/null", "--max-time", "20"]);
     match protocol {
@@ -235,22 +247,22 @@ fn send(listener: u16, protocol: &str, path: &str) {
     curl.arg(url).status().expect("curl runs");
 }
 
-fn check(mode: &str, cases: &[Case]) {
-    let shop = Shop::open(mode, cases);
+fn check_cases(mode: &str, cases: &[Case]) {
+    let shop = Shop::start_shop(mode, cases);
     let mut held = Vec::new();
     for (case, listener) in cases.iter().zip(&shop.listeners) {
         if case.held {
-            held.push(hold(*listener, case.reason));
+            held.push(hold_permit(*listener, case.reason));
         }
         for _ in 0..REQUESTS {
-            send(*listener, case.protocol, "/");
+            send_request(*listener, case.protocol, "/");
         }
     }
     for case in cases {
-        counts(&shop, case);
+        check_counts(&shop, case);
     }
     for (case, listener) in cases.iter().zip(&shop.listeners) {
-        views(&shop, case, *listener);
+        check_views(&shop, case, *listener);
     }
     for mut child in held {
         drop(child.kill());
@@ -259,13 +271,13 @@ fn check(mode: &str, cases: &[Case]) {
 }
 
 /// Starts a request that holds the only concurrency permit.
-fn hold(listener: u16, reason: &str) -> Child {
+fn hold_permit(listener: u16, reason: &str) -> Child {
     let url = format!("http://{}:{listener}/hold", Ipv4Addr::LOCALHOST);
     let start = || Command::new("curl").args(["-s", &url]).spawn().expect("curl runs");
     let mut child = start();
     eventually("the place is taken", MAX_WAIT, || {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-        let rejected = get(listener, "/").ok()?.reason() == Some(reason);
+        let rejected = get(listener, "/").ok()?.rejection_reason() == Some(reason);
         if child.try_wait().expect("a child of this test").is_some() {
             // Another request had the permit.
             child = start();
@@ -277,7 +289,7 @@ fn hold(listener: u16, reason: &str) -> Child {
 }
 
 /// Checks the metrics and access logs of both sidecars.
-fn counts(shop: &Shop, case: &Case) {
+fn check_counts(shop: &Shop, case: &Case) {
     let Case { service, reason, .. } = case;
     let labels = |direction: &str| {
         vec![
@@ -288,14 +300,14 @@ fn counts(shop: &Shop, case: &Case) {
     };
     let most = f64::from(REQUESTS - 1);
     eventually(&format!("{service}: the client counts {reason}"), MAX_WAIT, || {
-        (shop.counted("shop/web-1", &labels("outbound")) >= most).then_some(())
+        (shop.counted_requests("shop/web-1", &labels("outbound")) >= most).then_some(())
     });
     let server = format!("shop/{service}-1");
     if case.by == By::Server {
-        let inbound = shop.counted(&server, &labels("inbound"));
+        let inbound = shop.counted_requests(&server, &labels("inbound"));
         assert!(inbound >= most, "{service}: the server counts {inbound}");
     }
-    let printed = shop.mesh.up.printed();
+    let printed = shop.mesh.up.printed_output();
     for direction in ["outbound", "inbound"] {
         let is_line = |line: &&str| {
             line.contains(&format!("\"direction\":\"{direction}\""))
@@ -309,7 +321,7 @@ fn counts(shop: &Shop, case: &Case) {
 }
 
 /// Checks `top`, `status`, `diagnose` and the page.
-fn views(shop: &Shop, case: &Case, listener: u16) {
+fn check_views(shop: &Shop, case: &Case, listener: u16) {
     let Case { service, reason, decided, protocol, .. } = case;
     let name = format!("shop/{service}");
     let by = if case.by == By::Server { "server" } else { "client" };
@@ -328,17 +340,17 @@ fn views(shop: &Shop, case: &Case, listener: u16) {
     // The views cover the last half minute: requests continue meanwhile.
     let shown = |view: &str, look: &dyn Fn() -> Option<()>| {
         eventually(&format!("{view} shows {reason} of {name}"), MAX_WAIT, || {
-            (0..REQUESTS).for_each(|_| send(listener, protocol, "/"));
+            (0..REQUESTS).for_each(|_| send_request(listener, protocol, "/"));
             look()
         });
     };
-    shown("the page", &|| rejected(&shop.traffic()));
+    shown("the page", &|| rejected(&shop.get_traffic()));
     shown("leno top", &|| {
-        let (code, text) = shop.text(&["top", "-o", "json"]);
+        let (code, text) = shop.run_leno(&["top", "-o", "json"]);
         rejected(&serde_json::from_str(&text).ok().filter(|_| code == Some(0))?)
     });
     shown("leno status", &|| {
-        let (code, text) = shop.text(&["status"]);
+        let (code, text) = shop.run_leno(&["status"]);
         let of_service = format!("✗ {name}: the mesh rejects ");
         let line = text.lines().find(|line| line.contains(&of_service))?;
         let is_whole = line.contains(reason) && line.ends_with(decided.as_str());
@@ -346,12 +358,12 @@ fn views(shop: &Shop, case: &Case, listener: u16) {
             .then_some(())
     });
     shown("leno diagnose", &|| {
-        let (code, text) = shop.text(&["diagnose", "shop/web-1", "--to", &name]);
+        let (code, text) = shop.run_leno(&["diagnose", "shop/web-1", "--to", &name]);
         let step = text.lines().find(|line| line.contains("✗ requests"))?;
         (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
     });
     shown("leno diagnose of the client", &|| {
-        let (code, text) = shop.text(&["diagnose", "shop/web-1"]);
+        let (code, text) = shop.run_leno(&["diagnose", "shop/web-1"]);
         let is_step = |line: &&str| line.contains(&format!("✗ requests     {name}: the mesh"));
         let step = text.lines().find(is_step)?;
         (code == Some(1) && step.contains(reason) && step.ends_with(decided.as_str())).then_some(())
@@ -360,23 +372,23 @@ fn views(shop: &Shop, case: &Case, listener: u16) {
 
 #[test]
 fn a_rejection_is_a_failure_with_its_reason_in_every_view() {
-    check("permissive", &permissive());
+    check_cases("permissive", &permissive_cases());
 }
 
 #[test]
 fn a_denial_in_strict_mode_is_a_failure_with_its_reason_in_every_view() {
-    check("strict", &strict());
+    check_cases("strict", &strict_cases());
 }
 
 #[test]
 fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
-    let own = case("own", String::new(), ("denied", ""));
-    let shop = Shop::open("permissive", &[own]);
+    let own = http_case("own", String::new(), ("denied", ""));
+    let shop = Shop::start_shop("permissive", &[own]);
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
         for protocol in ["HTTP", ALONE] {
             (0..REQUESTS)
-                .for_each(|_| send(shop.listeners[0], protocol, &format!("/own/{status}")));
+                .for_each(|_| send_request(shop.listeners[0], protocol, &format!("/own/{status}")));
         }
     }
     for (code, count) in [("4xx", 60.0), ("5xx", 20.0)] {
@@ -386,16 +398,16 @@ fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
                 format!("code=\"{code}\""),
                 "reason=\"\"".to_owned(),
             ];
-            let counted = || (shop.counted(workload, &labels) >= count).then_some(());
+            let counted = || (shop.counted_requests(workload, &labels) >= count).then_some(());
             eventually(&format!("{workload} counts {code}"), MAX_WAIT, counted);
         }
     }
     eventually("the control plane knows of all", MAX_WAIT, || {
-        let traffic = shop.traffic();
+        let traffic = shop.get_traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         (rates["requests"] == 80 && rates["failed"] == 20).then_some(())
     });
-    assert_eq!(shop.traffic()["rejections"].as_array().map(Vec::len), Some(0));
+    assert_eq!(shop.get_traffic()["rejections"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
@@ -410,8 +422,8 @@ fn streams_that_stay_open_have_a_rate() {
 
 /// Checks that connections that begin with these bytes, and stay open, have a rate.
 fn have_a_rate(protocol: &'static str, request: &str) {
-    let long = Case { protocol, ..case("long", String::new(), ("", "")) };
-    let shop = Shop::open("permissive", &[long]);
+    let long = Case { protocol, ..http_case("long", String::new(), ("", "")) };
+    let shop = Shop::start_shop("permissive", &[long]);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {
         let mut open = TcpStream::connect(listener).expect("the sidecar listens");
@@ -420,7 +432,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
     };
     let open: Vec<_> = (0..REQUESTS).map(connect).collect();
     eventually("the control plane knows of all", MAX_WAIT, || {
-        let traffic = shop.traffic();
+        let traffic = shop.get_traffic();
         let rates = traffic["services"].as_array()?.first()?.clone();
         let is_counted = rates["requests"] == REQUESTS && rates["failed"] == 0;
         (is_counted && rates["success"] == 1.0 && rates["per_second"].as_f64()? > 0.0).then_some(())
@@ -433,7 +445,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
     ] {
         eventually(&format!("{view} shows a rate"), MAX_WAIT, || {
             further.borrow_mut().push(connect(0));
-            let (code, text) = shop.text(arguments);
+            let (code, text) = shop.run_leno(arguments);
             let line = text.lines().find(|line| line.starts_with("shop/long"))?;
             let is_rate = |word: &str| word.ends_with("/s") && word != "0/s";
             let has_rate = line.split_whitespace().any(is_rate);
@@ -446,7 +458,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 fn requests_to_no_service_are_a_finding_of_their_client() {
     let listener = free_port();
     let mesh = Mesh::up_with(
-        &(mesh_config("permissive") + &client("web", &[], &[("missing", listener)])),
+        &(mesh_config("permissive") + &client_manifest("web", &[], &[("missing", listener)])),
         &["--report-every", "1s"],
     );
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
@@ -458,9 +470,9 @@ fn requests_to_no_service_are_a_finding_of_their_client() {
     for (command, expected) in views {
         eventually(&format!("{command:?} names the reason"), MAX_WAIT, || {
             for _ in 0..REQUESTS {
-                assert_eq!(get(address, "/").ok()?.reason(), Some("unknown-service"));
+                assert_eq!(get(address, "/").ok()?.rejection_reason(), Some("unknown-service"));
             }
-            let output = mesh.leno(command);
+            let output = mesh.run_leno(command);
             let fails = command == ["top", "--once"] || output.status.code() == Some(1);
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             (fails && text.contains(expected)).then_some(())
@@ -479,24 +491,24 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// A port without a declared protocol, with a policy that requires requests.
 #[test]
 fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
-    let application = Application::echo();
+    let application = Application::start_echo();
     let listener = free_port();
     let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [ratings], deny: [{name: admin, requests: [{path: {value: /admin}}]}]}\n";
-    let manifests = manifest("", application.port(), listener, "permissive");
+    let manifests = ratings_manifests("", application.port(), listener, "permissive");
     let manifests = manifests.replace(", protocol: HTTP", "");
     let mesh = Mesh::up(&format!("{manifests}{policy}"));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let mut early = Connection::open(listener).unwrap();
     for _ in 0..3 {
         let mut check = Connection::open(listener).unwrap();
-        assert!(!check.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+        assert!(!check.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     }
-    assert!(!early.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+    assert!(!early.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     assert_eq!(early.get("/").unwrap().status, 200);
     assert_eq!(early.get("/admin").unwrap().status, 403);
     // The rejection of that request only.
-    let server = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
+    let server = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/ratings-1").unwrap();
     let denied = eventually("the rejection is counted", Duration::from_secs(60), || {
         let metrics = String::from_utf8(get_page(server.address, "/metrics").ok()?.body).unwrap();
         let denied = metrics.lines().filter(|line| {
@@ -509,8 +521,8 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
     // Bytes of another protocol are rejected, and the client gets a reset.
     let mut other = Connection::open(listener).unwrap();
-    assert!(!other.stirs(Duration::from_secs(1)).unwrap(), "it ended");
+    assert!(!other.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     other.send("\0").unwrap();
-    let ended = other.rest().unwrap_err();
+    let ended = other.read_to_end().unwrap_err();
     assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
 }

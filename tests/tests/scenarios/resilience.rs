@@ -9,14 +9,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leno_tests::{
-    Application, Connection, Mesh, Program, children, eventually, free_port, get, leno, manifest,
+    Application, Connection, Mesh, Program, child_processes, eventually, free_port, get,
+    leno_command, ratings_manifests,
 };
 use leno_tests::{is_root, signal_pid};
 use rustix::process::Signal;
 
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-fn loopback(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -28,11 +29,11 @@ struct Piped {
 }
 
 impl Piped {
-    fn up(manifests: &str) -> Self {
+    fn start_mesh(manifests: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("mesh.yaml"), manifests).unwrap();
         let (reader, writer) = pipe().unwrap();
-        let mut command = leno();
+        let mut command = leno_command();
         command.arg("up").arg("-f").arg(directory.path().join("mesh.yaml"));
         command.arg("--data").arg(directory.path().join("data")).args(["--access-log", "json"]);
         let up = command
@@ -52,7 +53,7 @@ impl Piped {
         piped
     }
 
-    fn wait(&mut self) -> std::process::ExitStatus {
+    fn wait_for_exit(&mut self) -> std::process::ExitStatus {
         eventually("leno up ends", MAX_WAIT, || self.up.try_wait().unwrap()).0
     }
 }
@@ -66,23 +67,24 @@ impl Drop for Piped {
 
 #[test]
 fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
-    let (application, listener) = (Application::echo(), free_port());
-    let mut mesh = Piped::up(&manifest("", application.port(), listener, "permissive"));
+    let (application, listener) = (Application::start_echo(), free_port());
+    let mut mesh =
+        Piped::start_mesh(&ratings_manifests("", application.port(), listener, "permissive"));
     let mut connection =
-        eventually("the door", MAX_WAIT, || Connection::open(loopback(listener)).ok()).0;
+        eventually("the door", MAX_WAIT, || Connection::open(loopback_address(listener)).ok()).0;
     // Their access log lines exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
     }
     signal_pid(mesh.up.id(), Signal::TERM);
-    assert!(mesh.wait().success());
+    assert!(mesh.wait_for_exit().success());
 }
 
 #[test]
 fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
-    let (application, listener) = (Application::echo(), free_port());
-    let mut mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
-    let mut connection = Connection::open(loopback(listener)).unwrap();
+    let (application, listener) = (Application::start_echo(), free_port());
+    let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mut connection = Connection::open(loopback_address(listener)).unwrap();
     let sidecar = mesh.sidecar("bookinfo/client-1").pid;
     let signals = [
         Signal::HUP,
@@ -113,20 +115,21 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
     }
     mesh.up.wait_for_line("SIGHUP: reloading the files", MAX_WAIT);
     assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
-    mesh.up.signal(Signal::QUIT);
-    assert!(mesh.up.wait(MAX_WAIT).success());
+    mesh.up.send_signal(Signal::QUIT);
+    assert!(mesh.up.wait_for_exit(MAX_WAIT).success());
 }
 
 /// A power failure, or the CPU time limit: requests complete, and no process is left over.
 #[test]
 fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
     for signal in [Signal::POWER, Signal::XCPU] {
-        let (application, listener) = (Application::echo(), free_port());
-        let mut mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
-        let children: Vec<u32> = children(mesh.up.pid()).iter().map(|child| child.pid).collect();
+        let (application, listener) = (Application::start_echo(), free_port());
+        let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+        let children: Vec<u32> =
+            child_processes(mesh.up.pid()).iter().map(|child| child.pid).collect();
         assert!(!children.is_empty());
         signal_pid(mesh.up.pid(), signal);
-        assert!(mesh.up.wait(MAX_WAIT).success(), "{signal:?}");
+        assert!(mesh.up.wait_for_exit(MAX_WAIT).success(), "{signal:?}");
         for child in children {
             let is_gone = || (!Path::new(&format!("/proc/{child}")).exists()).then_some(());
             eventually("the child is gone", MAX_WAIT, is_gone);
@@ -136,29 +139,31 @@ fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
 
 #[test]
 fn configuration_that_is_away_is_reported_and_deletes_nothing() {
-    let (application, listener) = (Application::echo(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
-    let directory = mesh.file("").parent().unwrap().join("mesh");
+    let (application, listener) = (Application::start_echo(), free_port());
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let directory = mesh.manifest_file("").parent().unwrap().join("mesh");
     let away = directory.with_file_name("away");
     std::fs::rename(&directory, &away).unwrap();
     eventually("a finding", MAX_WAIT, || {
-        let status = mesh.leno(&["status"]);
+        let status = mesh.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         (text.contains(&*directory.to_string_lossy()) && !status.status.success()).then_some(())
     });
-    assert_eq!(get(loopback(listener), "/").unwrap().status, 200);
+    assert_eq!(get(loopback_address(listener), "/").unwrap().status, 200);
     std::fs::rename(&away, &directory).unwrap();
-    eventually("no finding", MAX_WAIT, || mesh.leno(&["status"]).status.success().then_some(()));
+    eventually("no finding", MAX_WAIT, || {
+        mesh.run_leno(&["status"]).status.success().then_some(())
+    });
     mesh.remove("mesh.yaml");
-    eventually("the door closes", MAX_WAIT, || Connection::open(loopback(listener)).err());
+    eventually("the door closes", MAX_WAIT, || Connection::open(loopback_address(listener)).err());
 }
 
 #[test]
 fn a_socket_that_is_removed_is_made_again() {
-    let (application, listener) = (Application::echo(), free_port());
-    let mesh = Mesh::up(&manifest("", application.port(), listener, "permissive"));
-    std::fs::remove_file(mesh.data().join("control.sock")).unwrap();
-    eventually("an answer", MAX_WAIT, || mesh.leno(&["status"]).status.success().then_some(()));
+    let (application, listener) = (Application::start_echo(), free_port());
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    std::fs::remove_file(mesh.data_directory().join("control.sock")).unwrap();
+    eventually("an answer", MAX_WAIT, || mesh.run_leno(&["status"]).status.success().then_some(()));
 }
 
 #[test]
@@ -166,25 +171,27 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
     let manifests = directory.path().join("mesh.yaml");
-    std::fs::write(&manifests, manifest("", free_port(), free_port(), "permissive")).unwrap();
-    let mut command = leno();
+    std::fs::write(&manifests, ratings_manifests("", free_port(), free_port(), "permissive"))
+        .unwrap();
+    let mut command = leno_command();
     command.env("HOME", "").env("XDG_STATE_HOME", "");
     let up = Program::start(
         "leno up",
         command.args(["up", "-f"]).arg(&manifests).arg("--data").arg(&data),
     );
     up.wait_for_line("The mesh is up", MAX_WAIT);
-    let status = leno().args(["get", "workloads", "--data"]).arg(&data).env("HOME", "").output();
+    let status =
+        leno_command().args(["get", "workloads", "--data"]).arg(&data).env("HOME", "").output();
     assert!(status.unwrap().status.success());
 }
 
 /// Returns `leno up --netns` in its own network and mount namespaces.
-fn netns(directory: &Path) -> Command {
+fn netns_command(directory: &Path) -> Command {
     let script = "ip link set lo up && mkdir -p /run/netns /run/leno && mount -t tmpfs tmpfs /run/netns \
                   && mount -t tmpfs tmpfs /run/leno && exec \"$@\"";
     let mut command = Command::new("unshare");
     command.args(["-n", "-m", "sh", "-c", script, "sh", "python3", "-c", KILLED]);
-    command.arg(leno().get_program()).arg(directory);
+    command.arg(leno_command().get_program()).arg(directory);
     command
 }
 
@@ -229,7 +236,7 @@ fn a_killed_mesh_of_namespaces_does_not_keep_the_next_one_from_starting() {
                     metadata: {name: a-1, namespace: shop}\nspec: {serviceAccount: a}\n";
     std::fs::write(directory.path().join("mesh.yaml"), workload).unwrap();
     let began = Instant::now();
-    let output = netns(directory.path()).output().unwrap();
+    let output = netns_command(directory.path()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let context = (text.clone(), String::from_utf8_lossy(&output.stderr).into_owned());
     for line in ["first left []", "second left []", "stopped 0 []"] {

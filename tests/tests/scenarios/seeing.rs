@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Program, eventually, exchange, get, leno, page_script};
+use leno_tests::{
+    ControlPlane, Program, eventually, exchange_bytes, get, leno_command, page_script,
+};
 use serde_json::Value;
 
 /// The demo, kept running with a little traffic.
@@ -15,8 +17,8 @@ struct Demo {
 }
 
 impl Demo {
-    fn serve() -> Self {
-        let mut command = leno();
+    fn start_demo() -> Self {
+        let mut command = leno_command();
         command.args(["demo", "--serve", "--duration", "20s"]);
         let program = Program::start("leno demo", &mut command);
         let line = program.wait_for_line("watch it in a browser: http://", MAX_WAIT);
@@ -27,28 +29,29 @@ impl Demo {
     }
 
     /// Waits until the measurement is over and only a little traffic is left.
-    fn calm(&mut self) {
+    fn wait_until_measured(&mut self) {
         let line = self.program.wait_for_line("leno top --data ", MAX_WAIT);
         let (_, data) = line.split_once("--data ").unwrap();
         self.data = PathBuf::from(data.trim());
     }
 
-    fn ask(&self, path: &str) -> Value {
+    fn get_api(&self, path: &str) -> Value {
         let head = format!("Host: {}\r\nConnection: close\r\n\r\n", self.page);
-        let answer = exchange(self.page, &format!("GET /api{path} HTTP/1.1\r\n{head}")).unwrap();
+        let answer =
+            exchange_bytes(self.page, &format!("GET /api{path} HTTP/1.1\r\n{head}")).unwrap();
         assert_eq!(answer.status, 200, "{path}");
         serde_json::from_slice(&answer.body).unwrap()
     }
 
-    fn leno(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let output = leno().args(arguments).arg("--data").arg(&self.data).output().unwrap();
+    fn run_leno(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output = leno_command().args(arguments).arg("--data").arg(&self.data).output().unwrap();
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
     }
 
     /// Returns the rates of a service, once a sidecar has reported them.
-    fn service(&self, name: &str) -> Option<Value> {
-        let traffic = self.ask("/traffic");
+    fn service_rates(&self, name: &str) -> Option<Value> {
+        let traffic = self.get_api("/traffic");
         let services = traffic["services"].as_array()?;
         services.iter().find(|service| service["name"] == name).cloned()
     }
@@ -56,50 +59,50 @@ impl Demo {
 
 #[test]
 fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
-    let mut demo = Demo::serve();
+    let mut demo = Demo::start_demo();
     let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
     eventually("every service of bookinfo has a rate", Duration::from_secs(60), || {
         let has_rate = |name: &&str| {
-            let rates = demo.service(&format!("bookinfo/{name}"))?;
+            let rates = demo.service_rates(&format!("bookinfo/{name}"))?;
             rates["per_second"].as_f64().filter(|rate| *rate > 1.0)
         };
         called.iter().map(has_rate).collect::<Option<Vec<_>>>()
     });
     // The host may be a foreign name.
     assert_eq!(get(demo.page, "/api/traffic").unwrap().status, 421);
-    demo.calm();
-    let (code, said) = demo.leno(&["status"]);
+    demo.wait_until_measured();
+    let (code, said) = demo.run_leno(&["status"]);
     assert_eq!(code, Some(0), "{said}");
     // Rejections of the demo itself are red once reported, until they are no longer recent.
     eventually("nobody is denied any more", Duration::from_secs(90), || {
-        let traffic = demo.ask("/traffic");
+        let traffic = demo.get_api("/traffic");
         let edges = traffic["edges"].as_array()?;
         let denied = edges.iter().find(|edge| edge["from"] == "bookinfo/outsider-1");
         denied?["success"].is_null().then_some(())
     });
     let home = format!("http://{}/", demo.page);
-    browse("tour", &home);
-    browse("silent", &home);
-    let (code, link) = demo.leno(&["tap", "--page"]);
+    run_browser("tour", &home);
+    run_browser("silent", &home);
+    let (code, link) = demo.run_leno(&["tap", "--page"]);
     assert!(code == Some(0) && link.starts_with(&format!("{home}#/live/")), "{link}");
-    browse("live", link.trim());
+    run_browser("live", link.trim());
     let red = |said: &str| -> u32 {
         let (_, number) = said.split_once("red points: ").expect(said);
         number.trim().parse().expect(said)
     };
-    let before = red(&browse("calm", &home));
+    let before = red(&run_browser("calm", &home));
 
     nobody_may_call_details(&demo);
     eventually("details fails", Duration::from_secs(90), || {
-        let rates = demo.service("bookinfo/details")?;
+        let rates = demo.service_rates("bookinfo/details")?;
         rates["success"].as_f64().filter(|success| *success < 0.5)
     });
-    let failing = red(&browse("failing", &home));
+    let failing = red(&run_browser("failing", &home));
     assert!(failing > before + 500, "{before} red points before, {failing} now");
-    let (code, said) = demo.leno(&["status"]);
+    let (code, said) = demo.run_leno(&["status"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("✗ bookinfo/details") && said.contains("leno explain denied"), "{said}");
-    let (code, said) = demo.leno(&["top", "--once", "--sort", "success"]);
+    let (code, said) = demo.run_leno(&["top", "--once", "--sort", "success"]);
     // The pages that depend on it fail as well.
     let mut first = said.lines().skip(1).take(2);
     assert!(code == Some(0) && first.any(|line| line.starts_with("bookinfo/details")), "{said}");
@@ -122,12 +125,12 @@ fn nobody_may_call_details(demo: &Demo) {
 }
 
 fn rules_say_how_often_they_decided(demo: &Demo) {
-    let (_, said) = demo.leno(&["get", "routes", "-o", "wide"]);
+    let (_, said) = demo.run_leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
     assert!(said.contains("MATCHES 1H") && said.contains("0: "), "{said}");
-    let (_, said) = demo.leno(&["get", "policies", "-o", "wide"]);
+    let (_, said) = demo.run_leno(&["get", "policies", "-o", "wide"]);
     assert!(said.lines().any(|line| line.ends_with(|last: char| last.is_ascii_digit())), "{said}");
-    let (_, said) = demo.leno(&["get", "rules"]);
+    let (_, said) = demo.run_leno(&["get", "rules"]);
     let decided = |kind: &str| said.lines().any(|line| line.starts_with(kind));
     assert!(decided("HTTPRoute") && decided("TrafficTarget"), "{said}");
 }
@@ -142,22 +145,22 @@ fn the_page_is_usable_at_once_with_a_thousand_services() {
     };
     let manifests: String = (0..1000).map(service).collect();
     let mut control = ControlPlane::start(&manifests, &["--page", "127.0.0.1:0"]);
-    let page = control.ask("status")["page"].as_str().map(str::to_owned);
-    browse("crowd", &page.expect("it has a page"));
+    let page = control.get_json("status")["page"].as_str().map(str::to_owned);
+    run_browser("crowd", &page.expect("it has a page"));
     assert!(control.program.stop(MAX_WAIT).success());
 }
 
 /// Runs a script of `tests/programs/page` in a real browser and returns its output. The environment variable
 /// `LENO_PICTURES` names a folder for screenshots.
-pub(crate) fn browse(config: &str, url: &str) -> String {
+pub(crate) fn run_browser(config: &str, url: &str) -> String {
     let mut command = page_script(config, url);
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
         command.arg(folder);
     }
     let mut browser = Program::start(&format!("the scenario {config}"), &mut command);
-    let status = browser.wait(4 * MAX_WAIT);
-    assert!(status.success(), "{config}: {status}\n{}", browser.printed());
-    browser.printed()
+    let status = browser.wait_for_exit(4 * MAX_WAIT);
+    assert!(status.success(), "{config}: {status}\n{}", browser.printed_output());
+    browser.printed_output()
 }
 
 /// Far longer than any step here takes.

@@ -22,20 +22,20 @@ metadata: {name: cart, namespace: shop}
 spec: {selector: {app: cart}, ports: [{port: 80, targetPort: http}]}
 ";
 
-fn text(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
 /// Each control plane responds for its own sidecars, and reports that.
 #[test]
 fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
-    let controls = ControlPlane::replicas(2, MANIFESTS, &[]);
+    let controls = ControlPlane::start_replicas(2, MANIFESTS, &[]);
     let [with_both, with_none] = &controls[..] else { panic!("two control planes") };
-    let address = with_both.address().to_string();
+    let address = with_both.listen_address().to_string();
     let _cart = Proxy::join(with_both, "shop/cart-1", &["--control", &address]);
     let _web = Proxy::join(with_both, "shop/web-1", &["--control", &address]);
     let states = |control: &ControlPlane| -> Vec<String> {
-        let workloads = control.ask("workloads");
+        let workloads = control.get_json("workloads");
         let workloads = workloads.as_array().expect("an array").iter();
         workloads.map(|it| it["sidecar"].as_str().expect("a state").to_owned()).collect()
     };
@@ -44,11 +44,12 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         (known == [["connected"; 2], ["elsewhere"; 2]]).then_some(())
     });
     // The complete response, without a note.
-    let whole = with_both.leno(&["get", "connections", "-o", "json"]);
-    assert!(whole.stderr.is_empty(), "{}", text(&whole));
+    let whole = with_both.run_leno(&["get", "connections", "-o", "json"]);
+    assert!(whole.stderr.is_empty(), "{}", output_text(&whole));
     let rows: Vec<Value> = serde_json::from_slice(&whole.stdout).unwrap();
     assert!(rows.len() == 2 && rows.iter().all(|row| row["open"].is_u64()), "{rows:?}");
-    let diagnosed = text(&with_both.leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
+    let diagnosed =
+        output_text(&with_both.run_leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
     assert!(diagnosed.contains("✓ sidecar"), "{diagnosed}");
 
     let scope = format!(
@@ -65,12 +66,16 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         &["diagnose", "shop/web-1", "--to", "shop/cart"],
         &["explain", "request", "--from", "shop/web-1", "--url", "http://cart.shop/"],
     ] {
-        let said = text(&with_none.leno(arguments));
+        let said = output_text(&with_none.run_leno(arguments));
         assert!(said.contains(&scope), "{arguments:?}: {said}");
         assert!(!said.contains("Connection refused"), "{said}");
     }
-    let status = with_none.leno(&["status"]);
-    assert!(!text(&status).contains("without a connected sidecar"), "{}", text(&status));
+    let status = with_none.run_leno(&["status"]);
+    assert!(
+        !output_text(&status).contains("without a connected sidecar"),
+        "{}",
+        output_text(&status)
+    );
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, allowed_tcp, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_http, allowed_tcp, client_manifest, mesh_config, server_of};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 
 /// The services of the mesh, each with one workload that responds with its name.
@@ -30,12 +30,15 @@ struct Shop {
 
 impl Shop {
     /// Starts it; `protocol` is the declared protocol of the services.
-    fn open(protocol: &str) -> Self {
+    fn start_shop(protocol: &str) -> Self {
         let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
         let listeners = [free_port(), free_port()];
         let mut manifests = mesh_config("strict");
-        manifests +=
-            &client("user", &[], &[("stock.shop", listeners[0]), ("stock-v3.shop", listeners[1])]);
+        manifests += &client_manifest(
+            "user",
+            &[],
+            &[("stock.shop", listeners[0]), ("stock-v3.shop", listeners[1])],
+        );
         for (name, application) in SERVICES.iter().zip(&applications) {
             manifests += &server_of(name, (application.port(), protocol), &[]);
             manifests += &match protocol {
@@ -52,52 +55,52 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         let mesh = Mesh::up(&manifests);
         let [root, last] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let shop = Self { mesh, root, last, _applications: applications };
-        shop.turns("stock");
+        shop.wait_for_backend("stock");
         shop
     }
 
     /// Replaces the shares of the root.
-    fn split(&self, backends: &[(&str, u32)]) {
-        self.mesh.write("split.yaml", &split("all", "", backends));
+    fn replace_split(&self, backends: &[(&str, u32)]) {
+        self.mesh.write("split.yaml", &split_manifest("all", "", backends));
     }
 
     /// Returns the backend of one request on a new connection.
-    fn ask(&self, path: &str, tier: &str) -> Option<String> {
+    fn responding_backend(&self, path: &str, tier: &str) -> Option<String> {
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock.shop.svc.cluster.local\r\nx-tier: {tier}\r\n\r\n"
         );
         let mut connection = Connection::open(self.root).ok()?;
         connection.send(head).ok()?;
-        let answer = connection.receive().ok().filter(|answer| answer.status == 200)?;
+        let answer = connection.receive_response().ok().filter(|answer| answer.status == 200)?;
         String::from_utf8(answer.body).ok()
     }
 
     /// Waits until this backend responds.
-    fn turns(&self, who: &str) {
-        let look = || self.ask("/", "").filter(|answered| answered == who);
+    fn wait_for_backend(&self, who: &str) {
+        let look = || self.responding_backend("/", "").filter(|answered| answered == who);
         eventually(&format!("{who} answers"), Duration::from_secs(20), look);
     }
 
     /// Returns the number of responses by backend, for this number of requests on separate connections.
     fn by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
-        counted((0..requests).map(|_| self.ask("/", "").unwrap()))
+        count_names((0..requests).map(|_| self.responding_backend("/", "").unwrap()))
     }
 
     /// Returns the number of responses by backend, on one connection.
     fn by_request(&self, requests: usize) -> BTreeMap<String, u32> {
         let mut connection = Connection::open(self.root).unwrap();
         let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
-        counted(bodies.map(|body| String::from_utf8(body).unwrap()))
+        count_names(bodies.map(|body| String::from_utf8(body).unwrap()))
     }
 }
 
-fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, u32> {
+fn count_names(names: impl Iterator<Item = String>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     names.for_each(|name| *counts.entry(name).or_default() += 1);
     counts
 }
 
-fn split(name: &str, matches: &str, backends: &[(&str, u32)]) -> String {
+fn split_manifest(name: &str, matches: &str, backends: &[(&str, u32)]) -> String {
     let backends = backends.iter();
     let backends: Vec<String> =
         backends.map(|(name, weight)| format!("{{service: {name}, weight: {weight}}}")).collect();
@@ -130,31 +133,31 @@ fn assert_shares(answers: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
 
 #[test]
 fn requests_take_their_shares_and_a_change_is_live() {
-    let shop = Shop::open("HTTP");
+    let shop = Shop::start_shop("HTTP");
     // The root is one of its own backends.
     let backends = [("stock", 1), ("stock-v1", 1), ("stock-v2", 2)];
-    shop.split(&backends);
-    shop.turns("stock-v2");
+    shop.replace_split(&backends);
+    shop.wait_for_backend("stock-v2");
     let answers = shop.by_request(800);
     assert_shares(&answers, &backends);
     // A backend without a share can be called by its own name.
     let direct = Connection::open(shop.last).unwrap().get("/").unwrap();
     assert_eq!(direct.body, b"stock-v3");
     // Then it receives all requests, which shows that the new split is in force.
-    shop.split(&[("stock-v3", 100), ("stock-v2", 0)]);
-    shop.turns("stock-v3");
+    shop.replace_split(&[("stock-v3", 100), ("stock-v2", 0)]);
+    shop.wait_for_backend("stock-v3");
     let answers = shop.by_request(200);
     assert_shares(&answers, &[("stock-v3", 1)]);
     shop.mesh.remove("split.yaml");
-    shop.turns("stock");
+    shop.wait_for_backend("stock");
 }
 
 #[test]
 fn requests_that_a_group_describes_are_split_alone() {
-    let shop = Shop::open("HTTP");
+    let shop = Shop::start_shop("HTTP");
     let matches = "matches: [{kind: HTTPRouteGroup, name: gold}], ";
-    shop.mesh.write("gold.yaml", &split("gold", matches, &[("stock-v2", 1)]));
-    let gold = || shop.ask("/gold/1", "gold").filter(|who| who == "stock-v2");
+    shop.mesh.write("gold.yaml", &split_manifest("gold", matches, &[("stock-v2", 1)]));
+    let gold = || shop.responding_backend("/gold/1", "gold").filter(|who| who == "stock-v2");
     eventually("gold is split", Duration::from_secs(20), gold);
     for (path, tier, who) in [
         ("/gold/1", "platinum", "stock-v2"),
@@ -163,25 +166,25 @@ fn requests_that_a_group_describes_are_split_alone() {
         ("/gold", "gold", "stock"),
         ("/", "gold", "stock"),
     ] {
-        assert_eq!(shop.ask(path, tier).as_deref(), Some(who), "{path} {tier}");
+        assert_eq!(shop.responding_backend(path, tier).as_deref(), Some(who), "{path} {tier}");
     }
     // The others have their own split.
-    shop.split(&[("stock-v1", 1)]);
-    shop.turns("stock-v1");
-    assert_eq!(shop.ask("/gold/1", "gold").as_deref(), Some("stock-v2"));
+    shop.replace_split(&[("stock-v1", 1)]);
+    shop.wait_for_backend("stock-v1");
+    assert_eq!(shop.responding_backend("/gold/1", "gold").as_deref(), Some("stock-v2"));
 }
 
 #[test]
 fn connections_take_their_shares() {
-    let shop = Shop::open("TCP");
+    let shop = Shop::start_shop("TCP");
     let backends = [("stock-v1", 3), ("stock-v2", 1)];
-    shop.split(&backends);
-    shop.turns("stock-v2");
+    shop.replace_split(&backends);
+    shop.wait_for_backend("stock-v2");
     let answers = shop.by_connection(400);
     assert_shares(&answers, &backends);
     // A Gateway API route takes precedence over the split.
     shop.mesh.write("route.yaml", TCP_ROUTE);
-    shop.turns("stock-v3");
+    shop.wait_for_backend("stock-v3");
     let answers = shop.by_connection(400);
     assert_shares(&answers, &[("stock-v3", 1), ("stock-v1", 1)]);
     // A connection stays with its backend.

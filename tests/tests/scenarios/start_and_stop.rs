@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Load, Mesh, Program, eventually, exchange, free_port, get, leno, manifest,
+    AdminPage, Load, Mesh, Program, eventually, exchange_bytes, free_port, get, leno_command,
+    ratings_manifests,
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
@@ -55,7 +56,7 @@ http.server.ThreadingHTTPServer(('127.0.0.1',int(sys.argv[1])),H).serve_forever(
 
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-fn at(port: u16) -> SocketAddr {
+fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
@@ -68,22 +69,23 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
     let version = |version: &str| {
         let words = ["python3", "-c", VERSIONED, &port.to_string(), version];
         let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
-        manifest(&serde_json::json!(words).to_string(), port, listener, "permissive")
+        ratings_manifests(&serde_json::json!(words).to_string(), port, listener, "permissive")
     };
     let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
-    let ask = |path: &'static str| thread::spawn(move || get(at(listener), path).unwrap());
+    let ask =
+        |path: &'static str| thread::spawn(move || get(loopback_address(listener), path).unwrap());
     assert_eq!(ask("/").join().unwrap().body, b"v1");
     // Over the sidecar's pooled connections to the application: no request may be lost.
-    let load = Load::paced("POST", at(listener), 2, Duration::from_millis(5));
+    let load = Load::start_paced("POST", loopback_address(listener), 2, Duration::from_millis(5));
     load.wait_for(20);
     let slow = ask("/slow");
     mesh.up.wait_for_line("got /slow.", MAX_WAIT);
     mesh.write("mesh.yaml", &version("v2"));
     mesh.up.wait_for_line("its requests in progress are completed first", MAX_WAIT);
     // The sidecar holds new requests from now on.
-    let sidecar = AdminPage::of(&mesh.ask("proxies"), "bookinfo/ratings-1").unwrap();
+    let sidecar = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/ratings-1").unwrap();
     eventually("no port of the application is open", MAX_WAIT, || {
-        sidecar.world()["application"].as_object()?.is_empty().then_some(())
+        sidecar.full_configuration()["application"].as_object()?.is_empty().then_some(())
     });
     let next = ask("/next");
     std::fs::write(&file, "").unwrap();
@@ -91,45 +93,46 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
     assert_eq!((slow.status, slow.body), (200, b"v1".to_vec()));
     assert_eq!((next.status, next.body), (200, b"v2".to_vec()));
     load.wait_for(20);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 }
 
-fn python(script: &str, port: u16) -> String {
+fn python_command(script: &str, port: u16) -> String {
     serde_json::json!(["python3", "-c", script, port.to_string()]).to_string()
 }
 
 #[test]
 fn requests_in_progress_complete_before_applications_stop() {
     let (port, listener) = (free_port(), free_port());
-    let mut mesh = Mesh::up(&manifest(&python(SLOW, port), port, listener, "permissive"));
+    let mut mesh =
+        Mesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "permissive"));
     let clients: Vec<_> = (0..20)
-        .map(|number| thread::spawn(move || get(at(listener), &format!("/{number}"))))
+        .map(|number| thread::spawn(move || get(loopback_address(listener), &format!("/{number}"))))
         .collect();
     for number in 0..20 {
         mesh.up.wait_for_line(&format!("got /{number}."), Duration::from_secs(60));
     }
-    mesh.up.signal(Signal::INT);
+    mesh.up.send_signal(Signal::INT);
     for client in clients {
         let response = client.join().unwrap().unwrap();
-        assert_eq!(response.status, 200, "{:?}", response.reason());
+        assert_eq!(response.status, 200, "{:?}", response.rejection_reason());
         assert_eq!(response.body, b"done");
     }
-    assert!(mesh.up.wait(Duration::from_secs(60)).success());
+    assert!(mesh.up.wait_for_exit(Duration::from_secs(60)).success());
 }
 
 #[test]
 fn the_first_request_waits_until_the_application_is_ready() {
     let (port, listener) = (free_port(), free_port());
-    let plain = manifest(&python(LATE, port), port, listener, "permissive");
+    let plain = ratings_manifests(&python_command(LATE, port), port, listener, "permissive");
     let checked = plain.replace(
         "\n  run:",
         &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
     );
     for (manifests, status) in [(&plain, 503), (&checked, 200)] {
         let mut mesh = Mesh::up(manifests);
-        let response = get(at(listener), "/").unwrap();
+        let response = get(loopback_address(listener), "/").unwrap();
         // Without a readiness check the application responds as soon as it listens: with its own 503.
-        assert_eq!((response.status, response.reason()), (status, None));
+        assert_eq!((response.status, response.rejection_reason()), (status, None));
         assert!(mesh.up.stop(Duration::from_secs(60)).success());
     }
 }
@@ -142,7 +145,7 @@ fn an_application_runs_in_its_directory_as_its_user() {
     let own = rustix::process::getuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let command = serde_json::json!(["python3", "-c", script]).to_string();
-    let manifests = manifest(&command, port, listener, "permissive");
+    let manifests = ratings_manifests(&command, port, listener, "permissive");
     std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let path = directory.path().display();
@@ -155,8 +158,8 @@ fn an_application_runs_in_its_directory_as_its_user() {
     }
 }
 
-fn up(folder: &Path) -> Program {
-    let mut command = leno();
+fn start_mesh(folder: &Path) -> Program {
+    let mut command = leno_command();
     command
         .arg("up")
         .arg("-f")
@@ -168,8 +171,8 @@ fn up(folder: &Path) -> Program {
     up
 }
 
-fn ask(folder: &Path, topic: &str) -> Value {
-    let mut command = leno();
+fn get_json(folder: &Path, topic: &str) -> Value {
+    let mut command = leno_command();
     let output =
         command.args(["get", topic, "-o", "json", "--data"]).arg(folder.join("data")).output();
     serde_json::from_slice(&output.unwrap().stdout).unwrap()
@@ -183,35 +186,40 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     let script =
         format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
     let command = serde_json::json!(["sh", "-c", script]).to_string();
-    let mut mesh = Mesh::up(&manifest(&command, port, listener, "permissive"));
+    let mut mesh = Mesh::up(&ratings_manifests(&command, port, listener, "permissive"));
     for port in [port, other] {
-        eventually("the server answers", Duration::from_secs(60), || get(at(port), "/").ok());
+        eventually("the server answers", Duration::from_secs(60), || {
+            get(loopback_address(port), "/").ok()
+        });
     }
-    mesh.up.signal(Signal::INT);
+    mesh.up.send_signal(Signal::INT);
     mesh.up.wait_for_line("a second signal stops immediately", Duration::from_secs(60));
-    mesh.up.signal(Signal::INT);
-    assert!(mesh.up.wait(Duration::from_secs(60)).success());
+    mesh.up.send_signal(Signal::INT);
+    assert!(mesh.up.wait_for_exit(Duration::from_secs(60)).success());
     for port in [port, other] {
-        assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the server has ended");
+        assert!(
+            std::net::TcpListener::bind(loopback_address(port)).is_ok(),
+            "the server has ended"
+        );
     }
 }
 
 #[test]
 fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = manifest("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let addresses = || {
-        let workloads = ask(folder.path(), "workloads");
+        let workloads = get_json(folder.path(), "workloads");
         let all = workloads.as_array().unwrap().iter();
         all.map(|it| it["admin"].as_str().unwrap().to_owned()).collect::<Vec<String>>()
     };
-    let page = || ask(folder.path(), "status")["page"].as_str().unwrap().to_owned();
-    let mut first = up(folder.path());
+    let page = || get_json(folder.path(), "status")["page"].as_str().unwrap().to_owned();
+    let mut first = start_mesh(folder.path());
     let (before, page_before) = (addresses(), page());
     assert_eq!(before.len(), 2);
     assert!(first.stop(Duration::from_secs(60)).success());
-    let mut second = up(folder.path());
+    let mut second = start_mesh(folder.path());
     assert_eq!((addresses(), page()), (before.clone(), page_before.clone()));
     let discovered = || {
         let address: SocketAddr =
@@ -219,8 +227,8 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
         let request = format!(
             "GET /prometheus/targets HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
         );
-        let response = exchange(address, &request).unwrap();
-        assert_eq!(response.header("content-type"), Some("application/json"));
+        let response = exchange_bytes(address, &request).unwrap();
+        assert_eq!(response.first_header("content-type"), Some("application/json"));
         let groups: Value = serde_json::from_slice(&response.body).unwrap();
         let groups = groups.as_array().unwrap().iter();
         groups.map(|group| group["targets"][0].as_str().unwrap().to_owned()).collect::<Vec<_>>()
@@ -228,20 +236,20 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     for target in discovered() {
         let request =
             format!("GET /metrics HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n");
-        let response = exchange(target.parse().unwrap(), &request).unwrap();
+        let response = exchange_bytes(target.parse().unwrap(), &request).unwrap();
         assert_eq!(response.status, 200, "{target}");
     }
     assert_eq!(discovered().len(), 2);
     assert!(second.stop(Duration::from_secs(60)).success());
     // An address that is in use meanwhile is replaced, and the log reports it.
     let taken = std::net::TcpListener::bind(&before[0]).unwrap();
-    let third = up(folder.path());
+    let third = start_mesh(folder.path());
     third.wait_for_line(
         "the admin page's address of the last run is not available",
         Duration::from_secs(60),
     );
     eventually("both sidecars are connected", Duration::from_secs(30), || {
-        let workloads = ask(folder.path(), "workloads");
+        let workloads = get_json(folder.path(), "workloads");
         workloads.as_array()?.iter().all(|it| it["admin"].is_string()).then_some(())
     });
     assert!(!addresses().contains(&before[0]));
@@ -252,11 +260,11 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
 #[test]
 fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = manifest("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
-    let mut first = up(folder.path());
+    let mut first = start_mesh(folder.path());
     let pid = || {
-        let proxies = ask(folder.path(), "proxies");
+        let proxies = get_json(folder.path(), "proxies");
         let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
         client?["pid"].as_u64()
     };
@@ -267,7 +275,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     let data = folder.path().join("data");
     let (token, state) = (folder.path().join("token"), folder.path().join("state"));
     let take = || {
-        let output = leno()
+        let output = leno_command()
             .args(["token", "bookinfo/client-1", "--out"])
             .arg(&token)
             .arg("--data")
@@ -275,7 +283,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let mut command = leno();
+        let mut command = leno_command();
         command.args(["proxy", "--workload", "bookinfo/client-1", "--token-file"]).arg(&token);
         let other = Program::start("leno proxy", command.arg("--state").arg(&state));
         until("the other one is connected", &|pid| pid == u64::from(other.pid()));
@@ -283,7 +291,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     };
     let mut other = take();
     eventually("status names the rejected one", Duration::from_secs(60), || {
-        let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
+        let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let named = text.contains("bookinfo/client-1: a joining sidecar is rejected");
         (named && text.contains("stop the one that `leno up` does not run")).then_some(())
@@ -296,7 +304,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     let mut other = take();
     other.stop(Duration::from_secs(60));
     assert!(first.stop(Duration::from_secs(60)).success());
-    let _second = up(folder.path());
+    let _second = start_mesh(folder.path());
     until("the own one is back", &|_| true);
 }
 
@@ -311,19 +319,19 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     let folder = tempfile::tempdir().unwrap();
     let (port, listener) = (free_port(), free_port());
     let command = in_shell(port);
-    let manifests = manifest(&command, port, listener, "permissive");
+    let manifests = ratings_manifests(&command, port, listener, "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let answers = || {
         eventually("the application answers", Duration::from_secs(60), || {
-            get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+            get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
         });
     };
     let kill = |mut mesh: Program| {
-        mesh.signal(Signal::KILL);
-        mesh.wait(Duration::from_secs(60));
-        assert!(std::net::TcpListener::bind(at(port)).is_err(), "the server goes on");
+        mesh.send_signal(Signal::KILL);
+        mesh.wait_for_exit(Duration::from_secs(60));
+        assert!(std::net::TcpListener::bind(loopback_address(port)).is_err(), "the server goes on");
     };
-    let first = up(folder.path());
+    let first = start_mesh(folder.path());
     answers();
     // The record of the application is written again after the removal of the data directory.
     let data = folder.path().join("data");
@@ -334,12 +342,12 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
         data.join("applications/bookinfo/ratings-1").exists().then_some(())
     });
     kill(first);
-    let second = up(folder.path());
+    let second = start_mesh(folder.path());
     second.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
     answers();
     // The applications of a running mesh are kept.
     let clean = || {
-        let output = leno()
+        let output = leno_command()
             .args(["up", "--clean", "--data"])
             .arg(folder.path().join("data"))
             .output()
@@ -352,7 +360,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     kill(second);
     let text = clean();
     assert!(text.contains("ended python3"), "{text}");
-    assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
+    assert!(std::net::TcpListener::bind(loopback_address(port)).is_ok(), "the port is free");
 }
 
 /// Its process group differs from that of the application, and its environment is unchanged.
@@ -364,31 +372,31 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     let command = serde_json::json!(["sh", "-c", script]).to_string();
     std::fs::write(
         folder.path().join("mesh.yaml"),
-        manifest(&command, port, listener, "permissive"),
+        ratings_manifests(&command, port, listener, "permissive"),
     )
     .unwrap();
     let answers = || {
         eventually("the application answers", Duration::from_secs(60), || {
-            get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+            get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
         });
     };
-    let is_free = || std::net::TcpListener::bind(at(port)).is_ok();
-    let mut first = up(folder.path());
+    let is_free = || std::net::TcpListener::bind(loopback_address(port)).is_ok();
+    let mut first = start_mesh(folder.path());
     answers();
-    first.signal(Signal::INT);
-    first.wait(Duration::from_secs(60));
+    first.send_signal(Signal::INT);
+    first.wait_for_exit(Duration::from_secs(60));
     assert!(is_free(), "Ctrl-C ends it");
-    let mut second = up(folder.path());
+    let mut second = start_mesh(folder.path());
     answers();
-    second.signal(Signal::KILL);
-    second.wait(Duration::from_secs(60));
+    second.send_signal(Signal::KILL);
+    second.wait_for_exit(Duration::from_secs(60));
     assert!(!is_free(), "it goes on");
-    let mut third = up(folder.path());
+    let mut third = start_mesh(folder.path());
     third.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
     answers();
-    third.signal(Signal::KILL);
-    third.wait(Duration::from_secs(60));
-    let mut clean = leno();
+    third.send_signal(Signal::KILL);
+    third.wait_for_exit(Duration::from_secs(60));
+    let mut clean = leno_command();
     clean.args(["up", "--clean", "--data"]).arg(folder.path().join("data"));
     let text = String::from_utf8(clean.output().unwrap().stdout).unwrap();
     assert!(text.contains("ended python3") && is_free(), "{text}");
@@ -411,17 +419,21 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
     for first in ["stay", "end"] {
         let (port, listener) = (free_port(), free_port());
         let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
-        let mut mesh = Mesh::up(&manifest(&command.to_string(), port, listener, "permissive"));
+        let mut mesh =
+            Mesh::up(&ratings_manifests(&command.to_string(), port, listener, "permissive"));
         if first == "stay" {
             eventually("the daemon answers", MAX_WAIT, || {
-                get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+                get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
             });
         } else {
             mesh.up.wait_for_line("the application ended; it is started again", MAX_WAIT);
         }
-        mesh.up.signal(Signal::INT);
-        assert!(mesh.up.wait(MAX_WAIT).success());
-        assert!(std::net::TcpListener::bind(at(port)).is_ok(), "{first}: the daemon has ended");
+        mesh.up.send_signal(Signal::INT);
+        assert!(mesh.up.wait_for_exit(MAX_WAIT).success());
+        assert!(
+            std::net::TcpListener::bind(loopback_address(port)).is_ok(),
+            "{first}: the daemon has ended"
+        );
     }
 }
 
@@ -433,17 +445,17 @@ fn two_cleanings_at_once_both_succeed() {
     let command = in_shell(port);
     std::fs::write(
         folder.path().join("mesh.yaml"),
-        manifest(&command, port, listener, "permissive"),
+        ratings_manifests(&command, port, listener, "permissive"),
     )
     .unwrap();
-    let mut killed = up(folder.path());
+    let mut killed = start_mesh(folder.path());
     eventually("the application answers", Duration::from_secs(60), || {
-        get(at(listener), "/").ok().filter(|it| it.status == 200).map(drop)
+        get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
     });
-    killed.signal(Signal::KILL);
-    killed.wait(Duration::from_secs(60));
+    killed.send_signal(Signal::KILL);
+    killed.wait_for_exit(Duration::from_secs(60));
     let clean = || {
-        let mut command = leno();
+        let mut command = leno_command();
         command.args(["up", "--clean", "--data"]).arg(folder.path().join("data"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
@@ -454,22 +466,22 @@ fn two_cleanings_at_once_both_succeed() {
         String::from_utf8_lossy(&output.stdout).matches("ended python3").count()
     };
     assert_eq!([clean(), clean()].map(ended).iter().sum::<usize>(), 1);
-    assert!(std::net::TcpListener::bind(at(port)).is_ok(), "the port is free");
+    assert!(std::net::TcpListener::bind(loopback_address(port)).is_ok(), "the port is free");
 }
 
 /// Directories that are removed under a running mesh.
 #[test]
 fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = manifest("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
-    let mut first = up(folder.path());
+    let mut first = start_mesh(folder.path());
     let data = folder.path().join("data");
     let root = std::fs::read(data.join("authority/ca.pem")).unwrap();
     // The control plane checks its authority every second.
     let read = || std::fs::read(data.join("authority/ca.pem")).ok().filter(|it| *it == root);
     let sidecar = || {
-        let proxies = ask(folder.path(), "proxies");
+        let proxies = get_json(folder.path(), "proxies");
         let client = proxies.as_array()?.iter().find(|it| it["workload"] == "bookinfo/client-1");
         u32::try_from(client?["pid"].as_u64()?).ok()
     };
@@ -488,19 +500,20 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     });
     // Issuing its token recreated the directory.
     std::fs::remove_dir_all(data.join("tokens")).unwrap();
-    let output = leno().args(["token", "bookinfo/client-1", "--data"]).arg(&data).output().unwrap();
+    let output =
+        leno_command().args(["token", "bookinfo/client-1", "--data"]).arg(&data).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // One missing file is not a removal: `leno root` may be running.
     std::fs::remove_file(data.join("authority/ca.pem")).unwrap();
     eventually("status names the authority", Duration::from_secs(60), || {
-        let output = leno().args(["status", "--data"]).arg(&data).output().unwrap();
+        let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let named = text.contains("the files of the authority cannot be used");
         (named && output.status.code() == Some(1)).then_some(())
     });
     std::fs::write(data.join("authority/ca.pem"), &root).unwrap();
     assert!(first.stop(Duration::from_secs(60)).success());
-    let _second = up(folder.path());
+    let _second = start_mesh(folder.path());
     assert!(read().is_some());
 }
 
@@ -508,10 +521,10 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
 #[test]
 fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = manifest("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
-    let mesh = up(folder.path());
+    let mesh = start_mesh(folder.path());
     let [data, other] = ["data", "other"].map(|name| folder.path().join(name));
     std::fs::create_dir(&other).unwrap();
     let (problem, hint) = match leno_tests::is_root() {

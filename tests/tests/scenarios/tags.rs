@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config};
-use leno_tests::{Answer, Application, Mesh, Response, eventually, exchange, free_port};
+use leno_tests::manifests::{client_manifest, mesh_config};
+use leno_tests::{Answer, Application, Mesh, Response, eventually, exchange_bytes, free_port};
 
-use crate::faults::sidecar;
+use crate::faults::connected_sidecar;
 
 const RULES: &str = "---
 apiVersion: v1
@@ -44,15 +44,15 @@ spec:
 ";
 
 /// Returns an application that responds with its version and the lane of the request.
-fn version(version: &'static str) -> Application {
+fn start_version(version: &'static str) -> Application {
     Application::start(move |request| {
-        let lane = request.header("x-lane").unwrap_or("none");
+        let lane = request.first_header("x-lane").unwrap_or("none");
         Answer::ok(format!("version {version}, lane {lane}"))
     })
 }
 
 /// Returns the workload of a version, with a version label except for version 3.
-fn workload(version: &str, port: u16) -> String {
+fn workload_manifest(version: &str, port: u16) -> String {
     let mut labels = "app: orders".to_owned();
     if version != "3" {
         write!(labels, ", version: \"{version}\"").unwrap();
@@ -74,38 +74,38 @@ struct Shop {
 }
 
 impl Shop {
-    fn open() -> Self {
-        let applications = ["1", "2", "3"].map(version);
+    fn start_shop() -> Self {
+        let applications = ["1", "2", "3"].map(start_version);
         let listener = free_port();
         let mut manifests = mesh_config("permissive");
         manifests += RULES;
-        manifests += &client("web", &[], &[("orders", listener)]);
+        manifests += &client_manifest("web", &[], &[("orders", listener)]);
         for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
-            manifests += &workload(version, application.port());
+            manifests += &workload_manifest(version, application.port());
         }
         let mesh = Mesh::up(&manifests);
-        mesh.write("canary.yaml", &workload("2", applications[1].port()));
+        mesh.write("canary.yaml", &workload_manifest("2", applications[1].port()));
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
         Self { mesh, listener, applications: applications.into() }
     }
 
-    fn ask(&self, header: &str) -> Option<Response> {
+    fn send_request(&self, header: &str) -> Option<Response> {
         let request =
             format!("GET / HTTP/1.1\r\nhost: orders\r\n{header}connection: close\r\n\r\n");
-        exchange(self.listener, &request).ok()
+        exchange_bytes(self.listener, &request).ok()
     }
 
     /// Waits until a request gets this body.
-    fn turns(&self, header: &str, body: &str) {
+    fn wait_for_body(&self, header: &str, body: &str) {
         let is = |answer: &Response| answer.status == 200 && answer.body == body.as_bytes();
         let what = format!("{header:?} is answered {body:?}");
-        eventually(&what, Duration::from_secs(20), || self.ask(header).filter(is));
+        eventually(&what, Duration::from_secs(20), || self.send_request(header).filter(is));
     }
 
     /// Asserts that a hundred requests get this body.
-    fn always(&self, header: &str, body: &str) {
+    fn assert_always(&self, header: &str, body: &str) {
         for _ in 0..100 {
-            let answer = self.ask(header).unwrap();
+            let answer = self.send_request(header).unwrap();
             assert_eq!(String::from_utf8_lossy(&answer.body), body, "{header:?}");
         }
     }
@@ -113,21 +113,21 @@ impl Shop {
 
 #[test]
 fn requests_reach_the_tagged_instances_and_the_fallback_when_they_are_gone() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     let (gold, beta) = ("x-user-tier: gold\r\n", "cookie: a=b; beta=yes\r\n");
-    shop.turns(gold, "version 2, lane gray");
-    shop.turns("", "version 3, lane none");
-    shop.always(gold, "version 2, lane gray");
-    shop.always(beta, "version 2, lane none");
+    shop.wait_for_body(gold, "version 2, lane gray");
+    shop.wait_for_body("", "version 3, lane none");
+    shop.assert_always(gold, "version 2, lane gray");
+    shop.assert_always(beta, "version 2, lane none");
     // Only the untagged instance receives requests that match no rule.
-    shop.always("", "version 3, lane none");
+    shop.assert_always("", "version 3, lane none");
     // A lane header set by the client is kept.
-    shop.always("x-user-tier: gold\r\nx-lane: blue\r\n", "version 2, lane blue");
+    shop.assert_always("x-user-tier: gold\r\nx-lane: blue\r\n", "version 2, lane blue");
     shop.mesh.remove("canary.yaml");
-    shop.turns(gold, "version 1, lane gray");
-    shop.always(gold, "version 1, lane gray");
-    let refused = |answer: &Response| answer.reason() == Some("no-tagged-endpoint");
-    let look = || shop.ask(beta).filter(refused);
+    shop.wait_for_body(gold, "version 1, lane gray");
+    shop.assert_always(gold, "version 1, lane gray");
+    let refused = |answer: &Response| answer.rejection_reason() == Some("no-tagged-endpoint");
+    let look = || shop.send_request(beta).filter(refused);
     let (answer, _) = eventually("nobody is left for beta", Duration::from_secs(20), look);
     assert_eq!(answer.status, 503);
 }
@@ -154,7 +154,7 @@ spec:
 
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
 /// a new connection.
-fn near(is_sick: &Arc<AtomicBool>) -> Application {
+fn start_near(is_sick: &Arc<AtomicBool>) -> Application {
     let output = Arc::clone(is_sick);
     Application::start(move |_| {
         let head = match output.load(Ordering::SeqCst) {
@@ -172,8 +172,8 @@ fn two_zones(near: Vec<Application>) -> Shop {
     let far = Application::start(|_| Answer::ok("far"));
     let listener = free_port();
     let mut manifests = mesh_config("permissive") + ZONES;
-    manifests +=
-        &client("web", &[], &[("orders", listener)]).replace("app: web", "app: web, zone: a");
+    manifests += &client_manifest("web", &[], &[("orders", listener)])
+        .replace("app: web", "app: web, zone: a");
     let zones = near.iter().map(|near| ("a", near)).chain([("b", &far)]);
     for (number, (zone, application)) in zones.enumerate() {
         let port = application.port();
@@ -196,32 +196,35 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
 #[test]
 fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
     let is_sick = Arc::new(AtomicBool::new(false));
-    let mut shop = two_zones(vec![near(&is_sick)]);
-    shop.turns("", "near");
-    shop.always("", "near");
+    let mut shop = two_zones(vec![start_near(&is_sick)]);
+    shop.wait_for_body("", "near");
+    shop.assert_always("", "near");
     is_sick.store(true, Ordering::SeqCst);
-    shop.turns("", "far");
-    assert!(sidecar(&shop.mesh, "shop/web-1").metric("leno_preferences_yielded_total") >= 1.0);
+    shop.wait_for_body("", "far");
+    assert!(
+        connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_preferences_yielded_total")
+            >= 1.0
+    );
     is_sick.store(false, Ordering::SeqCst);
-    shop.turns("", "near");
-    shop.always("", "near");
+    shop.wait_for_body("", "near");
+    shop.assert_always("", "near");
     // An unreachable endpoint costs no request: the next attempt uses another one.
     drop(shop.applications.remove(0));
-    shop.always("", "far");
+    shop.assert_always("", "far");
 }
 
 #[test]
 fn a_zone_of_which_one_stays_for_the_bounds_alone_yields_as_well() {
     let is_sick = Arc::new(AtomicBool::new(false));
     // Half of three is one: the other unhealthy instance is not ejected.
-    let shop = two_zones(vec![near(&is_sick), near(&is_sick)]);
-    shop.turns("", "near");
-    shop.always("", "near");
+    let shop = two_zones(vec![start_near(&is_sick), start_near(&is_sick)]);
+    shop.wait_for_body("", "near");
+    shop.assert_always("", "near");
     is_sick.store(true, Ordering::SeqCst);
-    shop.turns("", "far");
+    shop.wait_for_body("", "far");
     is_sick.store(false, Ordering::SeqCst);
     let is_near = |answer: Response| answer.status == 200 && answer.body == b"near";
     eventually("its zone takes all requests again", Duration::from_secs(20), || {
-        (0..20).all(|_| shop.ask("").is_some_and(is_near)).then_some(())
+        (0..20).all(|_| shop.send_request("").is_some_and(is_near)).then_some(())
     });
 }

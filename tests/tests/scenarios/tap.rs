@@ -5,8 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, Program, eventually, exchange, free_port, leno};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::{
+    Answer, Application, Mesh, Program, eventually, exchange_bytes, free_port, leno_command,
+};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -18,59 +20,62 @@ struct Shop {
 }
 
 impl Shop {
-    fn open() -> Self {
-        let stock = Application::start(|request| match request.what().1.starts_with("/broken") {
-            true => Answer::Bytes(
-                b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
-            ),
-            false => Answer::ok("ok"),
+    fn start_shop() -> Self {
+        let stock = Application::start(|request| {
+            match request.method_and_target().1.starts_with("/broken") {
+                true => Answer::Bytes(
+                    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
+                ),
+                false => Answer::ok("ok"),
+            }
         });
         let listener = free_port();
         let manifests = [
             mesh_config("permissive"),
-            server("stock", stock.port(), &[]),
-            client("web", &[], &[("stock", listener)]),
+            server_manifest("stock", stock.port(), &[]),
+            client_manifest("web", &[], &[("stock", listener)]),
         ];
         let mesh = Mesh::up(&manifests.concat());
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), _stock: stock }
     }
 
-    fn ask(&self, path: &str) -> u16 {
+    fn request_status(&self, path: &str) -> u16 {
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              cookie: session=hunter2\r\nconnection: close\r\n\r\n"
         );
-        exchange(self.listener, &head).expect("an answer").status
+        exchange_bytes(self.listener, &head).expect("an answer").status
     }
 
-    fn tap(&self, arguments: &[&str]) -> Program {
-        let mut command = leno();
-        command.arg("tap").args(arguments).arg("--data").arg(self.mesh.data());
+    fn start_tap(&self, arguments: &[&str]) -> Program {
+        let mut command = leno_command();
+        command.arg("tap").args(arguments).arg("--data").arg(self.mesh.data_directory());
         Program::start("leno tap", &mut command)
     }
 }
 
 /// Returns the requests that a tap has printed.
-fn records(tap: &Program) -> Vec<Value> {
-    let printed = tap.printed();
+fn printed_requests(tap: &Program) -> Vec<Value> {
+    let printed = tap.printed_output();
     printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 #[test]
 fn both_sidecars_tell_and_no_secret_is_reported() {
-    let shop = Shop::open();
-    let mut tap = shop.tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
+    let shop = Shop::start_shop();
+    let mut tap =
+        shop.start_tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
     // Sidecars receive a tap with a delay: requests are sent until both have reported one.
     let asked = || {
-        shop.ask("/other");
-        shop.ask("/orders/7?token=hunter2");
-        let output = records(&tap);
+        shop.request_status("/other");
+        shop.request_status("/orders/7?token=hunter2");
+        let output = printed_requests(&tap);
         let by = |side: &str| output.iter().any(|record| record["direction"] == side);
         (output.len() >= 2 || (by("inbound") && by("outbound"))).then_some(output)
     };
     let (output, _) = eventually("two requests are shown", MAX_WAIT, asked);
-    assert!(tap.wait(MAX_WAIT).success(), "two were enough");
-    assert!(!tap.printed().contains("hunter2"), "{}", tap.printed());
+    assert!(tap.wait_for_exit(MAX_WAIT).success(), "two were enough");
+    assert!(!tap.printed_output().contains("hunter2"), "{}", tap.printed_output());
     for record in &output {
         assert_eq!((&record["path"], &record["response_code"]), (&"/orders/7".into(), &200.into()));
         let workload = match record["direction"].as_str() {
@@ -83,16 +88,16 @@ fn both_sidecars_tell_and_no_secret_is_reported() {
 
 #[test]
 fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     let filters = ["--status", "5xx", "--from", "shop/web", "--side", "server"];
-    let tap = shop.tap(&[&["stock.shop"][..], &filters].concat());
+    let tap = shop.start_tap(&[&["stock.shop"][..], &filters].concat());
     tap.wait_for_line("WORKLOAD", MAX_WAIT);
     let asked = || {
-        assert_eq!((shop.ask("/orders"), shop.ask("/broken")), (200, 503));
-        tap.printed().contains("/broken").then_some(())
+        assert_eq!((shop.request_status("/orders"), shop.request_status("/broken")), (200, 503));
+        tap.printed_output().contains("/broken").then_some(())
     };
     eventually("a failure is shown", MAX_WAIT, asked);
-    let printed = tap.printed();
+    let printed = tap.printed_output();
     let line = printed.lines().find(|line| line.contains("/broken")).expect("its line");
     for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
         assert!(line.contains(word), "{word}: {line}");
@@ -102,7 +107,7 @@ fn filters_decide_in_the_sidecars_and_a_table_is_for_people() {
 
 #[test]
 fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     let taps = || -> usize {
         let admin = shop.mesh.sidecar("shop/stock-1").admin;
         let world = leno_tests::get_page(admin, "/world").expect("the admin page answers");
@@ -110,14 +115,14 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
         world["taps"].as_array().map_or(0, Vec::len)
     };
     assert_eq!(taps(), 0);
-    let mut first = shop.tap(&["shop/stock", "-o", "json"]);
-    let second = shop.tap(&["shop/stock", "-o", "json", "--method", "GET"]);
+    let mut first = shop.start_tap(&["shop/stock", "-o", "json"]);
+    let second = shop.start_tap(&["shop/stock", "-o", "json", "--method", "GET"]);
     eventually("the sidecar has heard of both", MAX_WAIT, || (taps() == 2).then_some(()));
     first.stop(MAX_WAIT);
     eventually("the first is gone", MAX_WAIT, || (taps() == 1).then_some(()));
     eventually("the second goes on", MAX_WAIT, || {
-        shop.ask("/orders");
-        (!records(&second).is_empty()).then_some(())
+        shop.request_status("/orders");
+        (!printed_requests(&second).is_empty()).then_some(())
     });
     drop(second);
     eventually("nobody taps", MAX_WAIT, || (taps() == 0).then_some(()));
@@ -126,11 +131,15 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
 /// A reader that stops reading, as in `leno tap | less`.
 #[test]
 fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     for signal in [Signal::TERM, Signal::INT] {
         let (reader, output) = full_pipe();
-        let mut command = leno();
-        command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data()).stdout(output);
+        let mut command = leno_command();
+        command
+            .args(["tap", "shop/stock"])
+            .arg("--data")
+            .arg(shop.mesh.data_directory())
+            .stdout(output);
         let mut tap = command.spawn().unwrap();
         // Signals are handled from here on, and the table header is its next output.
         eventually("the tap catches signals", MAX_WAIT, || {
@@ -148,10 +157,14 @@ fn a_tap_whose_reader_is_blocked_ends_at_a_signal() {
 /// A command keeps running after `kubectl exec` has lost its connection.
 #[test]
 fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     let command = |arguments: &[&str]| {
-        let mut command = leno();
-        command.args(["tap", "shop/stock"]).args(arguments).arg("--data").arg(shop.mesh.data());
+        let mut command = leno_command();
+        command
+            .args(["tap", "shop/stock"])
+            .args(arguments)
+            .arg("--data")
+            .arg(shop.mesh.data_directory());
         command
     };
     let (reader, output) = full_pipe();
@@ -166,9 +179,9 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
 /// There are no requests, so no write to the closed output occurs.
 #[test]
 fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
-    let shop = Shop::open();
-    let mut command = leno();
-    command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data());
+    let shop = Shop::start_shop();
+    let mut command = leno_command();
+    command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data_directory());
     let mut piped = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut reader = BufReader::new(piped.stdout.take().unwrap());
     let mut header = String::new();
@@ -180,7 +193,10 @@ fn a_tap_ends_soon_after_its_reader_or_its_terminal_is_gone() {
     assert!(status.success() && time < SOON, "{status:?} after {time:?}");
     // A closed terminal sends SIGHUP only to processes of its session, and `nohup` ignores it.
     let mut python = Command::new("python3");
-    python.args(["-c", ON_TERMINAL]).arg(leno().get_program()).arg(shop.mesh.data());
+    python
+        .args(["-c", ON_TERMINAL])
+        .arg(leno_command().get_program())
+        .arg(shop.mesh.data_directory());
     let output = python.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
@@ -215,9 +231,9 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 
 #[test]
 fn what_cannot_be_tapped_is_refused_at_once() {
-    let shop = Shop::open();
+    let shop = Shop::start_shop();
     let refused = |arguments: &[&str]| {
-        let output = shop.mesh.leno(&[&["tap"], arguments].concat());
+        let output = shop.mesh.run_leno(&[&["tap"], arguments].concat());
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };

@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, Program, Response, eventually, exchange, free_port};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::{
+    Answer, Application, Mesh, Program, Response, eventually, exchange_bytes, free_port,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -27,29 +29,29 @@ impl Issuer {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
         let made = made.expect("a certificate");
         let both = made.cert.pem() + &made.signing_key.serialize_pem();
-        std::fs::write(issuer.file("server.pem"), both).expect("a file");
-        std::fs::write(issuer.file("roots.pem"), made.cert.pem()).expect("a file");
-        std::fs::create_dir(issuer.file("www")).expect("a folder");
+        std::fs::write(issuer.file_path("server.pem"), both).expect("a file");
+        std::fs::write(issuer.file_path("roots.pem"), made.cert.pem()).expect("a file");
+        std::fs::create_dir(issuer.file_path("www")).expect("a folder");
         issuer
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    fn file_path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn path(&self, name: &str) -> String {
-        self.file(name).to_str().expect("a path of text").to_owned()
+    fn path_text(&self, name: &str) -> String {
+        self.file_path(name).to_str().expect("a path of text").to_owned()
     }
 
     /// Generates an RSA key.
     fn make_key(&self, id: &str) {
         let words = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
-        openssl(words, &[&self.path(id)], b"");
+        run_openssl(words, &[&self.path_text(id)], b"");
     }
 
     /// Returns a public key as a JWK.
-    fn public(&self, id: &str) -> Value {
-        let said = openssl("rsa -noout -modulus -in", &[&self.path(id)], b"");
+    fn public_key(&self, id: &str) -> Value {
+        let said = run_openssl("rsa -noout -modulus -in", &[&self.path_text(id)], b"");
         let hex = String::from_utf8(said).expect("text");
         let hex = hex.trim().strip_prefix("Modulus=").expect("a modulus").to_owned();
         let pairs = (0..hex.len()).step_by(2).map(|at| &hex[at..at + 2]);
@@ -59,35 +61,36 @@ impl Issuer {
     }
 
     /// Returns the JWK set of these keys.
-    fn set(&self, ids: &[&str]) -> String {
-        let keys: Vec<Value> = ids.iter().map(|id| self.public(id)).collect();
+    fn key_set(&self, ids: &[&str]) -> String {
+        let keys: Vec<Value> = ids.iter().map(|id| self.public_key(id)).collect();
         json!({"keys": keys}).to_string()
     }
 
     /// Serves these keys from now on.
-    fn show(&self, ids: &[&str]) {
-        let new = self.file("www/new.json");
-        std::fs::write(&new, self.set(ids)).expect("a file");
-        std::fs::rename(new, self.file("www/keys.json")).expect("a file");
+    fn publish_keys(&self, ids: &[&str]) {
+        let new = self.file_path("www/new.json");
+        std::fs::write(&new, self.key_set(ids)).expect("a file");
+        std::fs::rename(new, self.file_path("www/keys.json")).expect("a file");
     }
 
-    fn serve(&self) -> Program {
+    fn start_server(&self) -> Program {
         let mut command = Command::new("python3");
-        command.args(["-c", SERVER, &self.port.to_string(), &self.path("server.pem")]);
-        Program::start("issuer", command.arg(self.path("www")))
+        command.args(["-c", SERVER, &self.port.to_string(), &self.path_text("server.pem")]);
+        Program::start("issuer", command.arg(self.path_text("www")))
     }
 
     /// Returns a token with these claims, signed with a key.
-    fn token(&self, id: &str, claims: &Value) -> String {
+    fn sign_token(&self, id: &str, claims: &Value) -> String {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let header = json!({"alg": "RS256", "typ": "JWT", "kid": id});
         let signed = format!("{}.{}", encode(&header), encode(claims));
-        let signature = openssl("dgst -sha256 -sign", &[&self.path(id)], signed.as_bytes());
+        let signature =
+            run_openssl("dgst -sha256 -sign", &[&self.path_text(id)], signed.as_bytes());
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 }
 
-fn openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
+fn run_openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
     let mut command = Command::new("openssl");
     command.args(words.split(' ')).args(more);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -101,21 +104,21 @@ fn openssl(words: &str, more: &[&str], input: &[u8]) -> Vec<u8> {
 }
 
 /// Returns valid claims of a user in these groups.
-fn claims(groups: &[&str]) -> Value {
+fn valid_claims(groups: &[&str]) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
     json!({"iss": "https://issuer.example", "aud": ["stock", "cart"], "sub": "ann",
            "exp": now + 3600, "groups": groups})
 }
 
 /// Returns valid claims with one changed.
-fn but(name: &str, value: Value) -> Value {
-    let mut claims = claims(&["writers"]);
+fn claims_with(name: &str, value: Value) -> Value {
+    let mut claims = valid_claims(&["writers"]);
     claims[name] = value;
     claims
 }
 
 /// Returns a strict mesh in which tokens with a group have access to `stock`.
-fn manifests((port, listener): (u16, u16), jwks: &str) -> String {
+fn strict_manifests((port, listener): (u16, u16), jwks: &str) -> String {
     let rules = format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -139,112 +142,121 @@ spec:
   - {{name: writers, from: [{{serviceAccount: web}}], claims: {{groups: [writers, admins]}}}}
 "
     );
-    let stock = server("stock", port, &[]);
-    [mesh_config("strict"), stock, client("web", &[], &[("stock", listener)]), rules].concat()
+    let stock = server_manifest("stock", port, &[]);
+    [mesh_config("strict"), stock, client_manifest("web", &[], &[("stock", listener)]), rules]
+        .concat()
 }
 
 /// Returns an application that responds with the forwarded identity of the client.
-fn stock() -> Application {
+fn start_stock() -> Application {
     Application::start(|request| {
-        let token = request.header("authorization").map_or("", |_| " with a token");
-        Answer::ok(format!("{}{token}", request.header("x-user").unwrap_or("nobody")))
+        let token = request.first_header("authorization").map_or("", |_| " with a token");
+        Answer::ok(format!("{}{token}", request.first_header("x-user").unwrap_or("nobody")))
     })
 }
 
-fn ask(listener: u16, token: &str) -> Option<Response> {
+fn send_token(listener: u16, token: &str) -> Option<Response> {
     let request = format!(
         "GET / HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-user: eve\r\n\
          authorization: Bearer {token}\r\n\r\n"
     );
-    exchange(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), &request).ok()
+    exchange_bytes(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), &request).ok()
 }
 
 /// Waits until a token gets this status, with `why` in the challenge.
-fn turns(listener: u16, token: &str, status: u16, why: &str) -> Response {
+fn wait_for_status(listener: u16, token: &str, status: u16, why: &str) -> Response {
     let is = |answer: &Response| {
-        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        let challenge = answer.first_header("www-authenticate").unwrap_or_default();
         answer.status == status && challenge.contains(why)
     };
-    eventually(&format!("{status} {why}"), MAX_WAIT, || ask(listener, token).filter(is)).0
+    eventually(&format!("{status} {why}"), MAX_WAIT, || send_token(listener, token).filter(is)).0
 }
 
 #[test]
 fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
-    let (issuer, stock, listener) = (Issuer::new(), stock(), free_port());
+    let (issuer, stock, listener) = (Issuer::new(), start_stock(), free_port());
     issuer.make_key("one");
     issuer.make_key("two");
-    issuer.show(&["one"]);
+    issuer.publish_keys(&["one"]);
     let jwks = format!("{{url: \"https://localhost:{}/keys.json\", refresh: 1s}}", issuer.port);
-    let roots = issuer.path("roots.pem");
-    let mesh = Mesh::up_with(&manifests((stock.port(), listener), &jwks), &["--key-roots", &roots]);
-    let good = issuer.token("one", &claims(&["readers", "writers"]));
-    let early = turns(listener, &good, 401, "the keys of the token's issuer are not available yet");
-    assert_eq!(early.reason(), Some("token-invalid"));
+    let roots = issuer.path_text("roots.pem");
+    let mesh =
+        Mesh::up_with(&strict_manifests((stock.port(), listener), &jwks), &["--key-roots", &roots]);
+    let good = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
+    let early = wait_for_status(
+        listener,
+        &good,
+        401,
+        "the keys of the token's issuer are not available yet",
+    );
+    assert_eq!(early.rejection_reason(), Some("token-invalid"));
     eventually("the operator is warned", Duration::from_secs(60), || {
-        unread(&mesh).contains("no token of this issuer is accepted").then_some(())
+        key_problem(&mesh).contains("no token of this issuer is accepted").then_some(())
     });
 
-    let mut serving = issuer.serve();
-    assert_eq!(turns(listener, &good, 200, "").body, b"ann");
+    let mut serving = issuer.start_server();
+    assert_eq!(wait_for_status(listener, &good, 200, "").body, b"ann");
     let unsigned = {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&claims(&["writers"])))
+        format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&valid_claims(&["writers"])))
     };
+    let sign = |claims: Value| issuer.sign_token("one", &claims);
+    let foreign = issuer.sign_token("two", &valid_claims(&["writers"]));
     for (token, status, reason, why) in [
-        (issuer.token("one", &claims(&["readers"])), 403, "denied", ""),
-        (issuer.token("one", &claims(&["admins"])), 200, "", ""),
+        (sign(valid_claims(&["readers"])), 403, "denied", ""),
+        (sign(valid_claims(&["admins"])), 200, "", ""),
         (String::new(), 401, "token-missing", "Bearer realm="),
         ("abc".to_owned(), 401, "token-invalid", "not a signed JSON web token"),
         (unsigned, 401, "token-invalid", "signature algorithm is not"),
-        (issuer.token("two", &claims(&["writers"])), 401, "token-invalid", "signature is not"),
-        (issuer.token("one", &but("exp", json!(1))), 401, "token-invalid", "has expired"),
-        (issuer.token("one", &but("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
-        (issuer.token("one", &but("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
+        (foreign, 401, "token-invalid", "signature is not"),
+        (sign(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
+        (sign(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
+        (sign(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
     ] {
-        let answer = ask(listener, &token).expect("the listener responds");
-        let challenge = answer.header("www-authenticate").unwrap_or_default();
+        let answer = send_token(listener, &token).expect("the listener responds");
+        let challenge = answer.first_header("www-authenticate").unwrap_or_default();
         assert_eq!(answer.status, status, "{token}: {challenge}");
-        assert_eq!(answer.reason().unwrap_or_default(), reason, "{token}: {challenge}");
+        assert_eq!(answer.rejection_reason().unwrap_or_default(), reason, "{token}: {challenge}");
         assert!(challenge.contains(why), "{token}: {challenge}");
     }
 
     // The next key is served in addition to the previous one and then replaces it; no process is restarted.
-    let next = issuer.token("two", &claims(&["writers"]));
-    issuer.show(&["one", "two"]);
-    turns(listener, &next, 200, "");
-    assert_eq!(ask(listener, &good).expect("the listener responds").status, 200);
-    issuer.show(&["two"]);
-    turns(listener, &good, 401, "signature is not valid");
-    assert_eq!(ask(listener, &next).expect("the listener responds").status, 200);
+    let next = issuer.sign_token("two", &valid_claims(&["writers"]));
+    issuer.publish_keys(&["one", "two"]);
+    wait_for_status(listener, &next, 200, "");
+    assert_eq!(send_token(listener, &good).expect("the listener responds").status, 200);
+    issuer.publish_keys(&["two"]);
+    wait_for_status(listener, &good, 401, "signature is not valid");
+    assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
 
     // An unavailable issuer does not affect requests.
     serving.stop(MAX_WAIT);
     eventually("the rule says what is wrong", MAX_WAIT, || {
-        unread(&mesh).contains("the previous keys remain in force").then_some(())
+        key_problem(&mesh).contains("the previous keys remain in force").then_some(())
     });
-    assert_eq!(ask(listener, &next).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
 }
 
 #[test]
 fn keys_in_a_file_beside_the_rule_are_watched() {
-    let (issuer, stock, listener) = (Issuer::new(), stock(), free_port());
+    let (issuer, stock, listener) = (Issuer::new(), start_stock(), free_port());
     issuer.make_key("one");
-    let mesh = Mesh::up(&manifests((stock.port(), listener), "{file: keys.jwks}"));
-    let good = issuer.token("one", &claims(&["writers"]));
-    turns(listener, &good, 401, "the keys of the token's issuer are not available yet");
-    mesh.write("keys.jwks", &issuer.set(&["one"]));
-    turns(listener, &good, 200, "");
-    assert_eq!(unread(&mesh), "");
+    let mesh = Mesh::up(&strict_manifests((stock.port(), listener), "{file: keys.jwks}"));
+    let good = issuer.sign_token("one", &valid_claims(&["writers"]));
+    wait_for_status(listener, &good, 401, "the keys of the token's issuer are not available yet");
+    mesh.write("keys.jwks", &issuer.key_set(&["one"]));
+    wait_for_status(listener, &good, 200, "");
+    assert_eq!(key_problem(&mesh), "");
     mesh.write("keys.jwks", "{}");
     eventually("the rule says what is wrong", MAX_WAIT, || {
-        unread(&mesh).contains("is not a JWK set").then_some(())
+        key_problem(&mesh).contains("is not a JWK set").then_some(())
     });
-    assert_eq!(ask(listener, &good).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &good).expect("the listener responds").status, 200);
 }
 
 #[test]
 fn keys_are_read_only_where_the_operator_permits() {
-    let (stock, listener) = (stock(), free_port());
+    let (stock, listener) = (start_stock(), free_port());
     let asked = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&asked);
     let issuer = Application::start(move |_| {
@@ -254,28 +266,28 @@ fn keys_are_read_only_where_the_operator_permits() {
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
         let jwks = format!("{{url: \"http://{host}:{}/keys.json\", refresh: 1s}}", issuer.port());
         let mesh = Mesh::up_with(
-            &manifests((stock.port(), listener), &jwks),
+            &strict_manifests((stock.port(), listener), &jwks),
             &["--jwks-allow", "10.0.0.0/8"],
         );
         eventually("the rule says what is wrong", MAX_WAIT, || {
-            unread(&mesh).contains("--jwks-allow").then_some(())
+            key_problem(&mesh).contains("--jwks-allow").then_some(())
         });
     }
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
     let mesh = Mesh::up_with(
-        &manifests((stock.port(), listener), "{file: keys.jwks}"),
+        &strict_manifests((stock.port(), listener), "{file: keys.jwks}"),
         &["--jwks-files", folder],
     );
     eventually("the rule says what is wrong", MAX_WAIT, || {
-        unread(&mesh).contains("--jwks-files").then_some(())
+        key_problem(&mesh).contains("--jwks-files").then_some(())
     });
     assert_eq!(asked.load(Ordering::Relaxed), 0, "requests to the issuer");
 }
 
 /// Returns the reported problem of keys that cannot be read.
-fn unread(mesh: &Mesh) -> String {
-    let said = mesh.ask("rejected");
+fn key_problem(mesh: &Mesh) -> String {
+    let said = mesh.get_json("rejected");
     let warnings = said["warnings"].as_array().expect("warnings");
     let of_keys = |it: &&Value| it["field"].as_str().is_some_and(|it| it.contains("jwks"));
     let found = warnings.iter().find(of_keys);

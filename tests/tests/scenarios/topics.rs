@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_tests::{Mesh, eventually, leno};
+use leno_tests::{Mesh, eventually, leno_command};
 use serde_json::Value;
 
 #[test]
 fn every_topic_is_reported_in_yaml_as_in_json() {
     let mesh = Mesh::up(TOPICS);
-    let known = leno().args(["get", "--help"]).output().unwrap();
+    let known = leno_command().args(["get", "--help"]).output().unwrap();
     let known = String::from_utf8(known.stdout).unwrap();
     for topic in [
         "status",
@@ -27,8 +27,8 @@ fn every_topic_is_reported_in_yaml_as_in_json() {
     ] {
         assert!(known.contains(topic), "{topic}: {known}");
         let printed = |form: &str| {
-            let mut command = leno();
-            command.args(["get", topic, "-o", form, "--data"]).arg(mesh.data());
+            let mut command = leno_command();
+            command.args(["get", topic, "-o", form, "--data"]).arg(mesh.data_directory());
             let output = command.output().unwrap();
             assert!(output.status.success(), "{output:?}");
             String::from_utf8(output.stdout).unwrap()

@@ -6,9 +6,9 @@ mod zipkin;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, server};
+use leno_tests::manifests::{client_manifest, server_manifest};
 use leno_tests::{
-    Answer, Application, Collector, Mesh, Response, eventually, exchange, free_port, get_page,
+    Answer, Application, Collector, Mesh, Response, eventually, exchange_bytes, free_port, get_page,
 };
 use serde_json::Value;
 
@@ -23,36 +23,36 @@ struct Shop {
 }
 
 impl Shop {
-    fn open(tracing: &str) -> Self {
-        let stock = Application::start(|request| match request.what().1 {
+    fn start_shop(tracing: &str) -> Self {
+        let stock = Application::start(|request| match request.method_and_target().1 {
             "/broken" => Answer::Bytes(
                 b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n".to_vec(),
             ),
-            _ => Answer::ok(request.header("traceparent").unwrap_or("none")),
+            _ => Answer::ok(request.first_header("traceparent").unwrap_or("none")),
         });
         let listener = free_port();
-        let mesh = Mesh::up(&manifests(&stock, listener, tracing));
+        let mesh = Mesh::up(&shop_manifests(&stock, listener, tracing));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
     fn trace_to(&self, tracing: &str) {
-        self.mesh.write("mesh.yaml", &manifests(&self.stock, self.listener.port(), tracing));
+        self.mesh.write("mesh.yaml", &shop_manifests(&self.stock, self.listener.port(), tracing));
     }
 
     /// Sends a request with a trace id that ends in `number`, sampled or not.
-    fn ask(&self, path: &str, number: u8, flags: &str) -> Response {
+    fn send_traced(&self, path: &str, number: u8, flags: &str) -> Response {
         let context = format!("00-{TRACE}{number:02}-{PARENT}-{flags}");
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock\r\nauthorization: Bearer hunter2\r\n\
              traceparent: {context}\r\nconnection: close\r\n\r\n"
         );
-        exchange(self.listener, &head).expect("an answer")
+        exchange_bytes(self.listener, &head).expect("an answer")
     }
 
     /// Waits until both sidecars apply the latest tracing settings: the application receives a span id.
     fn waits_for_tracing(&self) {
         eventually("contexts are continued on both sides", MAX_WAIT, || {
-            let heard = String::from_utf8_lossy(&self.ask("/", 99, "00").body).into_owned();
+            let heard = String::from_utf8_lossy(&self.send_traced("/", 99, "00").body).into_owned();
             (heard.contains(TRACE) && !heard.contains(PARENT)).then_some(())
         });
     }
@@ -71,16 +71,20 @@ impl Shop {
     }
 }
 
-fn manifests(stock: &Application, listener: u16, tracing: &str) -> String {
+fn shop_manifests(stock: &Application, listener: u16, tracing: &str) -> String {
     let config = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec:\n  trafficMode: permissive\n{tracing}"
     );
-    [config, server("stock", stock.port(), &[]), client("web", &[], &[("stock", listener)])]
-        .concat()
+    [
+        config,
+        server_manifest("stock", stock.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
+    ]
+    .concat()
 }
 
-fn otlp(sampling: &str, port: u16, protocol: &str) -> String {
+fn otlp_settings(sampling: &str, port: u16, protocol: &str) -> String {
     format!(
         "  tracing:\n    sampling: {sampling}\n    export: {{otlp: {{endpoint: \
          'http://127.0.0.1:{port}', protocol: {protocol}}}}}\n"
@@ -91,14 +95,14 @@ fn otlp(sampling: &str, port: u16, protocol: &str) -> String {
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
     let collector = Collector::start();
-    let shop = Shop::open(&otlp("0%", collector.http, "http"));
+    let shop = Shop::start_shop(&otlp_settings("0%", collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
-        shop.trace_to(&otlp("0%", port, protocol));
+        shop.trace_to(&otlp_settings("0%", port, protocol));
         shop.waits_for_collector(port);
-        let answer = shop.ask("/orders?token=hunter2", number, "01");
+        let answer = shop.send_traced("/orders?token=hunter2", number, "01");
         let trace = format!("{TRACE}{number:02}");
-        let spans = collector.spans(&trace, 2);
+        let spans = collector.wait_for_spans(&trace, 2);
         let of = |kind| spans.iter().find(|span| span.kind == kind).expect("a span of each side");
         let (outer, inner) = (of("Client"), of("Server"));
         assert_eq!((outer.parent.as_str(), &inner.parent), (PARENT, &outer.id));
@@ -122,7 +126,7 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
         let exported = "leno_trace_spans_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
         eventually("both of its spans are counted", MAX_WAIT, || {
-            (sidecar.metric(exported) >= 2.0).then_some(())
+            (sidecar.sum_metrics(exported) >= 2.0).then_some(())
         });
     }
 }
@@ -131,12 +135,12 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
     let collector = Collector::start();
-    let shop = Shop::open(&otlp("100%", collector.http, "http"));
+    let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
     shop.waits_for_tracing();
-    assert_eq!(shop.ask("/", 3, "00").status, 200);
-    assert_eq!(shop.ask("/broken", 4, "00").status, 500);
+    assert_eq!(shop.send_traced("/", 3, "00").status, 200);
+    assert_eq!(shop.send_traced("/broken", 4, "00").status, 500);
     // Later spans have arrived, so earlier ones would have arrived as well.
-    let failed = collector.spans(&format!("{TRACE}04"), 2);
+    let failed = collector.wait_for_spans(&format!("{TRACE}04"), 2);
     for span in &failed {
         assert_eq!(span.attribute("error.type"), Some("Str(500)"), "{}", span.text);
         assert_eq!(span.attribute("leno.sampled"), Some("Str(false)"));
@@ -148,15 +152,15 @@ fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_that_dies_costs_spans_and_no_request() {
     let collector = Collector::start();
-    let shop = Shop::open(&otlp("100%", collector.http, "http"));
+    let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
     shop.waits_for_tracing();
     drop(collector);
     for _ in 0..20 {
-        assert_eq!(shop.ask("/", 5, "01").status, 200);
+        assert_eq!(shop.send_traced("/", 5, "01").status, 200);
     }
     let web = shop.mesh.sidecar("shop/web-1");
     eventually("spans are dropped and counted", MAX_WAIT, || {
-        let refused = web.metric("leno_trace_spans_total{result=\"refused\"}");
+        let refused = web.sum_metrics("leno_trace_spans_total{result=\"refused\"}");
         (refused >= 20.0).then_some(())
     });
 }

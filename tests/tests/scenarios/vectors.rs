@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, server};
+use leno_tests::manifests::{client_manifest, server_manifest};
 use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ const ROUTES: [&str; 8] = [
     "of two kinds the more specific one decides alone",
 ];
 
-fn group(file: &str, name: &str) -> Value {
+fn find_group(file: &str, name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors").join(file);
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut groups = vectors["groups"].as_array().unwrap().iter();
@@ -41,14 +41,14 @@ fn group(file: &str, name: &str) -> Value {
 }
 
 /// Returns the documents of a group as manifests.
-fn documents(group: &Value) -> String {
+fn group_manifests(group: &Value) -> String {
     let documents = group["documents"].as_array().unwrap().iter();
     documents.map(|document| format!("---\n{document}\n")).collect()
 }
 
 /// Waits until all results are as expected, and checks again: results that matched by chance before the
 /// documents were in force differ then.
-fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
+fn replay_cases(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
     for case in cases {
         let what = format!("{name}, {}: {}", case["name"], case["expect"]);
         eventually(&what, MAX_WAIT, || (found(case) == case["expect"]).then_some(()));
@@ -59,7 +59,7 @@ fn replay(name: &str, cases: &[&Value], found: impl Fn(&Value) -> Value) {
 }
 
 /// Returns a request as sent on the wire.
-fn written(request: &Value) -> String {
+fn wire_request(request: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let query = request["query"].as_str().map(|query| format!("?{query}")).unwrap_or_default();
     let headers = request["headers"].as_array().unwrap().iter();
@@ -74,18 +74,18 @@ fn written(request: &Value) -> String {
 
 #[test]
 fn access_is_as_its_vectors_say() {
-    let (stock, bytes) = (Application::echo(), Application::echo());
+    let (stock, bytes) = (Application::start_echo(), Application::start_echo());
     let listeners = [free_port(), free_port(), free_port(), free_port()];
-    let mesh = Mesh::up(&shop((stock.port(), bytes.port()), listeners));
+    let mesh = Mesh::up(&shop_manifests((stock.port(), bytes.port()), listeners));
     for name in ACCESS {
-        let group = group("access/access.json", name);
+        let group = find_group("access/access.json", name);
         let config = json!({
             "apiVersion": "leno.dev/v1alpha1",
             "kind": "MeshConfig",
             "metadata": {"name": "mesh"},
             "spec": group["config"],
         });
-        mesh.write("group.yaml", &format!("{}---\n{config}\n", documents(&group)));
+        mesh.write("group.yaml", &format!("{}---\n{config}\n", group_manifests(&group)));
         let cases = group["cases"].as_array().unwrap().iter();
         let through_sidecars = |case: &&Value| {
             let is_here = matches!(case["from"].as_str(), Some("shop/web" | "shop/ops"));
@@ -93,16 +93,16 @@ fn access_is_as_its_vectors_say() {
         };
         let cases: Vec<&Value> = cases.filter(through_sidecars).collect();
         assert!(!cases.is_empty(), "{name}");
-        replay(name, &cases, |case| {
+        replay_cases(name, &cases, |case| {
             let first = if case["from"] == "shop/web" { 0 } else { 2 };
             let listener = listeners[first + usize::from(case["port"] == 15432)];
-            entered(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), case)
+            inbound_result(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), case)
         });
     }
 }
 
 /// Returns a server with an HTTP and a TCP port, and two clients with outbound listeners for both.
-fn shop((web, db): (u16, u16), listeners: [u16; 4]) -> String {
+fn shop_manifests((web, db): (u16, u16), listeners: [u16; 4]) -> String {
     let client = |name: &str, listeners: &[u16]| {
         format!(
             "---
@@ -141,15 +141,15 @@ spec:
 
 /// Returns the result for a client in the form of an expectation. The application responds even to bytes that
 /// are not requests.
-fn entered(listener: SocketAddr, case: &Value) -> Value {
+fn inbound_result(listener: SocketAddr, case: &Value) -> Value {
     let request = &case["request"];
     let head = match request.is_null() {
         true => "\u{1}\u{2}\r\n\r\n".to_owned(),
-        false => written(request),
+        false => wire_request(request),
     };
     let answer = Connection::open(listener).and_then(|mut connection| {
         connection.send(head)?;
-        connection.receive()
+        connection.receive_response()
     });
     let reset = || {
         // A reset has no reason text.
@@ -158,7 +158,7 @@ fn entered(listener: SocketAddr, case: &Value) -> Value {
     };
     match answer {
         Ok(answer) if answer.status == 200 => json!("allowed"),
-        Ok(answer) => json!({"status": answer.status, "reason": answer.reason()}),
+        Ok(answer) => json!({"status": answer.status, "reason": answer.rejection_reason()}),
         Err(_) => reset(),
     }
 }
@@ -170,30 +170,30 @@ fn routes_decide_as_their_vectors_say() {
     let listener = free_port();
     let mut manifests = leno_tests::manifests::mesh_config("permissive");
     for (name, application) in names.iter().zip(&applications) {
-        manifests += &server(name, application.port(), &[]);
+        manifests += &server_manifest(name, application.port(), &[]);
     }
-    manifests += &client("web", &[], &[("stock.shop", listener)]);
+    manifests += &client_manifest("web", &[], &[("stock.shop", listener)]);
     let mesh = Mesh::up(&manifests);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     for name in ROUTES {
-        let group = group("routes/precedence.json", name);
-        mesh.write("group.yaml", &documents(&group));
+        let group = find_group("routes/precedence.json", name);
+        mesh.write("group.yaml", &group_manifests(&group));
         let cases: Vec<&Value> = group["cases"].as_array().unwrap().iter().collect();
-        replay(name, &cases, |case| routed(listener, &case["request"]));
+        replay_cases(name, &cases, |case| routing_result(listener, &case["request"]));
     }
 }
 
 /// Returns the backend that responds, or the reason that none does.
-fn routed(listener: SocketAddr, request: &Value) -> Value {
+fn routing_result(listener: SocketAddr, request: &Value) -> Value {
     let answer = Connection::open(listener).and_then(|mut connection| {
-        connection.send(written(request))?;
-        connection.receive()
+        connection.send(wire_request(request))?;
+        connection.receive_response()
     });
     match answer {
         Ok(answer) if answer.status == 200 => {
             json!(format!("shop/{}", String::from_utf8_lossy(&answer.body)))
         }
-        Ok(answer) => json!(answer.reason()),
+        Ok(answer) => json!(answer.rejection_reason()),
         Err(error) => json!(error.to_string()),
     }
 }

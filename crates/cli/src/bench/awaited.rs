@@ -21,13 +21,13 @@ pub(super) async fn until_answered(
 ) -> anyhow::Result<()> {
     let until = Instant::now() + max_wait;
     loop {
-        let problem = match ask::admin(address, path).await {
+        let problem = match ask::query_admin(address, path).await {
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
         alive()?;
         if Instant::now() >= until {
-            bail!("it does not become ready: {}", output::failure(&problem));
+            bail!("it does not become ready: {}", output::format_error(&problem));
         }
         sleep(LOOK_EVERY).await;
     }

@@ -31,7 +31,7 @@ impl BackendArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let shared = Rc::new(Shared::new(self.delay));
-        loopback::serve(self.port, |stream| converse(stream, Rc::clone(&shared)))
+        loopback::serve(self.port, |stream| serve_connection(stream, Rc::clone(&shared)))
     }
 }
 
@@ -48,7 +48,7 @@ impl Shared {
     }
 
     /// Writes the response for a path.
-    fn answer(&self, path: &[u8], out: &mut Vec<u8>) {
+    fn write_response(&self, path: &[u8], out: &mut Vec<u8>) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path == b"count" {
             let count = self.answered.get().to_string();
@@ -61,7 +61,7 @@ impl Shared {
         let bytes = bytes_of(path);
         let answer = {
             let mut answers = self.answers.borrow_mut();
-            Rc::clone(answers.entry(bytes).or_insert_with(|| render(bytes)))
+            Rc::clone(answers.entry(bytes).or_insert_with(|| render_response(bytes)))
         };
         out.extend_from_slice(&answer);
     }
@@ -74,7 +74,7 @@ fn bytes_of(path: &[u8]) -> usize {
     number.map_or(BODY_BYTES, |bytes| bytes.min(BODY_BYTES_MAX))
 }
 
-fn render(bytes: usize) -> Rc<[u8]> {
+fn render_response(bytes: usize) -> Rc<[u8]> {
     let mut answer = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {bytes}\r\n\r\n"
     )
@@ -83,7 +83,7 @@ fn render(bytes: usize) -> Rc<[u8]> {
     answer.into()
 }
 
-async fn converse(mut stream: TcpStream, shared: Rc<Shared>) {
+async fn serve_connection(mut stream: TcpStream, shared: Rc<Shared>) {
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
     let mut out = Vec::new();
     loop {
@@ -119,7 +119,7 @@ fn answer_all(received: &mut Vec<u8>, shared: &Shared, out: &mut Vec<u8>) -> Opt
         let head = received.get(taken..taken + length)?;
         let mut words = head.split(|byte| *byte == b' ');
         let target = words.nth(1)?;
-        shared.answer(path_of(target), out);
+        shared.write_response(path_of(target), out);
         if asks_to_close(head) {
             end = End::Close;
         }
@@ -159,7 +159,7 @@ const HEAD_BYTES_MAX: usize = 16 * 1024;
 mod tests {
     use super::*;
 
-    fn answered(requests: &[u8]) -> (String, Option<End>, u64) {
+    fn responses_to(requests: &[u8]) -> (String, Option<End>, u64) {
         let shared = Shared::new(Duration::ZERO);
         let mut received = requests.to_vec();
         let mut out = Vec::new();
@@ -169,8 +169,9 @@ mod tests {
 
     #[test]
     fn every_whole_request_is_answered_with_as_much_as_its_path_names() {
-        let (text, end, count) =
-            answered(b"GET /3 HTTP/1.1\r\nhost: a\r\n\r\nGET http://b/0?x HTTP/1.1\r\n\r\nGET /1");
+        let (text, end, count) = responses_to(
+            b"GET /3 HTTP/1.1\r\nhost: a\r\n\r\nGET http://b/0?x HTTP/1.1\r\n\r\nGET /1",
+        );
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("\r\n\r\nabcHTTP/1.1"));
         assert!(text.ends_with("content-length: 0\r\n\r\n"), "{text}");
         assert_eq!((end, count), (Some(End::KeepAlive), 2));
@@ -178,13 +179,13 @@ mod tests {
 
     #[test]
     fn a_client_that_wants_to_close_is_left_after_the_answer() {
-        let (_, end, count) = answered(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+        let (_, end, count) = responses_to(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
         assert_eq!((end, count), (Some(End::Close), 1));
     }
 
     #[test]
     fn asking_for_the_count_does_not_change_it() {
-        let (text, _, count) = answered(
+        let (text, _, count) = responses_to(
             b"GET /count HTTP/1.1\r\n\r\nGET /7 HTTP/1.1\r\n\r\nGET /count HTTP/1.1\r\n\r\n",
         );
         assert!(text.ends_with("\r\n\r\n1"), "{text}");
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_is_no_request_ends_the_connection() {
-        assert_eq!(answered(b"\x16\x03\x01\r\n\r\n").1, None);
-        assert_eq!(answered(&[b'x'; HEAD_BYTES_MAX]).1, None);
+        assert_eq!(responses_to(b"\x16\x03\x01\r\n\r\n").1, None);
+        assert_eq!(responses_to(&[b'x'; HEAD_BYTES_MAX]).1, None);
     }
 }

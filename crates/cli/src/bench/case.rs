@@ -41,10 +41,10 @@ pub(super) struct Case {
 
 impl Case {
     /// Keep-alive connections to one server in strict mode.
-    pub(super) fn pair(connections: u32, body: usize) -> Self {
+    pub(super) fn keep_alive_pair(connections: u32, body: usize) -> Self {
         let parameters = json!({ "connections": connections, "body_bytes": body });
         Self {
-            name: format!("{}, {}", plural(connections, "connection"), size(body)),
+            name: format!("{}, {}", format_count(connections, "connection"), format_size(body)),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
             app: App::BuiltIn,
@@ -60,7 +60,7 @@ impl Case {
     }
 
     /// Adds a parameter that distinguishes this case.
-    pub(super) fn with(mut self, parameter: &str, value: impl Into<Value>) -> Self {
+    pub(super) fn with_parameter(mut self, parameter: &str, value: impl Into<Value>) -> Self {
         self.parameters.insert(parameter.to_owned(), value.into());
         self
     }
@@ -85,7 +85,7 @@ impl App {
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::BuiltIn => Ok(()),
-            Self::Spring => spring::programs(rig).await.map(drop),
+            Self::Spring => spring::build_programs(rig).await.map(drop),
         }
     }
 
@@ -123,7 +123,7 @@ impl Applications {
         }
         let mut all = Self { children: Vec::new(), counting: Vec::new() };
         let mut start = |name: &str, launch: Launch| {
-            let launch = launch.on(rig.load_cores.as_ref());
+            let launch = launch.with_cores(rig.load_cores.as_ref());
             let child = Child::start(&launch, &dir.join(format!("{name}.log")));
             all.children.push(child.with_context(|| format!("the application {name}"))?);
             anyhow::Ok(())
@@ -131,35 +131,36 @@ impl Applications {
         let mut counting = Vec::new();
         match case.layout {
             Layout::Http | Layout::Tcp => {
-                counting.push(ports.of("backend")?);
-                start("backend", backend(ports, "backend", Duration::ZERO)?)?;
+                counting.push(ports.port_for("backend")?);
+                start("backend", launch_backend(ports, "backend", Duration::ZERO)?)?;
             }
             Layout::Fan => {
                 for role in ["backend-1", "backend-2", "backend-3"] {
-                    counting.push(ports.of(role)?);
-                    start(role, backend(ports, role, Duration::ZERO)?)?;
+                    counting.push(ports.port_for(role)?);
+                    start(role, launch_backend(ports, role, Duration::ZERO)?)?;
                 }
             }
             Layout::Bookinfo => {
-                let outbound = format!("http://127.0.0.1:{}", ports.of("outbound")?);
+                let outbound = format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
                 for service in ["ratings", "gateway"] {
-                    let port = ports.of(service)?.to_string();
-                    let mut launch = Launch::leno(["demo-service", service, "--port", &port])?;
+                    let port = ports.port_for(service)?.to_string();
+                    let mut launch =
+                        Launch::leno_command(["demo-service", service, "--port", &port])?;
                     launch.environment.push(("http_proxy".to_owned(), outbound.clone()));
                     start(service, launch)?;
                 }
             }
             Layout::Chain | Layout::TaggedChain => {
-                counting.push(ports.of("data")?);
-                start("data", backend(ports, "data", case.delay)?)?;
+                counting.push(ports.port_for("data")?);
+                start("data", launch_backend(ports, "data", case.delay)?)?;
                 for role in ["provider-1", "provider-2", "provider-3"] {
-                    let data = ports.of("data")?;
-                    start(role, relay(ports, role, &[data])?)?;
+                    let data = ports.port_for("data")?;
+                    start(role, launch_relay(ports, role, &[data])?)?;
                 }
                 let listeners = ["listener-1", "listener-2", "listener-3"];
                 let listeners: Vec<u16> =
-                    listeners.iter().filter_map(|listener| ports.known(listener)).collect();
-                start("consumer", relay(ports, "consumer", &listeners)?)?;
+                    listeners.iter().filter_map(|listener| ports.known_port(listener)).collect();
+                start("consumer", launch_relay(ports, "consumer", &listeners)?)?;
             }
         }
         all.counting = counting;
@@ -176,7 +177,7 @@ impl Applications {
     /// # Errors
     /// The exit status of the process.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
-        match self.children.iter_mut().find_map(Child::ended) {
+        match self.children.iter_mut().find_map(Child::try_exit_status) {
             Some(status) => bail!("an application exited, {status}"),
             None => Ok(()),
         }
@@ -196,19 +197,19 @@ impl Applications {
     }
 }
 
-fn backend(ports: &mut Ports<'_>, role: &str, delay: Duration) -> anyhow::Result<Launch> {
-    let (port, delay) = (ports.of(role)?.to_string(), format!("{}ms", delay.as_millis()));
-    Launch::leno(["bench", "backend", "--port", &port, "--delay", &delay])
+fn launch_backend(ports: &mut Ports<'_>, role: &str, delay: Duration) -> anyhow::Result<Launch> {
+    let (port, delay) = (ports.port_for(role)?.to_string(), format!("{}ms", delay.as_millis()));
+    Launch::leno_command(["bench", "backend", "--port", &port, "--delay", &delay])
 }
 
-fn relay(ports: &mut Ports<'_>, role: &str, to: &[u16]) -> anyhow::Result<Launch> {
-    let port = ports.of(role)?.to_string();
+fn launch_relay(ports: &mut Ports<'_>, role: &str, to: &[u16]) -> anyhow::Result<Launch> {
+    let port = ports.port_for(role)?.to_string();
     let to: Vec<String> = to.iter().map(ToString::to_string).collect();
-    Launch::leno(["bench", "relay", "--port", &port, "--to", &to.join(",")])
+    Launch::leno_command(["bench", "relay", "--port", &port, "--to", &to.join(",")])
 }
 
 /// Returns `1 connection`, `200 connections`.
-pub(super) fn plural(count: u32, thing: &str) -> String {
+pub(super) fn format_count(count: u32, thing: &str) -> String {
     match count {
         1 => format!("1 {thing}"),
         count => format!("{count} {thing}s"),
@@ -216,7 +217,7 @@ pub(super) fn plural(count: u32, thing: &str) -> String {
 }
 
 /// Returns `100 B`, `1 KiB`.
-pub(super) fn size(bytes: usize) -> String {
+pub(super) fn format_size(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1024 && bytes % 1024 == 0 => format!("{} KiB", bytes / 1024),
         bytes => format!("{bytes} B"),

@@ -13,7 +13,7 @@ use leno_model::{SpiffeId, TrustDomain, WorkloadName};
 ///
 /// # Errors
 /// If the directory cannot be written.
-pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
+pub(super) fn issue_certificates(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
     let trust_domain = TrustDomain::new(TRUST_DOMAIN).context("the trust domain")?;
     let now = SystemTime::now();
     let authority = Authority::open_or_create(&dir.join("authority"), &trust_domain, now)?;
@@ -23,12 +23,12 @@ pub(super) fn issue(dir: &Path, names: &[&str]) -> anyhow::Result<()> {
         let id: SpiffeId = spiffe_id(name).parse().context("an identity")?;
         let workload: WorkloadName = format!("bench/{name}-1").parse().context("a workload")?;
         let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request())?;
+        let request = CertificateRequest::from_der(&key.certificate_request())?;
         let subject = Subject { id: &id, workload: Some(&workload), instance: None };
         let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
         let state = dir.join(name);
         Credential::new(key, issued)?.save(&state).context("cannot save a credential")?;
-        split(&state.join("credential.pem"), dir, name)
+        split_credential(&state.join("credential.pem"), dir, name)
             .with_context(|| format!("the credential of {name}"))?;
     }
     Ok(())
@@ -40,7 +40,7 @@ pub(super) fn spiffe_id(name: &str) -> String {
 }
 
 /// Splits a credential into key and certificate: some programs read separate files.
-fn split(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
+fn split_credential(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(credential)?;
     let at = text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
     let (key, certificate) = text.split_at(at);
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn each_name_gets_its_files() {
         let scratch = tempfile::tempdir().unwrap();
-        issue(scratch.path(), &["client", "server"]).unwrap();
+        issue_certificates(scratch.path(), &["client", "server"]).unwrap();
         for (file, begins) in [
             ("client.key", "-----BEGIN PRIVATE KEY-----"),
             ("server.crt", "-----BEGIN CERTIFICATE-----"),

@@ -36,7 +36,7 @@ impl Launch {
     ///
     /// # Errors
     /// If the path of this program is unknown.
-    pub(super) fn leno<S: AsRef<OsStr>>(
+    pub(super) fn leno_command<S: AsRef<OsStr>>(
         arguments: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<Self> {
         let binary = std::env::current_exe().context("cannot find this program")?;
@@ -45,7 +45,7 @@ impl Launch {
     }
 
     /// Restricts the command to some cores.
-    pub(super) fn on(mut self, cores: Option<&Cores>) -> Self {
+    pub(super) fn with_cores(mut self, cores: Option<&Cores>) -> Self {
         self.cores = cores.cloned();
         self
     }
@@ -98,7 +98,7 @@ impl Child {
     ///
     /// # Errors
     /// If the process no longer reads.
-    pub(super) async fn tell(&mut self, line: &str) -> anyhow::Result<()> {
+    pub(super) async fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let input = self.input.as_mut().context("its standard input is closed")?;
         input
             .write_all(format!("{line}\n").as_bytes())
@@ -142,7 +142,7 @@ impl Child {
     }
 
     /// Returns its exit status, if it has ended.
-    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn try_exit_status(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().ok().flatten()
     }
 
@@ -150,7 +150,7 @@ impl Child {
     ///
     /// # Errors
     /// If it cannot be read or waited for.
-    pub(super) async fn output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
+    pub(super) async fn wait_with_output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let mut text = String::new();
         if let Some(mut out) = self.out.take() {
             out.read_to_string(&mut text).await.context("cannot read its output")?;
@@ -159,7 +159,7 @@ impl Child {
     }
 
     /// Returns the next line of output; `None` at the end.
-    pub(super) async fn line(&mut self) -> Option<String> {
+    pub(super) async fn next_line(&mut self) -> Option<String> {
         let mut line = String::new();
         let read = self.out.as_mut()?.read_line(&mut line).await;
         read.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
@@ -176,16 +176,16 @@ impl Child {
 
     /// Terminates it, and kills it after a timeout.
     pub(super) async fn stop(mut self) {
-        self.signal(Signal::TERM);
+        self.send_signal(Signal::TERM);
         // The exit status is irrelevant.
         drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
-        self.signal(Signal::KILL);
+        self.send_signal(Signal::KILL);
         drop(timeout(STOP_MAX_WAIT, self.process.wait()).await);
         self.group = None;
     }
 
     /// A process group keeps its ID while it has members.
-    fn signal(&self, signal: Signal) {
+    fn send_signal(&self, signal: Signal) {
         if let Some(group) = self.group
             && let Err(error) = kill_process_group(group, signal)
         {
@@ -196,7 +196,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        self.signal(Signal::KILL);
+        self.send_signal(Signal::KILL);
     }
 }
 

@@ -25,21 +25,21 @@ pub(crate) struct CollectorArgs {
 impl CollectorArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        loopback::serve(self.port, converse)
+        loopback::serve(self.port, serve_connection)
     }
 }
 
-async fn converse(stream: TcpStream) {
+async fn serve_connection(stream: TcpStream) {
     let served = http1::Builder::new()
         .half_close(true)
-        .serve_connection(TokioIo::new(stream), service_fn(take));
+        .serve_connection(TokioIo::new(stream), service_fn(accept_export));
     if let Err(error) = served.await {
         tracing::debug!(%error, "the client disconnected before the response");
     }
 }
 
 /// Reads a request to its end and returns success.
-async fn take(request: Request<Incoming>) -> hyper::Result<Response<Empty<Bytes>>> {
+async fn accept_export(request: Request<Incoming>) -> hyper::Result<Response<Empty<Bytes>>> {
     let mut body = request.into_body();
     while let Some(part) = body.frame().await {
         part?;

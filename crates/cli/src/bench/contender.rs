@@ -19,7 +19,7 @@ use super::rig::Rig;
 use crate::ports::Ports;
 use description::Description;
 
-pub(super) use installed::{InstallArgs, directory};
+pub(super) use installed::{InstallArgs, contenders_directory};
 pub(super) use leno::Sight;
 pub(super) use running::{Part, Running, START_MAX_WAIT};
 
@@ -88,7 +88,7 @@ impl Contender {
             "floor" => Self::Floor,
             "leno" => Self::Leno(Sight::Nothing),
             "leno-seen" => Self::Leno(Sight::Everything),
-            name => Self::Described(built_in::descriptions(name)?),
+            name => Self::Described(built_in::built_in_descriptions(name)?),
         })
     }
 
@@ -107,7 +107,7 @@ impl Contender {
     ///
     /// # Errors
     /// The missing prerequisite, and a hint.
-    pub(super) fn facts(&self, rig: &Rig, layout: Layout) -> anyhow::Result<Facts> {
+    pub(super) fn check_support(&self, rig: &Rig, layout: Layout) -> anyhow::Result<Facts> {
         let ours = || env!("CARGO_PKG_VERSION").to_owned();
         let (about, version) = match self {
             Self::None => (ABOUT_NONE.to_owned(), String::new()),
@@ -115,10 +115,10 @@ impl Contender {
                 bail!("a bare forwarder cannot distinguish services")
             }
             Self::Floor => (ABOUT_FLOOR.to_owned(), ours()),
-            Self::Leno(sight) => (leno::about(*sight), ours()),
+            Self::Leno(sight) => (leno::describe_configuration(*sight), ours()),
             Self::Described(all) => {
-                let description = of(all, layout)?;
-                (description.about.clone(), description.version(rig)?)
+                let description = description_for(all, layout)?;
+                (description.about.clone(), description.program_version(rig)?)
             }
         };
         let name = self.name().to_owned();
@@ -133,10 +133,10 @@ impl Contender {
         std::fs::create_dir_all(&place.dir)
             .with_context(|| format!("cannot create {}", place.dir.display()))?;
         match self {
-            Self::None => none(place),
-            Self::Floor => floor(place),
+            Self::None => start_without_proxy(place),
+            Self::Floor => start_floor(place),
             Self::Leno(sight) => leno::start(place, *sight).await,
-            Self::Described(all) => of(all, place.layout)?.start(place),
+            Self::Described(all) => description_for(all, place.layout)?.start(place),
         }
     }
 }
@@ -158,13 +158,13 @@ impl fmt::Display for ContenderName {
     }
 }
 
-fn of(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
+fn description_for(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
     let found = all.iter().find(|description| description.layout == layout);
     found.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
 /// Clients connect to the ports of the backends.
-fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+fn start_without_proxy(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
     let roads: &[(&str, &str)] = match place.layout {
         Layout::Http | Layout::Tcp => &[("entry", "backend")],
         Layout::Bookinfo => {
@@ -181,15 +181,15 @@ fn none(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
         ],
     };
     for (listener, backend) in roads {
-        let port = place.ports.of(backend)?;
-        place.ports.share(listener, port);
+        let port = place.ports.port_for(backend)?;
+        place.ports.share_port(listener, port);
     }
     Ok(Running::default())
 }
 
-fn floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-    let port = place.ports.of("entry")?.to_string();
-    let to = place.ports.of("backend")?.to_string();
+fn start_floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
+    let port = place.ports.port_for("entry")?.to_string();
+    let to = place.ports.port_for("backend")?.to_string();
     let mut running = Running::default();
     let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);
     running.start_leno(place, Part::Proxy, "forwarder", (arguments.to_vec(), Vec::new()))?;

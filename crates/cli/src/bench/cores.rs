@@ -23,7 +23,7 @@ impl Cores {
     }
 
     /// Returns the cores that this process may use; `None` if the system does not report them.
-    pub(super) fn ours() -> Option<Self> {
+    pub(super) fn available_cores() -> Option<Self> {
         let set = sched_getaffinity(None).ok()?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
         (!cores.is_empty()).then_some(Self(cores))
@@ -48,7 +48,7 @@ impl Cores {
     }
 
     /// Returns the union.
-    pub(super) fn with(&self, other: &Self) -> Self {
+    pub(super) fn union(&self, other: &Self) -> Self {
         let mut cores = [self.0.as_slice(), other.0.as_slice()].concat();
         cores.sort_unstable();
         cores.dedup();
@@ -125,6 +125,6 @@ mod tests {
         let three = Cores(vec![0, 1, 3]);
         assert_eq!(three.split(1), Some((Cores(vec![0]), Cores(vec![1, 3]))));
         assert_eq!((three.split(3), three.split(4), three.split(0)), (None, None, None));
-        assert_eq!(Cores(vec![1, 3]).with(&Cores(vec![0, 1])), three);
+        assert_eq!(Cores(vec![1, 3]).union(&Cores(vec![0, 1])), three);
     }
 }

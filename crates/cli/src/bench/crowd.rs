@@ -19,7 +19,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::Args;
-use leno_discovery::{ALPN, Hello, JOIN_ALPN, Request, Subscriber, Update, follow, join};
+use leno_discovery::{
+    ALPN, Hello, JOIN_ALPN, Request, Subscriber, Update, follow_control_plane, join,
+};
 use leno_identity::{
     Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
     join_client_config,
@@ -80,19 +82,19 @@ impl CrowdArgs {
             .enable_all()
             .build()
             .context("cannot start the runtime")?;
-        LocalSet::new().block_on(&runtime, gather(plan))?;
+        LocalSet::new().block_on(&runtime, run_members(plan))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
-    let stop = stop::signals()?;
+async fn run_members(plan: CrowdPlan) -> anyhow::Result<()> {
+    let stop = stop::stop_signal()?;
     tokio::pin!(stop);
     let joining = Rc::new(Semaphore::new(JOINING_MAX));
     let waiting = Rc::new(Cell::new(plan.members.len()));
     let changed = Rc::new(Notify::new());
     let mut members = JoinSet::new();
-    let (seats, requests): (Vec<_>, Vec<_>) = plan.members.iter().map(seat).unzip();
+    let (seats, requests): (Vec<_>, Vec<_>) = plan.members.iter().map(create_seat).unzip();
     let seats = seats.into_iter().collect::<anyhow::Result<_>>()?;
     let state = Rc::new(CrowdState::new(seats));
     for ((at, member), requests) in plan.members.into_iter().enumerate().zip(requests) {
@@ -104,15 +106,15 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
         };
         let (joining, state) = (Rc::clone(&joining), Rc::clone(&state));
         let life = Life { member, at, control: plan.control, state };
-        members.spawn_local(life.live(joining, requests, complete));
+        members.spawn_local(life.run_member(joining, requests, complete));
     }
-    let obeying = obey::obey(&state);
+    let obeying = obey::execute_orders(&state);
     tokio::pin!(obeying);
     let mut reported = false;
     loop {
         if waiting.get() == 0 && !reported {
             reported = true;
-            output::print(CONVERGED)?;
+            output::print_raw(CONVERGED)?;
         }
         tokio::select! {
             () = &mut stop => return Ok(()),
@@ -124,7 +126,7 @@ async fn gather(plan: CrowdPlan) -> anyhow::Result<()> {
 }
 
 /// Creates the shared state of a member, and the receiver of its requests.
-fn seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>) {
+fn create_seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>) {
     let (requests, receiver) = mpsc::channel(1);
     let seat = || {
         let uses = member.services.iter().map(|(service, _)| service.parse());
@@ -151,7 +153,7 @@ struct Life {
 impl Life {
     /// Runs from the token to the end of the crowd; reconnects when a stream ends. `complete` is called once,
     /// when it has all endpoints of its services.
-    async fn live(
+    async fn run_member(
         self,
         joining: Rc<Semaphore>,
         mut requests: mpsc::Receiver<Request>,
@@ -164,18 +166,18 @@ impl Life {
             wanted.insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
         }
         let permit = joining.acquire().await.context("the join task has ended")?;
-        let (first, credential) = enter(control, &member.token, &workload)
+        let (first, credential) = join_mesh(control, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;
         drop(permit);
         let mut stream = Some(first);
         let reported = Cell::new(false);
         let mut apply = |update: Update| {
-            if !reported.get() && knows(&update, &wanted) {
+            if !reported.get() && has_all_endpoints(&update, &wanted) {
                 reported.set(true);
                 complete();
             }
-            state.reported(at, &update);
+            state.record_update(at, &update);
             Ok(())
         };
         let mut subscriber = Subscriber::new();
@@ -183,15 +185,15 @@ impl Life {
         loop {
             let connected = match stream.take() {
                 Some(stream) => Ok(stream),
-                None => connect(control, &credential).await,
+                None => connect_with_credential(control, &credential).await,
             };
             if let Ok(stream) = connected {
                 failures = 0;
-                state.stream(true);
+                state.record_stream(true);
                 let hello = Hello {
                     workload: workload.clone(),
                     // No process listens there: endpoints are distributed, not used.
-                    listeners: vec![state.listener(at)],
+                    listeners: vec![state.listener_address(at)],
                     admin: None,
                     pid: std::process::id(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -204,21 +206,23 @@ impl Life {
                     answers_queries: false,
                     report: Default::default(),
                 };
-                let ended = follow(stream, hello, &mut subscriber, &mut requests, &mut apply).await;
-                state.stream(false);
+                let ended =
+                    follow_control_plane(stream, hello, &mut subscriber, &mut requests, &mut apply)
+                        .await;
+                state.record_stream(false);
                 tracing::debug!(workload = %member.workload, reason = %ended, "disconnected");
             }
             failures += 1;
             // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same
             // time.
             let draw = (at as u64 + 1).wrapping_mul(SPREAD).rotate_left(failures);
-            sleep(backoff::delay(failures, draw).min(RECONNECT_MAX)).await;
+            sleep(backoff::backoff_delay(failures, draw).min(RECONNECT_MAX)).await;
         }
     }
 }
 
 /// True if all endpoints of these services are known.
-fn knows(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
+fn has_all_endpoints(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
     wanted.iter().all(|(service, endpoints)| {
         let view = update.snapshot.services.get(service);
         view.is_some_and(|view| {
@@ -229,7 +233,7 @@ fn knows(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
 }
 
 /// Exchanges the token for a certificate, and connects with it.
-async fn enter(
+async fn join_mesh(
     control: SocketAddr,
     token: &str,
     workload: &WorkloadName,
@@ -238,25 +242,25 @@ async fn enter(
     let expected = control_id(&bundle.trust_domain);
     let config = join_client_config(&bundle.roots, &expected, &[JOIN_ALPN])?;
     let key = PrivateKey::generate();
-    let stream = tls(control, config).await?;
-    let issued = join(stream, &bundle.token, workload, &key.request()).await?;
+    let stream = connect_tls(control, config).await?;
+    let issued = join(stream, &bundle.token, workload, &key.certificate_request()).await?;
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
     let chain = issued.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, Issued::new(chain, roots)?)?;
     let credential = Arc::new(credential);
-    Ok((connect(control, &credential).await?, credential))
+    Ok((connect_with_credential(control, &credential).await?, credential))
 }
 
 /// Connects with a certificate.
-async fn connect(
+async fn connect_with_credential(
     control: SocketAddr,
     credential: &Credential,
 ) -> anyhow::Result<TlsStream<TcpStream>> {
     let expected = control_id(&credential.id().trust_domain);
-    tls(control, client_config(credential, &expected, &[ALPN])?).await
+    connect_tls(control, client_config(credential, &expected, &[ALPN])?).await
 }
 
-async fn tls<C>(control: SocketAddr, config: C) -> anyhow::Result<TlsStream<TcpStream>>
+async fn connect_tls<C>(control: SocketAddr, config: C) -> anyhow::Result<TlsStream<TcpStream>>
 where
     TlsConnector: From<C>,
 {

@@ -103,7 +103,7 @@ impl Driver {
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::Leno | Self::Wrk => Ok(()),
-            Self::Jmeter => jmeter::home(rig).await.map(drop),
+            Self::Jmeter => jmeter::build_home(rig).await.map(drop),
         }
     }
 
@@ -119,7 +119,7 @@ impl Driver {
     ) -> anyhow::Result<Load> {
         match self {
             Self::Leno => {
-                let launch = leno(demand)?.on(rig.load_cores.as_ref());
+                let launch = launch_leno(demand)?.with_cores(rig.load_cores.as_ref());
                 let child = Child::start_piped(&launch, &dir.join(LOG))?;
                 let measured_from = Instant::now() + demand.warm_up;
                 Ok(Load { child, measured_from, report: Report::Printed })
@@ -130,7 +130,7 @@ impl Driver {
     }
 
     /// Returns the additional time for its start.
-    pub(super) const fn starting(self) -> Duration {
+    pub(super) const fn startup_time(self) -> Duration {
         match self {
             Self::Leno | Self::Wrk => Duration::ZERO,
             Self::Jmeter => jmeter::STARTING,
@@ -158,7 +158,7 @@ impl Load {
     /// # Errors
     /// If it failed, or its output cannot be parsed.
     pub(super) async fn finish(mut self) -> anyhow::Result<Found> {
-        let (status, text) = self.child.output().await?;
+        let (status, text) = self.child.wait_with_output().await?;
         let failed = || {
             let words = self.child.last_words();
             anyhow::anyhow!("the load generator failed, {status}: {text}{words}")
@@ -176,7 +176,7 @@ impl Load {
     }
 }
 
-fn leno(demand: &Demand) -> anyhow::Result<Launch> {
+fn launch_leno(demand: &Demand) -> anyhow::Result<Launch> {
     let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
     let mut arguments = vec![
         "load".to_owned(),
@@ -198,7 +198,7 @@ fn leno(demand: &Demand) -> anyhow::Result<Launch> {
         arguments.push("--fresh-connections".to_owned());
     }
     arguments.extend(demand.urls.iter().cloned());
-    Launch::leno(arguments)
+    Launch::leno_command(arguments)
 }
 
 fn whole_seconds(duration: Duration) -> u64 {
@@ -213,7 +213,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A constant rate to one server.
-    pub(super) fn demand() -> Demand {
+    pub(super) fn constant_rate_demand() -> Demand {
         Demand {
             urls: vec!["http://127.0.0.1:1/".to_owned()],
             connections: 7,
@@ -226,7 +226,7 @@ pub(super) mod tests {
 
     #[test]
     fn our_generator_is_reported_everything() {
-        let launch = leno(&demand()).unwrap();
+        let launch = launch_leno(&constant_rate_demand()).unwrap();
         let words: Vec<_> =
             launch.command.iter().skip(1).map(|word| word.to_str().unwrap()).collect();
         let expected = "load --connections 7 --duration 2000ms --warmup 500ms --threads 1 -o json \

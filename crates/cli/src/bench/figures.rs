@@ -17,11 +17,11 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Formats a figure with significant digits and thousands separators.
-pub(super) fn figure(value: f64) -> String {
+pub(super) fn format_figure(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if size == 0.0 => "0".to_owned(),
-        _ if size >= 1000.0 => thousands(value.round() as i64),
+        _ if size >= 1000.0 => group_thousands(value.round() as i64),
         _ if size >= 100.0 => format!("{value:.0}"),
         _ if size >= 10.0 => format!("{value:.1}"),
         _ if size >= 0.1 => format!("{value:.2}"),
@@ -31,20 +31,20 @@ pub(super) fn figure(value: f64) -> String {
 }
 
 /// Formats a figure for a terminal: significant digits without separators.
-pub(super) fn plain(value: f64) -> String {
-    figure(value).replace('\u{202f}', "")
+pub(super) fn format_plain(value: f64) -> String {
+    format_figure(value).replace('\u{202f}', "")
 }
 
 /// Formats a figure of an axis, without trailing zeros.
-pub(super) fn tick(value: f64) -> String {
+pub(super) fn format_tick(value: f64) -> String {
     if value.abs() >= 10_000.0 {
-        return format!("{}k", tick(value / 1000.0));
+        return format!("{}k", format_tick(value / 1000.0));
     }
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn thousands(value: i64) -> String {
+fn group_thousands(value: i64) -> String {
     let digits = value.unsigned_abs().to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -77,11 +77,11 @@ mod tests {
             (1234.4, "1\u{202f}234"),
             (1_234_567.0, "1\u{202f}234\u{202f}567"),
         ] {
-            assert_eq!(figure(value), text);
-            assert_eq!(plain(value), text.replace('\u{202f}', ""));
+            assert_eq!(format_figure(value), text);
+            assert_eq!(format_plain(value), text.replace('\u{202f}', ""));
         }
         for (value, text) in [(0.5, "0.5"), (100.0, "100"), (20_000.0, "20k"), (0.0, "0")] {
-            assert_eq!(tick(value), text);
+            assert_eq!(format_tick(value), text);
         }
     }
 }

@@ -24,12 +24,12 @@ pub(crate) struct FloorArgs {
 impl FloorArgs {
     /// Forwards until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        loopback::serve(self.port, |stream| forward(stream, self.to))
+        loopback::serve(self.port, |stream| forward_connection(stream, self.to))
     }
 }
 
 /// Copies bytes in both directions until both have finished or one has failed.
-async fn forward(mut downstream: TcpStream, to: u16) {
+async fn forward_connection(mut downstream: TcpStream, to: u16) {
     let Ok(mut upstream) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else {
         return;
     };

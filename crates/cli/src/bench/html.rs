@@ -8,18 +8,18 @@ mod panel;
 mod tables;
 
 use super::contender::Facts;
-use super::figures::{escape, figure};
+use super::figures::{escape, format_figure};
 use super::report::{CaseReport, Report};
 
 pub(super) use axis::Scale;
 
 /// Renders the page of some reports.
-pub(super) fn page(reports: &[Report]) -> String {
+pub(super) fn render_page(reports: &[Report]) -> String {
     let title = match reports {
         [report] => format!("leno bench {}: {}", report.suite, report.title),
         _ => "leno bench".to_owned(),
     };
-    let bodies: String = reports.iter().map(body).collect();
+    let bodies: String = reports.iter().map(render_report).collect();
     let links = reports.iter().map(|report| {
         let suite = escape(report.suite);
         format!("<li><a href=\"#{suite}\">{suite}</a></li>")
@@ -38,35 +38,35 @@ pub(super) fn page(reports: &[Report]) -> String {
     )
 }
 
-fn body(report: &Report) -> String {
+fn render_report(report: &Report) -> String {
     [
         format!("<section id=\"{}\">", escape(report.suite)),
-        head(report),
-        headline(report),
+        render_header(report),
+        render_headline(report),
         tables_and_plots(report),
-        cases(report),
-        published(report),
-        contenders(report),
-        diagnostics(report),
+        render_cases(report),
+        render_published_tables(report),
+        render_contenders(report),
+        render_diagnostics(report),
         "</section>".to_owned(),
     ]
     .concat()
 }
 
-fn head(report: &Report) -> String {
+fn render_header(report: &Report) -> String {
     let machine = &report.machine;
     let mut chips = vec![
         ("processor", machine.processor.clone()),
         ("cores", machine.cores.to_string()),
-        ("memory", format!("{} MiB", figure(machine.memory_mib as f64))),
+        ("memory", format!("{} MiB", format_figure(machine.memory_mib as f64))),
         ("Linux", machine.kernel.clone()),
-        ("took", format!("{} s", figure(report.elapsed_s))),
+        ("took", format!("{} s", format_figure(report.elapsed_s))),
     ];
     if machine.virtual_machine {
         chips.push(("machine", "virtual".to_owned()));
     }
     if let Some(settings) = &report.settings {
-        chips.push(("each run", format!("{} s", figure(settings.duration_s))));
+        chips.push(("each run", format!("{} s", format_figure(settings.duration_s))));
         chips.push(("repeats", settings.repeats.to_string()));
         if !report.cases.is_empty() {
             chips.push(("load", settings.driver_version.clone()));
@@ -76,8 +76,9 @@ fn head(report: &Report) -> String {
         .iter()
         .map(|(name, value)| format!("<li>{name} <b>{}</b></li>", escape(value)))
         .collect();
-    let caution =
-        report.caution().map(|text| format!("<p class=\"caution\">{}</p>", escape(&text)));
+    let caution = report
+        .reliability_warning()
+        .map(|text| format!("<p class=\"caution\">{}</p>", escape(&text)));
     format!(
         "<header class=\"top\"><span class=\"mark\">leno bench {}</span>\
          <span class=\"when\">{}</span></header><h1>{}</h1><p>{}</p><ul class=\"chips\">{chips}</ul>{}",
@@ -90,7 +91,7 @@ fn head(report: &Report) -> String {
 }
 
 /// Returns the headline: the relative cost of the other contenders, if known.
-fn headline(report: &Report) -> String {
+fn render_headline(report: &Report) -> String {
     let Some(case) = report.cases.first() else {
         return String::new();
     };
@@ -100,7 +101,7 @@ fn headline(report: &Report) -> String {
     let own = ours.cpu_us_per_request.sum;
     let mut cards = format!(
         "<div><strong>{} µs</strong><span>CPU per request, all leno sidecars together<br>{}</span></div>",
-        figure(own),
+        format_figure(own),
         escape(&case.name)
     );
     for facts in report.contenders.iter().filter(|facts| facts.name != "leno") {
@@ -133,14 +134,14 @@ fn tables_and_plots(report: &Report) -> String {
 }
 
 /// Renders the first case open; with many cases the others are collapsed.
-fn cases(report: &Report) -> String {
+fn render_cases(report: &Report) -> String {
     let many = report.cases.len() > CASES_OPEN;
     let mut text = String::new();
     for (index, case) in report.cases.iter().enumerate() {
         let panel = panel::of_case(report, case);
         let table = tables::of_case(report, case);
         let title = escape(&case.name);
-        let cores = cores(case);
+        let cores = describe_cores(case);
         let shown = !many || (index == 0 && report.plots.is_empty());
         text.push_str(&match shown {
             true => format!("<h2>{title}</h2>{cores}{panel}<p></p>{table}"),
@@ -150,7 +151,7 @@ fn cases(report: &Report) -> String {
     text
 }
 
-fn cores(case: &CaseReport) -> String {
+fn describe_cores(case: &CaseReport) -> String {
     match (&case.proxy_cores, &case.load_cores) {
         (Some(proxies), Some(load)) => format!(
             "<p class=\"soft small\">Proxies ran on cores {proxies}, load generator and applications on \
@@ -160,7 +161,7 @@ fn cores(case: &CaseReport) -> String {
     }
 }
 
-fn published(report: &Report) -> String {
+fn render_published_tables(report: &Report) -> String {
     let tables: String = report.published.iter().map(tables::of_published).collect();
     match tables.is_empty() {
         true => tables,
@@ -168,8 +169,8 @@ fn published(report: &Report) -> String {
     }
 }
 
-fn contenders(report: &Report) -> String {
-    let list: String = report.contenders.iter().map(contender).collect();
+fn render_contenders(report: &Report) -> String {
+    let list: String = report.contenders.iter().map(render_contender).collect();
     let skipped: String = report
         .skipped
         .iter()
@@ -185,7 +186,7 @@ fn contenders(report: &Report) -> String {
     format!("<h2>Contenders and their exact configuration</h2>{skipped}{list}")
 }
 
-fn contender(facts: &Facts) -> String {
+fn render_contender(facts: &Facts) -> String {
     let processes = facts.configuration.iter().map(|process| {
         let command = escape(&process.command.join(" "));
         let files = process
@@ -208,7 +209,7 @@ fn contender(facts: &Facts) -> String {
     )
 }
 
-fn diagnostics(report: &Report) -> String {
+fn render_diagnostics(report: &Report) -> String {
     let list = |texts: &[String]| -> String {
         texts.iter().map(|text| format!("<li>{}</li>", escape(text))).collect()
     };

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::child::{Child, Launch};
 
 /// Returns the reason why this machine counts no instructions; `None` if it does.
-pub(super) fn unavailable() -> Option<String> {
+pub(super) fn unavailable_reason() -> Option<String> {
     let probe = Command::new("perf").args(COUNT).args(["--", "true"]).output();
     let output = match probe {
         Ok(output) => output,
@@ -52,7 +52,7 @@ impl Counting {
     /// # Errors
     /// If the end of perf cannot be awaited.
     pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
-        self.child.output().await?;
+        self.child.wait_with_output().await?;
         let text = std::fs::read_to_string(&self.file).context("the counters of perf")?;
         Ok(parse(&text))
     }

@@ -31,7 +31,7 @@ async fn accept<F>(port: u16, converse: impl Fn(TcpStream) -> F) -> anyhow::Resu
 where
     F: Future<Output = ()> + 'static,
 {
-    let stop = stop::signals()?;
+    let stop = stop::stop_signal()?;
     tokio::pin!(stop);
     let socket = TcpSocket::new_v4().context("a socket")?;
     socket.set_reuseaddr(true).context("a socket")?;

@@ -22,7 +22,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Reads the facts from Linux.
-    pub(super) fn describe() -> Self {
+    pub(super) fn read_facts() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         let memory = read("/proc/meminfo");
         let memory =
@@ -35,14 +35,14 @@ impl Machine {
             system: pretty_name(&read("/etc/os-release")),
             virtual_machine: field(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.contains("hypervisor")),
-            load_before: load(),
-            stolen: stolen(&read("/proc/stat")),
+            load_before: load_average(),
+            stolen: parse_stolen_time(&read("/proc/stat")),
         }
     }
 }
 
 /// Returns the number of runnable processes, as a one-minute average.
-pub(super) fn load() -> f64 {
+pub(super) fn load_average() -> f64 {
     read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
 
@@ -64,7 +64,7 @@ fn pretty_name(release: &str) -> String {
 }
 
 /// proc_stat(5): the eighth figure of the first line is the stolen time.
-fn stolen(stat: &str) -> f64 {
+fn parse_stolen_time(stat: &str) -> f64 {
     let line = stat.lines().next().unwrap_or_default();
     let figures: Vec<f64> =
         line.split_ascii_whitespace().skip(1).filter_map(|text| text.parse().ok()).collect();
@@ -80,8 +80,8 @@ mod tests {
     fn what_linux_tells_is_understood() {
         assert_eq!(field("a\t: b\nmodel name\t: X 9\n", "model name"), Some("X 9"));
         assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"X 1\"\n"), "X 1");
-        assert_eq!(stolen("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
-        assert_eq!(stolen(""), 0.0);
-        assert!(Machine::describe().cores > 0);
+        assert_eq!(parse_stolen_time("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
+        assert_eq!(parse_stolen_time(""), 0.0);
+        assert!(Machine::read_facts().cores > 0);
     }
 }

@@ -27,15 +27,15 @@ pub(super) struct Project {
 ///
 /// # Errors
 /// If a tool is missing, or Maven fails.
-pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<PathBuf> {
+pub(super) async fn build_product(project: &Project, rig: &Rig) -> anyhow::Result<PathBuf> {
     let cache = rig.cache.as_path();
-    let place = cache.join(format!("{}-{:016x}", project.name, fingerprint(project)));
+    let place = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
     if place.is_dir() {
         return Ok(place);
     }
     let purpose = format!("building {}", project.about);
     for tool in ["mvn", "javac"] {
-        require(rig, tool, &purpose)?;
+        require_tool(rig, tool, &purpose)?;
     }
     eprintln!("{purpose} with Maven, once, into {}", place.display());
     std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -55,7 +55,7 @@ pub(super) async fn product(project: &Project, rig: &Rig) -> anyhow::Result<Path
 ///
 /// # Errors
 /// The tool to install.
-pub(super) fn require(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()> {
+pub(super) fn require_tool(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()> {
     if rig.search_path.iter().any(|directory| directory.join(tool).is_file()) {
         return Ok(());
     }
@@ -79,7 +79,7 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
         .collect::<Vec<std::ffi::OsString>>();
     command.extend([dir.join("pom.xml").into(), "package".into()]);
     let mut maven = Child::start(&Launch::new(command), &dir.join("maven.log"))?;
-    let Ok(ended) = timeout(BUILD_MAX_WAIT, maven.output()).await else {
+    let Ok(ended) = timeout(BUILD_MAX_WAIT, maven.wait_with_output()).await else {
         bail!("the build did not finish within {BUILD_MAX_WAIT:?}: {}", maven.last_words());
     };
     let (status, _) = ended?;
@@ -90,7 +90,7 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Different sources have a different product.
-fn fingerprint(project: &Project) -> u64 {
+fn source_fingerprint(project: &Project) -> u64 {
     let mut hasher = DefaultHasher::new();
     project.sources.hash(&mut hasher);
     hasher.finish()
@@ -109,12 +109,12 @@ mod tests {
         let [bin, cache] = ["bin", "cache"].map(|name| empty.path().join(name));
         let rig = Rig::new(vec![bin], PathBuf::new(), cache.clone()).unwrap();
         let project = Project { name: "thing", about: "a thing", sources: &[], product: "target" };
-        let error = product(&project, &rig).await.unwrap_err().to_string();
+        let error = build_product(&project, &rig).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
         assert!(!cache.exists(), "nothing was begun");
-        let place = cache.join(format!("thing-{:016x}", fingerprint(&project)));
+        let place = cache.join(format!("thing-{:016x}", source_fingerprint(&project)));
         std::fs::create_dir_all(&place).unwrap();
-        assert_eq!(product(&project, &rig).await.unwrap(), place);
+        assert_eq!(build_product(&project, &rig).await.unwrap(), place);
     }
 }

@@ -32,8 +32,8 @@ pub(super) struct MeshServices {
 ///
 /// # Errors
 /// If a process does not start, or a request is not answered.
-pub(super) async fn measure(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
-    let dir = rig.scratch().join(format!("services-{services}"));
+pub(super) async fn measure_services(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
+    let dir = rig.scratch_directory().join(format!("services-{services}"));
     std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
     let measured = run(rig, &dir, &mut ports, services).await;
@@ -49,12 +49,13 @@ async fn run(
     ports: &mut Ports<'_>,
     services: usize,
 ) -> anyhow::Result<MeshServices> {
-    let application = ports.of("application")?;
-    manifests(&dir.join("mesh"), ports, services)?;
-    let address = ports.address("control")?;
-    let backend = Launch::leno(["bench", "backend", "--port", &application.to_string()])?;
-    let backend = Child::start(&backend.on(rig.load_cores.as_ref()), &dir.join("backend.log"))?;
-    let control = Launch::leno([
+    let application = ports.port_for("application")?;
+    write_manifests(&dir.join("mesh"), ports, services)?;
+    let address = ports.address_for("control")?;
+    let backend = Launch::leno_command(["bench", "backend", "--port", &application.to_string()])?;
+    let backend =
+        Child::start(&backend.with_cores(rig.load_cores.as_ref()), &dir.join("backend.log"))?;
+    let control = Launch::leno_command([
         "control".as_ref(),
         "--log-level=warn".as_ref(),
         "-f".as_ref(),
@@ -64,13 +65,14 @@ async fn run(
         "--listen".as_ref(),
         address.to_string().as_ref(),
     ])?;
-    let control = Child::start(&control.on(rig.proxy_cores.as_ref()), &dir.join("control.log"))?;
-    let server = sidecar(rig, dir, (ports, address), "server").await?;
-    let client = sidecar(rig, dir, (ports, address), "client").await?;
+    let control =
+        Child::start(&control.with_cores(rig.proxy_cores.as_ref()), &dir.join("control.log"))?;
+    let server = start_sidecar(rig, dir, (ports, address), "server").await?;
+    let client = start_sidecar(rig, dir, (ports, address), "client").await?;
     for number in 0..USED.min(services) {
-        let listener = ports.address(&format!("listener-{number}"))?;
+        let listener = ports.address_for(&format!("listener-{number}"))?;
         let until = Instant::now() + MAX_WAIT;
-        while let Err(error) = ask::admin(listener, "/").await {
+        while let Err(error) = ask::query_admin(listener, "/").await {
             if Instant::now() > until {
                 return Err(error).context("a service does not respond");
             }
@@ -78,15 +80,15 @@ async fn run(
         }
     }
     let pid = client.pid().context("the sidecar has exited")?;
-    let proxies = Mesh::at(&dir.join("data")).ask("/proxies").await?;
+    let proxies = Mesh::from_data(&dir.join("data")).query_json("/proxies").await?;
     let known = proxies.as_array().into_iter().flatten();
     let known = known.filter(|proxy| proxy["workload"] == "bench/client");
     let control_pid = control.pid().context("the control plane has exited")?;
     let measured = MeshServices {
         services,
-        sidecar_kib: sample::memory(&[pid]).private_kib,
+        sidecar_kib: sample::memory_usage(&[pid]).private_kib,
         known: known.filter_map(|proxy| proxy["services"].as_u64()).sum(),
-        control_mib: sample::memory(&[control_pid]).private_kib as f64 / 1024.0,
+        control_mib: sample::memory_usage(&[control_pid]).private_kib as f64 / 1024.0,
     };
     for child in [client, server, control, backend] {
         child.stop().await;
@@ -94,16 +96,16 @@ async fn run(
     Ok(measured)
 }
 
-async fn sidecar(
+async fn start_sidecar(
     rig: &Rig,
     dir: &Path,
     (ports, control): (&mut Ports<'_>, SocketAddr),
     name: &str,
 ) -> anyhow::Result<Child> {
-    let mesh = Mesh::at(&dir.join("data"));
+    let mesh = Mesh::from_data(&dir.join("data"));
     let until = Instant::now() + MAX_WAIT;
     let token = loop {
-        match mesh.send("POST", &format!("/token?workload=bench/{name}")).await {
+        match mesh.send_request("POST", &format!("/token?workload=bench/{name}")).await {
             Ok(token) => break token,
             Err(error) if Instant::now() > until => return Err(error),
             Err(_) => sleep(LOOK_EVERY).await,
@@ -113,8 +115,8 @@ async fn sidecar(
     bundle.control = vec![control];
     let token = dir.join(format!("{name}.token"));
     bundle.save(&token).context("cannot write a token")?;
-    let admin = ports.address(&format!("admin-{name}"))?;
-    let launch = Launch::leno([
+    let admin = ports.address_for(&format!("admin-{name}"))?;
+    let launch = Launch::leno_command([
         "proxy".as_ref(),
         "--log-level=warn".as_ref(),
         format!("--workload=bench/{name}").as_ref(),
@@ -127,9 +129,11 @@ async fn sidecar(
         "--http-proxy=off".as_ref(),
         "--drain-timeout=0s".as_ref(),
     ])?;
-    let child =
-        Child::start(&launch.on(rig.load_cores.as_ref()), &dir.join(format!("{name}.log")))?;
-    while ask::admin(admin, "/ready").await.is_err() {
+    let child = Child::start(
+        &launch.with_cores(rig.load_cores.as_ref()),
+        &dir.join(format!("{name}.log")),
+    )?;
+    while ask::query_admin(admin, "/ready").await.is_err() {
         if Instant::now() > until {
             bail!("a sidecar is not ready: {}", child.last_words());
         }
@@ -139,8 +143,8 @@ async fn sidecar(
 }
 
 /// Writes files with a bounded number of documents each: files have a limit.
-fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Result<()> {
-    let port = ports.of("application")?;
+fn write_manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Result<()> {
+    let port = ports.port_for("application")?;
     let mut text = String::new();
     for name in ["server", "client"] {
         write!(
@@ -152,7 +156,7 @@ fn manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Resu
     }
     text.push_str("  outbound:\n");
     for number in 0..USED.min(services) {
-        let listener = ports.address(&format!("listener-{number}"))?;
+        let listener = ports.address_for(&format!("listener-{number}"))?;
         writeln!(
             text,
             "  - {{service: service-{number}.bench, port: 80, listen: \"{listener}\"}}"

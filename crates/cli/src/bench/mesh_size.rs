@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::manifests::rule;
+use self::manifests::render_rule;
 use self::traffic::Traffic;
 use super::child::{Child, Launch};
 use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
@@ -45,8 +45,12 @@ pub(super) enum Changing {
 ///
 /// # Errors
 /// If a process does not start, or the endpoints are not all distributed in time.
-pub(super) async fn measure(rig: &Rig, crowd: Crowd, timing: Timing) -> anyhow::Result<MeshSize> {
-    let dir = rig.scratch().join("mesh");
+pub(super) async fn measure_mesh(
+    rig: &Rig,
+    crowd: Crowd,
+    timing: Timing,
+) -> anyhow::Result<MeshSize> {
+    let dir = rig.scratch_directory().join("mesh");
     std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
     let mut stage = Stage { rig, crowd, ports: &mut ports, dir: &dir };
@@ -70,43 +74,44 @@ impl Stage<'_, '_> {
     async fn run(&mut self, timing: Timing) -> anyhow::Result<MeshSize> {
         let file = self.dir.join("mesh");
         self.write_manifests(&file).context("the manifests")?;
-        let application = self.application()?;
+        let application = self.start_application()?;
         let data = self.dir.join("data");
-        let address = self.ports.address("control")?;
-        let control = self.control(&file, &data, address)?;
+        let address = self.ports.address_for("control")?;
+        let control = self.start_control_plane(&file, &data, address)?;
         let pid = control.pid().context("the control plane exited immediately")?;
-        let tokens = self.tokens(&data, address).await.with_context(|| control.last_words())?;
-        let private = || mib(sample::memory(&[pid]).private_kib);
+        let tokens =
+            self.create_tokens(&data, address).await.with_context(|| control.last_words())?;
+        let private = || to_mib(sample::memory_usage(&[pid]).private_kib);
         let empty = private();
-        let before = sample::cpu(&[pid]);
+        let before = sample::cpu_time(&[pid]);
         let began = Instant::now();
-        let (mut crowd, real) = self.everybody(&tokens, address)?;
+        let (mut crowd, real) = self.start_all_sidecars(&tokens, address)?;
         let max_wait = ROLLOUT_MAX_WAIT;
-        match timeout(max_wait, crowd.line()).await {
+        match timeout(max_wait, crowd.next_line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
             Ok(_) => bail!("the simulated sidecars exited: {}", crowd.last_words()),
             Err(_) => bail!("not all sidecars were in sync within {max_wait:?}"),
         }
-        self.registered(&data).await?;
+        self.wait_until_registered(&data).await?;
         let rollout = began.elapsed().as_secs_f64();
-        let spent = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
+        let spent = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
         let peak = sample::peak_kib(pid);
         self.use_listeners().await?;
         sleep(timing.warm_up).await;
-        let (before, began) = (sample::cpu(&[pid]), Instant::now());
+        let (before, began) = (sample::cpu_time(&[pid]), Instant::now());
         sleep(timing.duration).await;
-        let steady = sample::cpu(&[pid]).saturating_sub(before).as_secs_f64();
+        let steady = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
         let steady_cores = steady / began.elapsed().as_secs_f64();
         let full = private();
         let sidecars = real.iter().filter_map(Child::pid);
-        let sidecars = sidecars.map(|pid| mib(sample::memory(&[pid]).private_kib));
+        let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.traffic_mode,
             rollout_s: rollout,
             rollout_cpu_s: spent,
             rollout_cores: spent / rollout,
-            rollout_memory_mib: mib(peak),
+            rollout_memory_mib: to_mib(peak),
             steady_cores,
             steady_memory_mib: full,
             empty_memory_mib: empty,
@@ -116,12 +121,12 @@ impl Stage<'_, '_> {
         };
         let mut control = control;
         if self.crowd.changes == Changing::Yes {
-            let traffic = self.serves().then(|| Traffic::start(self)).transpose()?;
+            let traffic = self.has_real_services().then(|| Traffic::start(self)).transpose()?;
             let mut place = changes::Place { file: &file, data: &data, address, timing };
-            let (after, found) = self.changes(&mut crowd, control, &mut place).await?;
+            let (after, found) = self.measure_changes(&mut crowd, control, &mut place).await?;
             control = after;
             let (requests, failed) = match traffic {
-                Some(traffic) => traffic.finish().await,
+                Some(traffic) => traffic.stop_and_count().await,
                 None => (0, 0),
             };
             measured.changes = Some(MeshChanges { requests, failed, ..found });
@@ -139,27 +144,27 @@ impl Stage<'_, '_> {
 
     fn write_manifests(&mut self, folder: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder)?;
-        std::fs::write(folder.join("mesh.yaml"), self.manifests()?)?;
-        std::fs::write(folder.join("rule.yaml"), rule(0))?;
+        std::fs::write(folder.join("mesh.yaml"), self.render_manifests()?)?;
+        std::fs::write(folder.join("rule.yaml"), render_rule(0))?;
         Ok(())
     }
 
     /// Starts the application behind the real sidecars.
-    fn application(&mut self) -> anyhow::Result<Option<Child>> {
+    fn start_application(&mut self) -> anyhow::Result<Option<Child>> {
         if self.crowd.real == 0 {
             return Ok(None);
         }
-        let port = self.ports.of("application")?.to_string();
-        let launch = Launch::leno(["bench", "backend", "--port", &port])?;
+        let port = self.ports.port_for("application")?.to_string();
+        let launch = Launch::leno_command(["bench", "backend", "--port", &port])?;
         let cores = self.rig.load_cores.as_ref();
-        Child::start(&launch.on(cores), &self.dir.join("application.log")).map(Some)
+        Child::start(&launch.with_cores(cores), &self.dir.join("application.log")).map(Some)
     }
 
     /// Waits until the real sidecars are ready as well.
-    async fn registered(&self, data: &Path) -> anyhow::Result<()> {
+    async fn wait_until_registered(&self, data: &Path) -> anyhow::Result<()> {
         let until = Instant::now() + ROLLOUT_MAX_WAIT;
         loop {
-            let status = Mesh::at(data).ask("/status").await?;
+            let status = Mesh::from_data(data).query_json("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
             if registered >= self.crowd.sidecars as u64 {
                 return Ok(());
@@ -171,8 +176,13 @@ impl Stage<'_, '_> {
         }
     }
 
-    fn control(&self, file: &Path, data: &Path, address: SocketAddr) -> anyhow::Result<Child> {
-        let launch = Launch::leno([
+    fn start_control_plane(
+        &self,
+        file: &Path,
+        data: &Path,
+        address: SocketAddr,
+    ) -> anyhow::Result<Child> {
+        let launch = Launch::leno_command([
             "control".as_ref(),
             "--log-level=warn".as_ref(),
             "-f".as_ref(),
@@ -183,26 +193,26 @@ impl Stage<'_, '_> {
             address.to_string().as_ref(),
         ])?;
         let cores = self.rig.proxy_cores.as_ref();
-        Child::start(&launch.on(cores), &self.dir.join("control.log"))
+        Child::start(&launch.with_cores(cores), &self.dir.join("control.log"))
     }
 
     /// Starts all sidecars at once.
-    fn everybody(
+    fn start_all_sidecars(
         &mut self,
         tokens: &[String],
         control: SocketAddr,
     ) -> anyhow::Result<(Child, Vec<Child>)> {
         let (of_real, of_crowd) = tokens.split_at(self.crowd.real.min(tokens.len()));
-        self.ports.of("application")?;
+        self.ports.port_for("application")?;
         let members = of_crowd.iter().enumerate().map(|(index, token)| {
             let index = index + self.crowd.real;
-            let used = self.used(index).into_iter();
+            let used = self.used_services(index).into_iter();
             anyhow::Ok(CrowdMember {
-                workload: workload(index),
+                workload: workload_name(index),
                 token: token.clone(),
-                port: self.port(index)?,
-                services: used.map(|service| self.named(service)).collect(),
-                behind: self.named(index / PER_SERVICE).0,
+                port: self.application_port(index)?,
+                services: used.map(|service| self.name_and_size(service)).collect(),
+                behind: self.name_and_size(index / PER_SERVICE).0,
             })
         });
         let plan = CrowdPlan { control, members: members.collect::<anyhow::Result<_>>()? };
@@ -211,24 +221,24 @@ impl Stage<'_, '_> {
             .context("the plan of the simulated sidecars")?;
         let mut real = Vec::new();
         for (index, token) in of_real.iter().enumerate() {
-            real.push(self.sidecar(index, token)?);
+            real.push(self.start_sidecar(index, token)?);
         }
         let launch = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
-        let launch = Launch::leno(launch)?.on(self.rig.load_cores.as_ref());
+        let launch = Launch::leno_command(launch)?.with_cores(self.rig.load_cores.as_ref());
         Ok((Child::start_talking(&launch, &self.dir.join("crowd.log"))?, real))
     }
 
     /// Starts a real sidecar.
-    fn sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<Child> {
+    fn start_sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<Child> {
         let state = self.dir.join(format!("sidecar-{index}"));
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
         JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
-        let admin = self.ports.address(&format!("admin-{index}"))?;
-        let launch = Launch::leno([
+        let admin = self.ports.address_for(&format!("admin-{index}"))?;
+        let launch = Launch::leno_command([
             "proxy".as_ref(),
             "--log-level=warn".as_ref(),
             "--workload".as_ref(),
-            workload(index).as_ref(),
+            workload_name(index).as_ref(),
             "--token-file".as_ref(),
             token_file.as_os_str(),
             "--state".as_ref(),
@@ -239,14 +249,14 @@ impl Stage<'_, '_> {
             "--drain-timeout=0s".as_ref(),
         ])?;
         let cores = self.rig.load_cores.as_ref();
-        Child::start(&launch.on(cores), &self.dir.join(format!("sidecar-{index}.log")))
+        Child::start(&launch.with_cores(cores), &self.dir.join(format!("sidecar-{index}.log")))
     }
 
     /// Creates one token per workload.
-    async fn tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
-        let mesh = Mesh::at(data);
+    async fn create_tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
+        let mesh = Mesh::from_data(data);
         let until = Instant::now() + START_MAX_WAIT;
-        while mesh.ask("/status").await.is_err() {
+        while mesh.query_json("/status").await.is_err() {
             if Instant::now() > until {
                 bail!("the control plane does not respond");
             }
@@ -254,8 +264,8 @@ impl Stage<'_, '_> {
         }
         let mut tokens = Vec::with_capacity(self.crowd.sidecars);
         for index in 0..self.crowd.sidecars {
-            let path = format!("/token?workload={}", workload(index));
-            let mut bundle = JoinBundle::parse(&mesh.send("POST", &path).await?)?;
+            let path = format!("/token?workload={}", workload_name(index));
+            let mut bundle = JoinBundle::parse(&mesh.send_request("POST", &path).await?)?;
             bundle.control = vec![control];
             tokens.push(bundle.render());
         }
@@ -266,20 +276,20 @@ impl Stage<'_, '_> {
     /// services as they would with traffic. The responses are ignored.
     async fn use_listeners(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real.min(self.crowd.sidecars) {
-            for number in 0..self.used(index).len() {
-                let listener = self.ports.address(&format!("listener-{index}-{number}"))?;
-                drop(ask::admin(listener, "/").await);
+            for number in 0..self.used_services(index).len() {
+                let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
+                drop(ask::query_admin(listener, "/").await);
             }
         }
         Ok(())
     }
 }
 
-fn mib(kib: u64) -> f64 {
+fn to_mib(kib: u64) -> f64 {
     kib as f64 / 1024.0
 }
 
-fn workload(index: usize) -> String {
+fn workload_name(index: usize) -> String {
     format!("bench/workload-{index}")
 }
 

@@ -93,7 +93,7 @@ impl Options {
     ///
     /// # Errors
     /// If a contender file cannot be used, or a name occurs twice.
-    pub(super) fn contenders(&self, defaults: Defaults) -> anyhow::Result<Vec<Contender>> {
+    pub(super) fn load_contenders(&self, defaults: Defaults) -> anyhow::Result<Vec<Contender>> {
         let names = match self.contenders.is_empty() {
             false => self.contenders.clone(),
             true => {
@@ -116,12 +116,12 @@ impl Options {
     ///
     /// # Errors
     /// If there is no directory for files.
-    pub(super) fn runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
+    pub(super) fn build_runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
         let search_path = std::env::split_paths(&self.search_path).collect();
-        let installed = contender::directory(&self.home)?;
+        let installed = contender::contenders_directory(&self.home)?;
         let cache = match &self.cache {
             Some(cache) => std::path::absolute(cache).context("--cache")?,
-            None => self.home.cache()?,
+            None => self.home.cache_directory()?,
         };
         let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
         if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
@@ -138,11 +138,11 @@ impl Options {
             seed: self.seed.unwrap_or_else(by_chance),
             baseline: self.baseline.clone(),
             cores,
-            starting: defaults.starting + self.driver.starting(),
+            starting: defaults.starting + self.driver.startup_time(),
             counts: false,
         };
         if let Some(budget) = self.budget {
-            fit(&mut runner, trials, budget);
+            fit_to_budget(&mut runner, trials, budget);
         }
         Ok(runner)
     }
@@ -163,7 +163,7 @@ impl Options {
     }
 
     /// Returns the options with the budget of one part.
-    pub(super) fn within(&self, budget: Option<Duration>) -> Self {
+    pub(super) fn with_budget(&self, budget: Option<Duration>) -> Self {
         Self { budget, ..self.clone() }
     }
 
@@ -171,9 +171,9 @@ impl Options {
     ///
     /// # Errors
     /// If the output is closed or the file cannot be written.
-    pub(super) fn publish(&self, reports: &[Report]) -> anyhow::Result<()> {
+    pub(super) fn publish_reports(&self, reports: &[Report]) -> anyhow::Result<()> {
         if let Some(path) = &self.html {
-            std::fs::write(path, html::page(reports))
+            std::fs::write(path, html::render_page(reports))
                 .with_context(|| format!("cannot write {}", path.display()))?;
             eprintln!("wrote {}", path.display());
         }
@@ -184,14 +184,14 @@ impl Options {
             }
             (ReportFormat::Table, reports) => {
                 let texts: Vec<String> = reports.iter().map(table::render).collect();
-                output::print(&texts.join("\n"))
+                output::print_raw(&texts.join("\n"))
             }
         }
     }
 }
 
 /// Returns the measurement settings for the report.
-pub(super) fn settings(runner: &Runner) -> Settings {
+pub(super) fn runner_settings(runner: &Runner) -> Settings {
     Settings {
         duration_s: runner.timing.duration.as_secs_f64(),
         warm_up_s: runner.timing.warm_up.as_secs_f64(),
@@ -207,7 +207,7 @@ pub(super) fn settings(runner: &Runner) -> Settings {
 }
 
 /// Shortens the runs until all of them fit, and reduces the repeats if that is not enough.
-fn fit(runner: &mut Runner, trials: usize, budget: Duration) {
+fn fit_to_budget(runner: &mut Runner, trials: usize, budget: Duration) {
     let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
     loop {
         let each = budget / trials.saturating_mul(runner.repeats);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::statistics::{Range, median, rounded};
+use super::statistics::{Range, median, round_significant};
 use super::trial::{CpuCost, LatencyMs, MemoryKib, Trial};
 
 /// The result of one contender in one case: the medians of its repeats, and their spread.
@@ -96,8 +96,9 @@ pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 impl Outcome {
     /// Aggregates repeats; `None` without any. `cores` are the numbers of cores of the proxies, and of load and
     /// applications.
-    pub(super) fn of(repeats: Vec<Trial>, cores: (f64, f64)) -> Option<Self> {
-        let middle = |of: &dyn Fn(&Trial) -> f64| median(repeats.iter().map(of)).map(rounded);
+    pub(super) fn from_repeats(repeats: Vec<Trial>, cores: (f64, f64)) -> Option<Self> {
+        let middle =
+            |of: &dyn Fn(&Trial) -> f64| median(repeats.iter().map(of)).map(round_significant);
         let number = |of: &dyn Fn(&Trial) -> u64| {
             median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
         };
@@ -129,10 +130,10 @@ impl Outcome {
             t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
         };
         let taken = median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
-        let range = ranges(&repeats);
+        let range = figure_ranges(&repeats);
         let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
         Some(Self {
-            instructions_per_request: median(instructions).map(rounded),
+            instructions_per_request: median(instructions).map(round_significant),
             rps: middle(&|t| t.rps)?,
             latency_ms,
             cpu_us_per_request: CpuCost {
@@ -147,11 +148,13 @@ impl Outcome {
             },
             requests: repeats.iter().map(|t| t.requests).sum(),
             failed: repeats.iter().map(|t| t.errors).sum(),
-            noisy: noisy(&range),
+            noisy: noisy_figures(&range),
             range,
             ratio_to_leno: None,
             ratio_to_baseline: None,
-            other_processes_cores: rounded(repeats.iter().map(other_processes).fold(0.0, f64::max)),
+            other_processes_cores: round_significant(
+                repeats.iter().map(other_processes).fold(0.0, f64::max),
+            ),
             limited_by: match (busy_proxies + taken >= BUSY * cores.0, busy_load >= BUSY * cores.1)
             {
                 (true, _) => Limit::Proxies,
@@ -168,7 +171,7 @@ impl Outcome {
     }
 
     /// Returns notes for the reader, in a word each.
-    pub(super) fn marks(&self) -> Vec<String> {
+    pub(super) fn reader_notes(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
         let bound = (self.limited_by == Limit::Load).then(|| "load-bound".to_owned());
         let noisy = (!self.noisy.is_empty()).then(|| "noisy".to_owned());
@@ -177,35 +180,35 @@ impl Outcome {
     }
 
     /// Returns the ratio of a figure to the user's baseline: leno by default.
-    pub(super) fn ratio(&self, figure: &str) -> Option<f64> {
+    pub(super) fn ratio_to_baseline(&self, figure: &str) -> Option<f64> {
         let ratios = self.ratio_to_baseline.as_ref().or(self.ratio_to_leno.as_ref())?;
         ratios.get(figure).copied()
     }
 
     /// Returns the median ratio to another contender in the same repeat, by figure: a disturbance of both
     /// affects the ratio less. Figures that are zero on either side are omitted.
-    pub(super) fn ratios(&self, to: &Self) -> BTreeMap<&'static str, f64> {
+    pub(super) fn ratios_to(&self, to: &Self) -> BTreeMap<&'static str, f64> {
         let ratio = |figure: &Figure| {
             let pairs = self.repeats.iter().filter_map(|ours| {
                 let theirs = to.repeats.iter().find(|theirs| theirs.repeat == ours.repeat)?;
                 let (ours, theirs) = ((figure.of)(ours), (figure.of)(theirs));
                 (ours > 0.0 && theirs > 0.0).then_some(ours / theirs)
             });
-            Some((figure.name, rounded(median(pairs)?)))
+            Some((figure.name, round_significant(median(pairs)?)))
         };
         FIGURES.iter().filter_map(ratio).collect()
     }
 }
 
-fn ranges(repeats: &[Trial]) -> BTreeMap<&'static str, Range> {
+fn figure_ranges(repeats: &[Trial]) -> BTreeMap<&'static str, Range> {
     let range = |figure: &Figure| {
         let figures: Vec<f64> = repeats.iter().map(figure.of).collect();
-        Some((figure.name, Range::of(&figures)?))
+        Some((figure.name, Range::from_figures(&figures)?))
     };
     FIGURES.iter().filter_map(range).collect()
 }
 
-fn noisy(ranges: &BTreeMap<&'static str, Range>) -> Vec<&'static str> {
+fn noisy_figures(ranges: &BTreeMap<&'static str, Range>) -> Vec<&'static str> {
     let disagrees = |figure: &&Figure| {
         let bound = figure.noisy_above.unwrap_or(f64::INFINITY);
         ranges.get(figure.name).is_some_and(|range| range.spread > bound)

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use crate::duration::short;
+use crate::duration::format_duration;
 
 /// Reports the progress of a benchmark.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ impl Progress {
     }
 
     /// Begins a step.
-    pub(super) fn step(&mut self, what: &str) {
-        let left = short(self.left());
+    pub(super) fn begin_step(&mut self, what: &str) {
+        let left = format_duration(self.remaining_time());
         let line = format!("[{}/{}] {what} · {left} left", self.done + 1, self.steps);
         self.done += 1;
         match self.terminal {
@@ -39,14 +39,14 @@ impl Progress {
     }
 
     /// Prints a line that stays on the screen.
-    pub(super) fn say(&self, text: &str) {
+    pub(super) fn print_line(&self, text: &str) {
         match self.terminal {
             true => eprintln!("\r\x1b[2K{text}"),
             false => eprintln!("{text}"),
         }
     }
 
-    fn left(&self) -> Duration {
+    fn remaining_time(&self) -> Duration {
         let steps = u32::try_from(self.steps.saturating_sub(self.done)).unwrap_or(u32::MAX);
         let each = match u32::try_from(self.done) {
             Ok(0) | Err(_) => self.guess,

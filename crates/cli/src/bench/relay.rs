@@ -30,21 +30,23 @@ impl RelayArgs {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let turn = Rc::new(Cell::new(0));
         let to: Rc<[u16]> = self.to.into();
-        loopback::serve(self.port, |stream| converse(stream, Rc::clone(&to), Rc::clone(&turn)))
+        loopback::serve(self.port, |stream| {
+            serve_connection(stream, Rc::clone(&to), Rc::clone(&turn))
+        })
     }
 }
 
 /// Answers one request after another.
-async fn converse(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
+async fn serve_connection(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
     let mut kept: Vec<Option<TcpStream>> = to.iter().map(|_| None).collect();
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
-    while let Some(request) = message(&mut client, &mut received).await {
+    while let Some(request) = read_message(&mut client, &mut received).await {
         let index = turn.get() % to.len();
         turn.set(turn.get().wrapping_add(1));
         let (Some(port), Some(kept)) = (to.get(index), kept.get_mut(index)) else {
             return;
         };
-        let answer = match ask(kept, *port, &request).await {
+        let answer = match send_request(kept, *port, &request).await {
             Ok(answer) => answer,
             Err(_) => BAD_GATEWAY.to_vec(),
         };
@@ -55,7 +57,11 @@ async fn converse(mut client: TcpStream, to: Rc<[u16]>, turn: Rc<Cell<usize>>) {
 }
 
 /// Sends a request over the kept connection, or over a new one.
-async fn ask(kept: &mut Option<TcpStream>, port: u16, request: &[u8]) -> std::io::Result<Vec<u8>> {
+async fn send_request(
+    kept: &mut Option<TcpStream>,
+    port: u16,
+    request: &[u8],
+) -> std::io::Result<Vec<u8>> {
     let mut server = match kept.take() {
         Some(server) => server,
         None => {
@@ -66,14 +72,14 @@ async fn ask(kept: &mut Option<TcpStream>, port: u16, request: &[u8]) -> std::io
     };
     server.write_all(request).await?;
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
-    let answer = message(&mut server, &mut received).await;
+    let answer = read_message(&mut server, &mut received).await;
     let answer = answer.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     *kept = Some(server);
     Ok(answer)
 }
 
 /// Returns the next complete message: headers, and a body of the declared length.
-async fn message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u8>> {
+async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u8>> {
     loop {
         if let Some(length) = message_length(received) {
             if received.len() >= length {

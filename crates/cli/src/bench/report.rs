@@ -51,7 +51,7 @@ pub(super) struct Report {
 
 impl Report {
     /// Warns of the number of unreliable results; `None` if there are none.
-    pub(super) fn caution(&self) -> Option<String> {
+    pub(super) fn reliability_warning(&self) -> Option<String> {
         let outcomes = || self.cases.iter().flat_map(|case| case.contenders.values());
         let disturbed = outcomes().filter(|outcome| outcome.is_disturbed()).count();
         let noisy = outcomes().filter(|outcome| !outcome.noisy.is_empty()).count();
@@ -65,7 +65,7 @@ impl Report {
     }
 
     /// Returns the name of the baseline.
-    pub(super) fn baseline(&self) -> &str {
+    pub(super) fn baseline_name(&self) -> &str {
         self.settings.as_ref().map_or("leno", |settings| &settings.baseline)
     }
 }

@@ -93,7 +93,7 @@ impl Rig {
     }
 
     /// Returns the directory for the files of all processes.
-    pub(super) fn scratch(&self) -> &Path {
+    pub(super) fn scratch_directory(&self) -> &Path {
         self.scratch.path()
     }
 
@@ -106,12 +106,12 @@ impl Rig {
     ///
     /// # Errors
     /// If they cannot be created.
-    pub(super) fn certificates(&self) -> anyhow::Result<PathBuf> {
+    pub(super) fn certificates_directory(&self) -> anyhow::Result<PathBuf> {
         if let Some(made) = self.certificates.get() {
             return Ok(made.clone());
         }
-        let directory = self.scratch().join("certificates");
-        certificates::issue(&directory, &["client", "server", "gateway", "ratings"])
+        let directory = self.scratch_directory().join("certificates");
+        certificates::issue_certificates(&directory, &["client", "server", "gateway", "ratings"])
             .context("cannot create certificates for the contenders")?;
         Ok(self.certificates.get_or_init(|| directory).clone())
     }

@@ -54,22 +54,23 @@ impl Runner {
     /// Runs all cases. A contender that does not support a case is reported and left out of it.
     pub(super) async fn run(&mut self, contenders: &[Contender], cases: &[Case]) -> Results {
         let mut results = Results::default();
-        match instructions::unavailable() {
+        match instructions::unavailable_reason() {
             None => self.counts = true,
             Some(reason) => {
                 let note = format!("instructions per request omitted: {reason}");
                 results.notes.push(note);
             }
         }
-        let plan = self.plan(contenders, cases, &mut results);
+        let plan = self.supporting_contenders(contenders, cases, &mut results);
         let steps: usize = plan.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
         let mut progress = Progress::new(steps, self.trial_takes());
         let mut chance = Chance::new(self.seed);
         for (case, able) in cases.iter().zip(&plan) {
             let contenders: Vec<&Contender> =
                 able.iter().filter_map(|index| contenders.get(*index)).collect();
-            self.confine(case, &mut results.notes);
-            let trials = self.case(case, &contenders, (&mut chance, &mut progress), &mut results);
+            self.assign_cores(case, &mut results.notes);
+            let trials =
+                self.measure_case(case, &contenders, (&mut chance, &mut progress), &mut results);
             let trials = trials.await;
             results.cases.push(self.put_together(case, trials));
         }
@@ -82,7 +83,7 @@ impl Runner {
     }
 
     /// Returns the contenders that support each case, by index.
-    fn plan(
+    fn supporting_contenders(
         &self,
         contenders: &[Contender],
         cases: &[Case],
@@ -92,12 +93,14 @@ impl Runner {
         for case in cases {
             let mut able = Vec::new();
             for (index, contender) in contenders.iter().enumerate() {
-                match contender.facts(&self.rig, case.layout) {
+                match contender.check_support(&self.rig, case.layout) {
                     Ok(facts) => {
                         able.push(index);
-                        introduce(&mut results.facts, facts, case.layout);
+                        add_contender(&mut results.facts, facts, case.layout);
                     }
-                    Err(error) => skip(results, contender.name(), output::failure(&error)),
+                    Err(error) => {
+                        record_skip(results, contender.name(), output::format_error(&error))
+                    }
                 }
             }
             plan.push(able);
@@ -106,7 +109,7 @@ impl Runner {
     }
 
     /// Assigns cores to proxies, and to load with applications, as a case requires.
-    fn confine(&mut self, case: &Case, notes: &mut Vec<String>) {
+    fn assign_cores(&mut self, case: &Case, notes: &mut Vec<String>) {
         let wanted = match (case.proxy_cores, &self.cores) {
             (Some(wanted), _) => wanted,
             (None, Some((proxies, _))) => proxies.count(),
@@ -125,7 +128,7 @@ impl Runner {
 
     /// Assigns a number of cores to proxies, and the others to load and applications.
     pub(super) fn confine_to(&mut self, wanted: usize) -> Sharing {
-        let all = Cores::ours();
+        let all = Cores::available_cores();
         let given = self.cores.clone().filter(|(proxies, _)| proxies.count() == wanted);
         let apart = given.or_else(|| all.as_ref()?.split(wanted));
         let (proxies, load) = match (apart, all) {
@@ -142,7 +145,7 @@ impl Runner {
         if share { Sharing::Shared } else { Sharing::Apart }
     }
 
-    async fn case(
+    async fn measure_case(
         &self,
         case: &Case,
         contenders: &[&Contender],
@@ -156,8 +159,11 @@ impl Runner {
                     continue;
                 };
                 let name = contender.name();
-                progress.step(&format!("{}: {name}, repeat {repeat}", case.name));
-                let dir = self.rig.scratch().join(format!("run-{}-{repeat}", slug(name)));
+                progress.begin_step(&format!("{}: {name}, repeat {repeat}", case.name));
+                let dir = self
+                    .rig
+                    .scratch_directory()
+                    .join(format!("run-{}-{repeat}", path_component(name)));
                 let counts = self.counts;
                 let cast = Cast { rig: &self.rig, contender, case, driver: self.driver, counts };
                 let ended = match std::fs::create_dir_all(&dir) {
@@ -172,13 +178,16 @@ impl Runner {
                     Ok((mut trial, configured)) => {
                         trial.repeat = repeat;
                         trials.entry(name.to_owned()).or_default().push(trial);
-                        configure(&mut results.facts, name, configured);
+                        record_processes(&mut results.facts, name, configured);
                     }
                     Err(error) => {
-                        let reason =
-                            format!("{}, repeat {repeat}: {}", case.name, output::failure(&error));
-                        progress.say(&format!("{name}: {reason}"));
-                        skip(results, name, reason);
+                        let reason = format!(
+                            "{}, repeat {repeat}: {}",
+                            case.name,
+                            output::format_error(&error)
+                        );
+                        progress.print_line(&format!("{name}: {reason}"));
+                        record_skip(results, name, reason);
                     }
                 }
             }
@@ -191,15 +200,15 @@ impl Runner {
         let cores = (count(&self.rig.proxy_cores), count(&self.rig.load_cores));
         let outcomes = trials
             .into_iter()
-            .filter_map(|(name, trials)| Some((name, Outcome::of(trials, cores)?)));
+            .filter_map(|(name, trials)| Some((name, Outcome::from_repeats(trials, cores)?)));
         let mut contenders: BTreeMap<String, Outcome> = outcomes.collect();
         let leno = contenders.get("leno").cloned();
         let baseline = contenders.get(&self.baseline).cloned();
         for outcome in contenders.values_mut() {
-            outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios(leno));
+            outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios_to(leno));
             if self.baseline != "leno" {
                 // Without results of the baseline there are no ratios: leno is not a silent substitute.
-                let ratios = baseline.as_ref().map(|other| outcome.ratios(other));
+                let ratios = baseline.as_ref().map(|other| outcome.ratios_to(other));
                 outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
             }
         }
@@ -214,7 +223,7 @@ impl Runner {
 }
 
 /// Adds a contender, or its description in another layout.
-fn introduce(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
+fn add_contender(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
     match all.iter_mut().find(|known| known.name == facts.name) {
         None => all.push(facts),
         Some(known) if known.about.contains(&facts.about) => {}
@@ -223,7 +232,7 @@ fn introduce(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
 }
 
 /// Records the processes of a contender, once per layout, as in the last run.
-fn configure(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
+fn record_processes(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
     let Some(facts) = facts.iter_mut().find(|facts| facts.name == name) else {
         return;
     };
@@ -232,7 +241,7 @@ fn configure(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
     facts.configuration.extend(configured);
 }
 
-fn skip(results: &mut Results, name: &str, reason: String) {
+fn record_skip(results: &mut Results, name: &str, reason: String) {
     let skipped = Skipped { name: name.to_owned(), reason };
     if !results.skipped.contains(&skipped) {
         results.skipped.push(skipped);
@@ -240,6 +249,6 @@ fn skip(results: &mut Results, name: &str, reason: String) {
 }
 
 /// Returns a name as a path component.
-fn slug(name: &str) -> String {
+fn path_component(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }

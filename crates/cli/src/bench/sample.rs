@@ -12,8 +12,9 @@ use super::cores::Cores;
 ///
 /// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
 /// processes that have ended are not included.
-pub(super) fn cpu(pids: &[u32]) -> Duration {
-    let spent = |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::usage(pid).ok()?.cpu));
+pub(super) fn cpu_time(pids: &[u32]) -> Duration {
+    let spent =
+        |pid: u32| threads_cpu(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu));
     pids.iter().copied().filter_map(spent).sum()
 }
 
@@ -27,8 +28,8 @@ pub(super) struct Memory {
 }
 
 /// Reads the memory usage of some processes.
-pub(super) fn memory(pids: &[u32]) -> Memory {
-    let usages = pids.iter().filter_map(|pid| leno_telemetry::usage(*pid).ok());
+pub(super) fn memory_usage(pids: &[u32]) -> Memory {
+    let usages = pids.iter().filter_map(|pid| leno_telemetry::read_usage(*pid).ok());
     usages.fold(Memory::default(), |sum, Usage { private_kib, pss_kib, .. }| Memory {
         private_kib: sum.private_kib + private_kib,
         pss_kib: sum.pss_kib + pss_kib,
@@ -43,7 +44,7 @@ pub(super) fn peak_kib(pid: u32) -> u64 {
 }
 
 /// Returns the busy time of some cores since boot, for all processes; in steps of 10 ms.
-pub(super) fn busy(cores: &Cores) -> Duration {
+pub(super) fn busy_time(cores: &Cores) -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: u64 = stat.lines().filter_map(|line| busy_ticks(line, cores)).sum();
     let rate = rustix::param::clock_ticks_per_second().max(1);
@@ -64,10 +65,10 @@ fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
 }
 
 /// Returns a process and its running descendants.
-pub(super) fn tree(root: u32) -> Vec<u32> {
+pub(super) fn descendants_of(root: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for pid in numbers("/proc") {
-        if let Some(parent) = parent(pid) {
+    for pid in numeric_entries("/proc") {
+        if let Some(parent) = parent_of(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }
@@ -80,7 +81,7 @@ pub(super) fn tree(root: u32) -> Vec<u32> {
     found
 }
 
-fn parent(pid: u32) -> Option<u32> {
+fn parent_of(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command name may contain any characters, including parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -89,7 +90,7 @@ fn parent(pid: u32) -> Option<u32> {
 
 fn threads_cpu(pid: u32) -> Option<Duration> {
     let mut sum = Duration::ZERO;
-    let threads = numbers(&format!("/proc/{pid}/task"));
+    let threads = numeric_entries(&format!("/proc/{pid}/task"));
     for thread in &threads {
         let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()?;
         sum += Duration::from_nanos(text.split_ascii_whitespace().next()?.parse().ok()?);
@@ -98,7 +99,7 @@ fn threads_cpu(pid: u32) -> Option<Duration> {
 }
 
 /// Returns the numeric entries of a directory.
-fn numbers(directory: &str) -> Vec<u32> {
+fn numeric_entries(directory: &str) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
@@ -112,20 +113,20 @@ mod tests {
         let burn = ["-c", "while :; do :; done"];
         let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
         let until = std::time::Instant::now() + Duration::from_secs(30);
-        let mut spent = cpu(&[child.id()]);
+        let mut spent = cpu_time(&[child.id()]);
         while spent < Duration::from_millis(5) && std::time::Instant::now() < until {
-            spent = cpu(&[child.id()]);
+            spent = cpu_time(&[child.id()]);
         }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(spent >= Duration::from_millis(5), "{spent:?}");
-        assert_eq!(cpu(&[child.id()]), Duration::ZERO, "nobody is left who took any");
+        assert_eq!(cpu_time(&[child.id()]), Duration::ZERO, "nobody is left who took any");
     }
 
     #[test]
     fn memory_is_private_or_shared() {
         let us = std::process::id();
-        let memory = memory(&[us]);
+        let memory = memory_usage(&[us]);
         assert!(memory.private_kib > 0 && memory.pss_kib > 0, "{memory:?}");
         assert!(peak_kib(us) >= memory.private_kib);
     }
@@ -147,9 +148,9 @@ mod tests {
     fn what_a_process_started_counts_as_its_own() {
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        assert!(tree(std::process::id()).contains(&child.id()));
+        assert!(descendants_of(std::process::id()).contains(&child.id()));
         drop(child.stdin.take());
         child.wait().unwrap();
-        assert!(!tree(std::process::id()).contains(&child.id()));
+        assert!(!descendants_of(std::process::id()).contains(&child.id()));
     }
 }

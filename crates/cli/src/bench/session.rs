@@ -26,22 +26,22 @@ pub(super) struct Suite {
 ///
 /// # Errors
 /// If no contender supports any of them.
-pub(super) async fn measure(
+pub(super) async fn measure_suite(
     suite: &Suite,
     options: &Options,
     defaults: Defaults,
     cases: &[Case],
 ) -> anyhow::Result<Report> {
     let began = Instant::now();
-    let contenders = options.contenders(defaults)?;
-    let mut runner = options.runner(defaults, contenders.len() * cases.len())?;
+    let contenders = options.load_contenders(defaults)?;
+    let mut runner = options.build_runner(defaults, contenders.len() * cases.len())?;
     runner.driver.prepare(&runner.rig).await?;
     for case in cases {
         case.app.prepare(&runner.rig).await?;
     }
-    let mut report = blank(suite);
+    let mut report = blank_report(suite);
     let results = runner.run(&contenders, cases).await;
-    report.settings = Some(options::settings(&runner));
+    report.settings = Some(options::runner_settings(&runner));
     if results.cases.iter().all(|case| case.contenders.is_empty()) {
         let reasons: Vec<String> = results
             .skipped
@@ -59,15 +59,15 @@ pub(super) async fn measure(
 }
 
 /// Returns the report of a suite before any measurement.
-pub(super) fn blank(suite: &Suite) -> Report {
+pub(super) fn blank_report(suite: &Suite) -> Report {
     Report {
         suite: suite.name,
         title: suite.title,
         about: suite.about,
-        began: now(),
+        began: current_time(),
         elapsed_s: 0.0,
         command: std::env::args().collect(),
-        machine: Machine::describe(),
+        machine: Machine::read_facts(),
         settings: None,
         contenders: Vec::new(),
         skipped: Vec::new(),
@@ -82,7 +82,7 @@ pub(super) fn blank(suite: &Suite) -> Report {
     }
 }
 
-fn now() -> String {
+fn current_time() -> String {
     let now = OffsetDateTime::from(SystemTime::now());
     now.replace_nanosecond(0).unwrap_or(now).format(&Rfc3339).unwrap_or_default()
 }

@@ -16,9 +16,9 @@ use crate::ports::Ports;
 ///
 /// # Errors
 /// If Java is missing, or the build fails.
-pub(super) async fn programs(rig: &Rig) -> anyhow::Result<PathBuf> {
-    maven::require(rig, "java", "running Spring applications")?;
-    maven::product(&PROJECT, rig).await
+pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
+    maven::require_tool(rig, "java", "running Spring applications")?;
+    maven::build_product(&PROJECT, rig).await
 }
 
 /// Starts the registry, and once it answers, ratings and the gateway. The registry returns the gateway's
@@ -31,32 +31,35 @@ pub(super) async fn start(
     ports: &mut Ports<'_>,
     dir: &Path,
 ) -> anyhow::Result<Vec<Child>> {
-    let programs = programs(rig).await?;
+    let programs = build_programs(rig).await?;
     let start = |name: &str, properties: &[String]| {
         let mut command: Vec<OsString> = vec!["java".into()];
         command.extend(JVM.iter().map(Into::into));
         command.extend(["-jar".into(), programs.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
-        let launch = Launch::new(command).on(rig.load_cores.as_ref());
+        let launch = Launch::new(command).with_cores(rig.load_cores.as_ref());
         let child = Child::start(&launch, &dir.join(format!("{name}.log")));
         child.with_context(|| format!("the application {name}"))
     };
-    let address = ports.address("registry")?;
+    let address = ports.address_for("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
     let answered = until_answered((address, "/eureka/apps"), START_MAX_WAIT, || {
-        registry.ended().map_or(Ok(()), |status| bail!("it exited, {status}"))
+        registry.try_exit_status().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
     let answered = answered.await;
     answered
         .with_context(|| format!("the registry does not respond: {}", registry.last_words()))?;
     let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
     let ratings = [
-        format!("server.port={}", ports.of("ratings")?),
-        format!("eureka.instance.non-secure-port={}", ports.of("outbound")?),
+        format!("server.port={}", ports.port_for("ratings")?),
+        format!("eureka.instance.non-secure-port={}", ports.port_for("outbound")?),
         zone.clone(),
     ];
-    let gateway =
-        [format!("server.port={}", ports.of("gateway")?), format!("ratings.host={RATINGS}"), zone];
+    let gateway = [
+        format!("server.port={}", ports.port_for("gateway")?),
+        format!("ratings.host={RATINGS}"),
+        zone,
+    ];
     let ratings = start("ratings", &ratings)?;
     let gateway = start("gateway", &gateway)?;
     Ok(vec![registry, ratings, gateway])

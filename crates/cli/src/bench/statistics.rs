@@ -25,17 +25,21 @@ pub(super) struct Range {
 
 impl Range {
     /// Returns the range of some figures; `None` without any.
-    pub(super) fn of(figures: &[f64]) -> Option<Self> {
+    pub(super) fn from_figures(figures: &[f64]) -> Option<Self> {
         let middle = median(figures.iter().copied())?;
         let min = figures.iter().copied().fold(f64::INFINITY, f64::min);
         let max = figures.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let spread = if middle == 0.0 { 0.0 } else { (max - min) / middle };
-        Some(Self { min: rounded(min), max: rounded(max), spread: rounded(spread) })
+        Some(Self {
+            min: round_significant(min),
+            max: round_significant(max),
+            spread: round_significant(spread),
+        })
     }
 }
 
 /// Rounds to four significant digits, more than the precision of a shared machine.
-pub(super) fn rounded(figure: f64) -> f64 {
+pub(super) fn round_significant(figure: f64) -> f64 {
     if figure == 0.0 || !figure.is_finite() {
         return 0.0;
     }
@@ -101,10 +105,10 @@ mod tests {
 
     #[test]
     fn a_range_is_reported_as_a_part_of_the_median() {
-        let range = Range::of(&[90.0, 100.0, 120.0]).unwrap();
+        let range = Range::from_figures(&[90.0, 100.0, 120.0]).unwrap();
         assert_eq!(range, Range { min: 90.0, max: 120.0, spread: 0.3 });
-        assert_eq!(Range::of(&[]), None);
-        assert_eq!(Range::of(&[0.0, 0.0]).unwrap().spread, 0.0);
+        assert_eq!(Range::from_figures(&[]), None);
+        assert_eq!(Range::from_figures(&[0.0, 0.0]).unwrap().spread, 0.0);
     }
 
     #[test]
@@ -122,7 +126,7 @@ mod tests {
             (9.999_96, 10.0),
             (-1.234_56, -1.235),
         ] {
-            assert_eq!(rounded(figure), shown);
+            assert_eq!(round_significant(figure), shown);
         }
     }
 

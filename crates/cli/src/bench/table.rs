@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::Value;
 
-use super::figures::plain;
+use super::figures::format_plain;
 use super::report::{CaseReport, FigureTable, Published, Report};
 
 /// Renders the report as text.
@@ -25,7 +25,7 @@ pub(super) fn render(report: &Report) -> String {
         write!(text, "\n{}\n{}\n", figures.title, figure_table(figures)).expect(INFALLIBLE);
     }
     text.push('\n');
-    text.push_str(&legend(report));
+    text.push_str(&render_legend(report));
     for published in &report.published {
         write!(text, "\n{}", published_table(published)).expect(INFALLIBLE);
     }
@@ -33,8 +33,8 @@ pub(super) fn render(report: &Report) -> String {
 }
 
 fn case_table(report: &Report, case: &CaseReport) -> Table {
-    let ratio_to = format!("× {}", report.baseline());
-    let mut table = table(&[
+    let ratio_to = format!("× {}", report.baseline_name());
+    let mut table = new_table(&[
         "",
         "CPU µs/request",
         &ratio_to,
@@ -54,7 +54,7 @@ fn case_table(report: &Report, case: &CaseReport) -> Table {
             continue;
         };
         let ratio = |figure: &str| {
-            let ratio = outcome.ratio(figure);
+            let ratio = outcome.ratio_to_baseline(figure);
             ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
         };
         let l = &outcome.latency_ms;
@@ -72,21 +72,21 @@ fn case_table(report: &Report, case: &CaseReport) -> Table {
             or_dash(memory.idle_private as f64, 0),
             or_dash(memory.load_private as f64, 0),
             or_dash(memory.load_pss as f64, 0),
-            outcome.marks().join(", "),
+            outcome.reader_notes().join(", "),
         ]);
     }
     table
 }
 
-fn legend(report: &Report) -> String {
+fn render_legend(report: &Report) -> String {
     let mut text = String::new();
     let mut line = |line: String| writeln!(text, "{line}").expect(INFALLIBLE);
     if let Some(settings) = &report.settings {
         line(format!(
             "Medians of {} repeats of {} s, after {} s of warm-up.",
             settings.repeats,
-            plain(settings.duration_s),
-            plain(settings.warm_up_s)
+            format_plain(settings.duration_s),
+            format_plain(settings.warm_up_s)
         ));
     }
     if let Some(settings) = report.settings.as_ref().filter(|_| !report.cases.is_empty()) {
@@ -101,7 +101,7 @@ fn legend(report: &Report) -> String {
             settings.disturbed_above * 100.0
         ));
     }
-    if let Some(caution) = report.caution() {
+    if let Some(caution) = report.reliability_warning() {
         line(caution);
     }
     let machine = &report.machine;
@@ -130,24 +130,24 @@ fn legend(report: &Report) -> String {
 
 fn figure_table(figures: &FigureTable) -> Table {
     let columns: Vec<&str> = figures.columns.iter().map(String::as_str).collect();
-    let mut table = table(&columns);
+    let mut table = new_table(&columns);
     for row in &figures.rows {
-        table.add_row(row.iter().map(cell));
+        table.add_row(row.iter().map(format_cell));
     }
     table
 }
 
 /// Formats a value of a table.
-pub(super) fn cell(value: &Value) -> String {
+pub(super) fn format_cell(value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
         Value::String(text) => text.clone(),
-        other => other.as_f64().map_or_else(|| other.to_string(), plain),
+        other => other.as_f64().map_or_else(|| other.to_string(), format_plain),
     }
 }
 
 fn published_table(published: &Published) -> String {
-    let mut table = table(published.columns);
+    let mut table = new_table(published.columns);
     for row in published.rows {
         table.add_row(row.iter().copied());
     }
@@ -158,7 +158,7 @@ fn published_table(published: &Published) -> String {
 }
 
 /// Creates a table with text in the first column and figures in the others.
-pub(super) fn table(header: &[&str]) -> Table {
+pub(super) fn new_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
     for column in table.column_iter_mut().skip(1) {

@@ -16,7 +16,7 @@ use super::contender::{Configured, Contender, Part, Place, Running};
 use super::driver::{Demand, Driver, LatencyFound};
 use super::rig::Rig;
 use super::sample;
-use super::statistics::rounded;
+use super::statistics::round_significant;
 use crate::ports::Ports;
 use watch::{Spent, Watched};
 
@@ -136,8 +136,9 @@ pub(super) async fn run(
         Place { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
     let mut running = contender.start(&mut place).await?;
     let mut applications = Applications::start(rig, case, &mut ports, dir).await?;
-    let measured = measure((cast, timing, dir), &mut ports, &mut running, &mut applications).await;
-    let configured = running.configured().to_vec();
+    let measured =
+        measure_trial((cast, timing, dir), &mut ports, &mut running, &mut applications).await;
+    let configured = running.process_configurations().to_vec();
     let words = match &measured {
         Ok(_) => String::new(),
         Err(_) => running.last_words() + &applications.last_words(),
@@ -147,7 +148,7 @@ pub(super) async fn run(
     Ok((measured.with_context(|| format!("the run failed{words}"))?, configured))
 }
 
-async fn measure(
+async fn measure_trial(
     (cast, timing, dir): (Cast<'_>, Timing, &Path),
     ports: &mut Ports<'_>,
     running: &mut Running,
@@ -156,14 +157,16 @@ async fn measure(
     let Cast { rig, case, driver, .. } = cast;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
-        let address = ports.address(role)?;
+        let address = ports.address_for(role)?;
         let alive = || running.check_alive().and_then(|()| applications.check_alive());
         until_answered((address, path), case.app.max_wait(), alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;
-    let proxies = running.pids(Part::Proxy).into_iter();
-    let idle = proxies.map(|(_, pid)| sample::memory(&sample::tree(pid)).private_kib).sum();
+    let proxies = running.role_pids(Part::Proxy).into_iter();
+    let idle = proxies
+        .map(|(_, pid)| sample::memory_usage(&sample::descendants_of(pid)).private_kib)
+        .sum();
     let demand = Demand {
         urls,
         connections: case.connections,
@@ -184,7 +187,7 @@ async fn measure(
     };
     sleep_until(load.measured_from + timing.duration - margin).await;
     let after = watched.read().await?;
-    let memory = MemoryKib { idle_private: idle, ..watched.memory() };
+    let memory = MemoryKib { idle_private: idle, ..watched.proxy_memory() };
     let beside = watched.beside_private();
     running.check_alive()?;
     let instructions = match counting {
@@ -202,19 +205,20 @@ async fn measure(
         errors: found.errors,
         errors_by_kind: found.errors_by_kind,
         statuses: found.statuses,
-        rps: rounded(found.rps),
-        latency_ms: LatencyMs::of(found.latency_us),
-        instructions_per_request: instructions.map(|n| rounded(n as f64 / spent.requests)),
-        cpu_us_per_request: spent.cpu(),
+        rps: round_significant(found.rps),
+        latency_ms: LatencyMs::from_found(found.latency_us),
+        instructions_per_request: instructions
+            .map(|n| round_significant(n as f64 / spent.requests)),
+        cpu_us_per_request: spent.cpu_cost(),
         memory_kib: memory,
-        others: spent.others(&beside),
-        cores_busy: spent.cores(),
+        others: spent.other_costs(&beside),
+        cores_busy: spent.busy_cores(),
     })
 }
 
 impl LatencyMs {
-    fn of(found: LatencyFound) -> Self {
-        let ms = |us: Option<f64>| rounded(us.unwrap_or(0.0) / 1e3);
+    fn from_found(found: LatencyFound) -> Self {
+        let ms = |us: Option<f64>| round_significant(us.unwrap_or(0.0) / 1e3);
         Self {
             mean: ms(found.mean),
             p50: ms(found.p50),

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 /// Returns kernel, processors, memory and limits; unreadable values are null.
-pub(super) fn described() -> Value {
+pub(super) fn machine_facts() -> Value {
     let system = rustix::system::uname();
     json!({
         "kernel": system.release().to_string_lossy(),

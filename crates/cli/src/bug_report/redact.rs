@@ -28,10 +28,10 @@ impl Redaction {
     }
 
     /// Returns the text without secrets; JSON stays valid.
-    pub(super) fn of(&self, text: &str) -> String {
+    pub(super) fn redact_text(&self, text: &str) -> String {
         let json = serde_json::from_str::<Value>(text).ok().filter(|it| !it.is_number());
         let Some(mut json) = json else { return self.of_text(text) };
-        self.cut(&mut json);
+        self.redact_value(&mut json);
         format!("{json:#}\n")
     }
 
@@ -45,18 +45,18 @@ impl Redaction {
         names.replace_all(&forms.replace_all(text, cut), cut).into_owned()
     }
 
-    fn cut(&self, value: &mut Value) {
+    fn redact_value(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.of_text(text),
-            Value::Array(list) => list.iter_mut().for_each(|value| self.cut(value)),
+            Value::Array(list) => list.iter_mut().for_each(|value| self.redact_value(value)),
             Value::Object(map) => {
                 // Headers and variables: `{name: …, value: …}`.
                 let named = map.get("name").and_then(Value::as_str);
                 let is_secret = named.is_some_and(|name| self.name.is_match(name));
                 for (key, value) in map {
                     match self.name.is_match(key) || is_secret && key.starts_with("value") {
-                        true => hide(value),
-                        false => self.cut(value),
+                        true => redact_all(value),
+                        false => self.redact_value(value),
                     }
                 }
             }
@@ -66,11 +66,11 @@ impl Redaction {
 }
 
 /// Redacts all strings and numbers of a secret value.
-fn hide(value: &mut Value) {
+fn redact_all(value: &mut Value) {
     match value {
         Value::String(_) | Value::Number(_) => *value = REDACTED.into(),
-        Value::Array(list) => list.iter_mut().for_each(hide),
-        Value::Object(map) => map.values_mut().for_each(hide),
+        Value::Array(list) => list.iter_mut().for_each(redact_all),
+        Value::Object(map) => map.values_mut().for_each(redact_all),
         Value::Null | Value::Bool(_) => {}
     }
 }
@@ -128,7 +128,7 @@ mod tests {
             ("a basic service, a bearer of news", "a basic service, a bearer of news"),
             ("shop/cart 10.0.0.7:80 /path?x=1", "shop/cart 10.0.0.7:80 /path?x=1"),
         ] {
-            assert_eq!(redaction.of(text), expected);
+            assert_eq!(redaction.redact_text(text), expected);
         }
     }
 
@@ -146,7 +146,7 @@ mod tests {
             "tokens": 5,
             "problem": "`Cookie: a=swordfish`\nis none: -----BEGIN PRIVATE KEY-----\nMHc",
         });
-        let left = redaction.of(&reported.to_string());
+        let left = redaction.redact_text(&reported.to_string());
         let left: Value = serde_json::from_str(&left).unwrap();
         let expected = serde_json::json!({
             "labels": {"app": "cart", "db-password": "[redacted]"},

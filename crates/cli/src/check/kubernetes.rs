@@ -24,7 +24,7 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
             examined.push(it);
         };
         let looked = Box::pin(examine_each(&client, here.namespace.as_ref(), report)).await;
-        looked.map_err(cluster::plain).context("the API server does not respond")
+        looked.map_err(cluster::format_api_error).context("the API server does not respond")
     })?;
     printed?;
     if matches!(format, CheckFormat::Json) {
@@ -39,7 +39,7 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn word(finding: &Finding) -> &'static str {
+fn severity(finding: &Finding) -> &'static str {
     match finding {
         Finding::Well(_) => "ok",
         Finding::Odd(_) => "warning",
@@ -50,14 +50,14 @@ fn word(finding: &Finding) -> &'static str {
 fn to_text(examined: &[Examined]) -> String {
     let line = |it: &Examined| {
         let text = it.finding.to_string();
-        format!("{}: {}: {}\n", word(&it.finding), it.subject, output::shown(&text))
+        format!("{}: {}: {}\n", severity(&it.finding), it.subject, output::escape_cell(&text))
     };
     examined.iter().map(line).collect()
 }
 
 fn to_json(examined: &[Examined]) -> serde_json::Value {
     let one = |it: &Examined| {
-        let mut reported = json!({"subject": it.subject, "verdict": word(&it.finding)});
+        let mut reported = json!({"subject": it.subject, "verdict": severity(&it.finding)});
         match &it.finding {
             Finding::Well(text) => reported["text"] = json!(text),
             Finding::Odd(trouble) | Finding::Wrong(trouble) => {

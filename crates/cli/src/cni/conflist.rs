@@ -12,7 +12,7 @@ pub(super) const PLUGIN: &str = "leno-cni";
 ///
 /// # Errors
 /// If there is none yet, or it is not a list.
-pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn find_active(directory: &Path) -> anyhow::Result<PathBuf> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
     let is_configuration = |path: &PathBuf| {
@@ -36,7 +36,7 @@ pub(super) fn find(directory: &Path) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub(super) fn all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn list_all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory);
     let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
     let files = entries.filter_map(Result::ok).map(|entry| entry.path());
@@ -48,9 +48,9 @@ pub(super) fn all(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// If the text is not a list of plugins.
-pub(super) fn with(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
+pub(super) fn add_plugin(text: &str, plugin: &Value) -> anyhow::Result<Option<String>> {
     let mut list = parse(text)?;
-    let plugins = plugins(&mut list)?;
+    let plugins = plugins_mut(&mut list)?;
     if plugins.last() == Some(plugin) && plugins.iter().filter(|known| is_ours(known)).count() == 1
     {
         return Ok(None);
@@ -64,16 +64,16 @@ pub(super) fn with(text: &str, plugin: &Value) -> anyhow::Result<Option<String>>
 ///
 /// # Errors
 /// If the text is not a list of plugins.
-pub(super) fn without(text: &str) -> anyhow::Result<Option<String>> {
+pub(super) fn remove_plugin(text: &str) -> anyhow::Result<Option<String>> {
     let mut list = parse(text)?;
-    let plugins = plugins(&mut list)?;
+    let plugins = plugins_mut(&mut list)?;
     let before = plugins.len();
     plugins.retain(|known| !is_ours(known));
     Ok((plugins.len() < before).then(|| format!("{list:#}\n")))
 }
 
 /// Returns our entry of the list.
-pub(super) fn entry(socket: &Path, pass: &[String]) -> Value {
+pub(super) fn plugin_entry(socket: &Path, pass: &[String]) -> Value {
     json!({"type": PLUGIN, "socket": socket, "pass": pass})
 }
 
@@ -81,7 +81,7 @@ fn parse(text: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).context("the list of network plugins is not JSON")
 }
 
-fn plugins(list: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
+fn plugins_mut(list: &mut Value) -> anyhow::Result<&mut Vec<Value>> {
     let plugins = list.get_mut("plugins").and_then(Value::as_array_mut);
     plugins.context("the list of network plugins has no `plugins`")
 }
@@ -98,41 +98,46 @@ mod tests {
 
     #[test]
     fn ours_is_put_last_once_and_taken_out_again() {
-        let ours = entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
-        let with_it = with(LIST, &ours).unwrap().unwrap();
+        let ours = plugin_entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
+        let with_it = add_plugin(LIST, &ours).unwrap().unwrap();
         let list: Value = serde_json::from_str(&with_it).unwrap();
         assert_eq!(list["plugins"][0]["mtu"], 1500);
         assert_eq!(list["plugins"][1], ours);
-        assert_eq!(with(&with_it, &ours).unwrap(), None);
+        assert_eq!(add_plugin(&with_it, &ours).unwrap(), None);
         // A different socket, or a plugin after ours, is corrected.
-        let moved = entry(Path::new("/run/other.sock"), &[]);
-        let list: Value = serde_json::from_str(&with(&with_it, &moved).unwrap().unwrap()).unwrap();
+        let moved = plugin_entry(Path::new("/run/other.sock"), &[]);
+        let list: Value =
+            serde_json::from_str(&add_plugin(&with_it, &moved).unwrap().unwrap()).unwrap();
         assert_eq!(list["plugins"].as_array().map(Vec::len), Some(2));
         assert_eq!(list["plugins"][1], moved);
-        let cleared: Value = serde_json::from_str(&without(&with_it).unwrap().unwrap()).unwrap();
+        let cleared: Value =
+            serde_json::from_str(&remove_plugin(&with_it).unwrap().unwrap()).unwrap();
         assert_eq!(cleared, serde_json::from_str::<Value>(LIST).unwrap());
-        assert_eq!(without(LIST).unwrap(), None);
+        assert_eq!(remove_plugin(LIST).unwrap(), None);
     }
 
     #[test]
     fn what_is_no_list_is_refused() {
-        let ours = entry(Path::new("/s"), &[]);
+        let ours = plugin_entry(Path::new("/s"), &[]);
         for bad in ["", "{}", r#"{"plugins":{}}"#, "[]"] {
-            assert!(with(bad, &ours).is_err() && without(bad).is_err(), "{bad}");
+            assert!(add_plugin(bad, &ours).is_err() && remove_plugin(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn the_first_list_by_name_is_the_one_in_use() {
         let scratch = tempfile::tempdir().unwrap();
-        assert!(find(scratch.path()).unwrap_err().to_string().contains("no network"));
+        assert!(find_active(scratch.path()).unwrap_err().to_string().contains("no network"));
         for name in ["20-b.conflist", "10-a.conflist", "00-readme"] {
             std::fs::write(scratch.path().join(name), LIST).unwrap();
         }
-        assert_eq!(find(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
+        assert_eq!(find_active(scratch.path()).unwrap(), scratch.path().join("10-a.conflist"));
         std::fs::write(scratch.path().join("05-one.conf"), "{}").unwrap();
         assert!(
-            find(scratch.path()).unwrap_err().to_string().contains("convert it to a .conflist")
+            find_active(scratch.path())
+                .unwrap_err()
+                .to_string()
+                .contains("convert it to a .conflist")
         );
     }
 }

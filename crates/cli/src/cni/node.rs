@@ -53,15 +53,15 @@ impl NodeArgs {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::signals()?;
+        let stop = stop::stop_signal()?;
         let node = Arc::new(Node::connect().await?);
         // The agent listens before the plugin is installed.
-        let listener = self.listen()?;
+        let listener = self.open_socket()?;
         self.copy_program()?;
         tokio::select! {
             () = stop => {}
             () = answer_all(listener, Arc::clone(&node)) => {}
-            () = self.keep() => {}
+            () = self.maintain_installation() => {}
         }
         if self.is_over(&node).await {
             self.take_out()?;
@@ -74,13 +74,13 @@ impl NodeArgs {
         Ok(())
     }
 
-    fn listen(&self) -> anyhow::Result<UnixListener> {
+    fn open_socket(&self) -> anyhow::Result<UnixListener> {
         if let Some(parent) = self.socket.parent().filter(|it| !it.as_os_str().is_empty()) {
             create_private_directory(parent)?;
         }
         // Left by a previous agent.
         std::fs::remove_file(&self.socket).ok();
-        let listener = SocketPath::of(&self.socket)
+        let listener = SocketPath::for_path(&self.socket)
             .and_then(|short| UnixListener::bind(short.path()))
             .with_context(|| format!("cannot listen at {}", self.socket.display()))?;
         // Container runtimes run plugins as root.
@@ -101,7 +101,7 @@ impl NodeArgs {
     }
 
     /// Network plugins may be installed or updated later, and rewrite the list.
-    async fn keep(&self) {
+    async fn maintain_installation(&self) {
         let mut ticks = interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut said = None;
@@ -113,7 +113,7 @@ impl NodeArgs {
                     tracing::info!(file = %file.display(), "added the plugin to the node's CNI configuration");
                     None
                 }
-                Err(error) => Some(output::failure(&error)),
+                Err(error) => Some(output::format_error(&error)),
             };
             if let Some(error) = now.as_ref().filter(|_| now != said) {
                 tracing::warn!(%error, "cannot add the plugin to the node's CNI configuration");
@@ -123,22 +123,24 @@ impl NodeArgs {
     }
 
     fn put_in(&self) -> anyhow::Result<Option<PathBuf>> {
-        let file = conflist::find(&self.conf_dir)?;
+        let file = conflist::find_active(&self.conf_dir)?;
         let text = std::fs::read_to_string(&file)?;
-        let Some(text) = conflist::with(&text, &conflist::entry(&self.socket, &self.pass))? else {
+        let Some(text) =
+            conflist::add_plugin(&text, &conflist::plugin_entry(&self.socket, &self.pass))?
+        else {
             return Ok(None);
         };
-        replace(&file, &text)?;
+        replace_file(&file, &text)?;
         Ok(Some(file))
     }
 
     /// The list first: a list that names a missing program prevents all pods from starting.
     fn take_out(&self) -> anyhow::Result<()> {
-        for file in conflist::all(&self.conf_dir)? {
+        for file in conflist::list_all(&self.conf_dir)? {
             let text = std::fs::read_to_string(&file)?;
             // Other files belong to other programs.
-            if let Ok(Some(text)) = conflist::without(&text) {
-                replace(&file, &text)?;
+            if let Ok(Some(text)) = conflist::remove_plugin(&text) {
+                replace_file(&file, &text)?;
             }
         }
         std::fs::remove_file(self.bin_dir.join(PLUGIN)).ok();
@@ -158,7 +160,7 @@ impl NodeArgs {
 }
 
 /// Replaces a file atomically, keeping its permissions.
-fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
+fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
     let replaced = || -> std::io::Result<()> {
         let directory = file.parent().unwrap_or(Path::new("."));
         let mut new = tempfile::NamedTempFile::new_in(directory)?;
@@ -196,7 +198,7 @@ async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
     BufReader::new(read.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
     let question: Question = serde_json::from_str(&line)?;
     let found =
-        node.interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
+        node.pod_interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
     let answer = match found {
         Ok(Interception::Leave) => Answer::Leave,
         Ok(Interception::Lead(words)) => Answer::Intercept(words),

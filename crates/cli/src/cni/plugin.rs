@@ -33,7 +33,8 @@ pub(crate) fn run_as_plugin() -> ExitCode {
     let call = Call::parse();
     let mut input = String::new();
     let read = std::io::stdin().take(INPUT_BYTES_MAX).read_to_string(&mut input);
-    let done = read.context("cannot read the configuration").and_then(|_| call.answer(&input));
+    let done =
+        read.context("cannot read the configuration").and_then(|_| call.execute_command(&input));
     match done {
         Ok(said) => {
             print!("{said}");
@@ -41,7 +42,7 @@ pub(crate) fn run_as_plugin() -> ExitCode {
         }
         Err(error) => {
             let said =
-                json!({"cniVersion": NEWEST, "code": FAILED, "msg": output::failure(&error)});
+                json!({"cniVersion": NEWEST, "code": FAILED, "msg": output::format_error(&error)});
             print!("{said}");
             ExitCode::FAILURE
         }
@@ -71,7 +72,7 @@ struct Configuration {
 }
 
 impl Call {
-    fn answer(&self, input: &str) -> anyhow::Result<String> {
+    fn execute_command(&self, input: &str) -> anyhow::Result<String> {
         match self.command.as_str() {
             "VERSION" => {
                 Ok(json!({"cniVersion": NEWEST, "supportedVersions": VERSIONS}).to_string())
@@ -79,7 +80,7 @@ impl Call {
             "ADD" => {
                 let configuration: Configuration =
                     serde_json::from_str(input).context("invalid configuration")?;
-                self.add(&configuration)?;
+                self.add_container(&configuration)?;
                 let mut result = configuration.prev_result.context(
                     "prevResult is missing: list this plugin after the one that creates the network",
                 )?;
@@ -94,15 +95,15 @@ impl Call {
         }
     }
 
-    fn add(&self, configuration: &Configuration) -> anyhow::Result<()> {
-        let Some(question) = question(&self.arguments) else {
+    fn add_container(&self, configuration: &Configuration) -> anyhow::Result<()> {
+        let Some(question) = parse_pod(&self.arguments) else {
             // The container is not a pod.
             return Ok(());
         };
         if configuration.pass.contains(&question.namespace) {
             return Ok(());
         }
-        let words = match ask(&configuration.socket, &question)? {
+        let words = match query_node(&configuration.socket, &question)? {
             Answer::Leave => return Ok(()),
             Answer::Intercept(words) => words,
             Answer::Refused(reason) => bail!("{reason}"),
@@ -113,12 +114,12 @@ impl Call {
         let netns = opened.with_context(|| format!("cannot open {}", netns.display()))?;
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
             .context("cannot enter the network namespace of the pod")?;
-        intercept.apply()
+        intercept.replace_rules()
     }
 }
 
 /// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`).
-fn question(arguments: &str) -> Option<Question> {
+fn parse_pod(arguments: &str) -> Option<Question> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
     let arguments: BTreeMap<&str, &str> = pairs.collect();
     let text = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
@@ -129,9 +130,9 @@ fn question(arguments: &str) -> Option<Question> {
     })
 }
 
-fn ask(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
+fn query_node(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let asked = || -> anyhow::Result<Answer> {
-        let mut stream = UnixStream::connect(leno_listen::SocketPath::of(socket)?.path())?;
+        let mut stream = UnixStream::connect(leno_listen::SocketPath::for_path(socket)?.path())?;
         stream.set_read_timeout(Some(MAX_WAIT))?;
         stream.set_write_timeout(Some(MAX_WAIT))?;
         stream.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes())?;
@@ -172,8 +173,8 @@ mod tests {
             pod: "cart-1".to_owned(),
             uid: Some("7".to_owned()),
         };
-        assert_eq!(question(arguments), Some(asked));
-        assert_eq!(question("IgnoreUnknown=1"), None);
-        assert_eq!(question(""), None);
+        assert_eq!(parse_pod(arguments), Some(asked));
+        assert_eq!(parse_pod("IgnoreUnknown=1"), None);
+        assert_eq!(parse_pod(""), None);
     }
 }

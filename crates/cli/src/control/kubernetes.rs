@@ -17,13 +17,13 @@ use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::{NamespaceName, server_version};
 use leno_kubernetes::authority::SharedAuthority;
 use leno_kubernetes::external_principals::{Grants, keep_external_principals};
-use leno_kubernetes::gateway::{DesiredGateway, provision};
+use leno_kubernetes::gateway::{DesiredGateway, provision_gateways};
 use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::rejections::keep_rejections;
 use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{Options, Progress, Source};
-use leno_kubernetes::status::{Writer, hold, keep_statuses};
+use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
@@ -31,9 +31,9 @@ use leno_registry::{Rejected, Update, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::reported;
+use super::check_started;
 use crate::cluster::namespace_name;
-use crate::everywhere::listening;
+use crate::everywhere::parse_listen_address;
 
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(super) struct ClusterArgs {
     #[arg(long, conflicts_with_all = ["file", "peers", "shared", "issuer"], requires = "pod_ip")]
     pub(super) kubernetes: bool,
     /// Address for the API server's webhook requests
-    #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = listening)]
+    #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = parse_listen_address)]
     webhook: Option<SocketAddr>,
     /// CA certificates (PEM) used to verify webhook clients, reloaded on change; other clients are rejected. The API
     /// server gets its client certificate from an AdmissionConfiguration (docs/kubernetes.md)
@@ -87,7 +87,7 @@ pub(super) struct ClusterArgs {
 
 impl ClusterArgs {
     /// Returns the pod of this process, if known.
-    pub(super) fn pod(&self) -> Option<WorkloadName> {
+    pub(super) fn own_pod(&self) -> Option<WorkloadName> {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
     }
 
@@ -98,7 +98,7 @@ impl ClusterArgs {
 
     /// Returns the namespaces in which it may write Secrets; a Secret in its own namespace is rejected, even if
     /// that is listed.
-    fn grants(&self) -> Grants {
+    fn secret_grants(&self) -> Grants {
         let namespaces = self.access_certs.iter().cloned().collect();
         Grants { namespaces, own: Name::new(&self.pod_namespace).ok() }
     }
@@ -155,22 +155,23 @@ pub(super) async fn start(
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
     let (outcomes, became) = watch::channel(Arc::default());
     let (unwritten, failed) = watch::channel(Arc::default());
-    let source = Source::new(client.clone(), options(args))
-        .assuming(args.trust_domain.clone())
+    let source = Source::new(client.clone(), source_options(args))
+        .with_trust_domain(args.trust_domain.clone())
         .with_settings_of(args.settings_namespaces())
         .with_image(args.image.clone())
-        .granting(args.grants(), became)
+        .with_grants(args.secret_grants(), became)
         .with_unwritten(failed);
     let (facts_of_sidecars, of_sidecars) = watch::channel(Arc::default());
     let writing = (&client, args, &stopped, of_sidecars.clone());
     let leading = write_statuses(writing, &source, unwritten, &mut tasks);
-    let mut progress = source.progress();
-    let choices = Choices { exclusions: source.exclusions(), floor: source.floor() };
-    let (external_principals, lifetime) =
-        (source.external_principals(), config.certificate_lifetime);
-    let of_external_principals = leading.clone();
-    let gateways = args.gateways.then(|| Gateways { desired: source.desired(), leading });
-    tasks.spawn(named("the watch of the API server", source.follow(facts)));
+    let mut progress = source.subscribe_progress();
+    let choices =
+        Choices { exclusions: source.subscribe_exclusions(), floor: source.subscribe_floor() };
+    let external_principals = (source.external_principals(), leading.clone());
+    let lifetime = config.certificate_lifetime;
+    let gateways =
+        args.gateways.then(|| Gateways { desired: source.subscribe_gateways(), leading });
+    tasks.spawn(with_task_name("the watch of the API server", source.send_updates(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
         () = tell_progress(&mut progress, health) => None,
@@ -179,48 +180,46 @@ pub(super) async fn start(
     let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is created for a trust domain that may be wrong.
-        reported(Err(StartError::MeshConfig(in_doubt)))?;
+        check_started(Err(StartError::MeshConfig(in_doubt)))?;
     }
 
     // The authority is one of the trust domain in the MeshConfig.
     let dir = config.data.join("authority");
     let mut authority =
         SharedAuthority::new(client.clone(), &namespace, &dir, trust_domain_of(&first));
-    if let AuthoritySource::Issuer(dir) = authority.establish().await? {
+    if let AuthoritySource::Issuer(dir) = authority.establish_authority().await? {
         config.issuer = Some(dir);
     }
-    tasks.spawn(named("the renewal of the authority", authority.keep()));
+    tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
 
     let here = (own, config.listen.port());
     config.found_peers = Some(discover_peers(client.clone(), namespace, here, &mut tasks));
     config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
-    tasks.spawn(named("the watch of the API server", forward(first, updates, again)));
-    let control = reported(Control::start_fed(config, fed).await)?;
-    let (asking, authority) = (client.clone(), control.authority());
-    let keeping = keep_external_principals(
-        asking,
-        lifetime,
-        authority,
-        (external_principals, of_external_principals),
-        outcomes,
-    );
-    tasks.spawn(named("the controller of AccessCerts", keeping));
+    tasks.spawn(with_task_name(
+        "the watch of the API server",
+        forward_updates(first, updates, again),
+    ));
+    let control = check_started(Control::start_fed(config, fed).await)?;
+    let (asking, authority) = (client.clone(), control.watch_authority());
+    let keeping =
+        keep_external_principals(asking, lifetime, authority, external_principals, outcomes);
+    tasks.spawn(with_task_name("the controller of AccessCerts", keeping));
     write_facts(&client, args, (&control, facts_of_sidecars, of_sidecars), &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
-        let settings = settings(&client, args, &control).await?;
-        let serving = equip(
+        let settings = injection_settings(&client, args, &control).await?;
+        let serving = inject_sidecars(
             client,
             settings,
-            (control.authority(), choices),
+            (control.watch_authority(), choices),
             args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
-        tasks.spawn(named(WEBHOOK, serving));
+        tasks.spawn(with_task_name(WEBHOOK, serving));
     }
-    Ok((control, Cluster { tasks, stop, ending: ending(args) }))
+    Ok((control, Cluster { tasks, stop, ending: ending_tasks(args) }))
 }
 
 /// Starts the discovery of the other control planes, and returns their addresses.
@@ -231,14 +230,14 @@ fn discover_peers(
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<BTreeSet<SocketAddr>> {
     let (found, peers) = watch::channel(BTreeSet::new());
-    tasks.spawn(named("the discovery of other control planes", async move {
-        peers::follow(client, &namespace, own, found).await;
+    tasks.spawn(with_task_name("the discovery of other control planes", async move {
+        peers::follow_peers(client, &namespace, own, found).await;
     }));
     peers
 }
 
 /// Returns the tasks that must complete by themselves.
-fn ending(args: &ClusterArgs) -> Vec<&'static str> {
+fn ending_tasks(args: &ClusterArgs) -> Vec<&'static str> {
     let lease = args.pod_name.is_some().then_some(LEASE);
     let webhook = args.webhook.is_some().then_some(WEBHOOK);
     lease.into_iter().chain(webhook).collect()
@@ -260,10 +259,15 @@ fn write_statuses(
     let Some(name) = args.pod_name.clone() else { return leading };
     let namespace = args.pod_namespace.clone();
     let writer = Writer { namespace, name: name.clone(), facts };
-    tasks.spawn(named(LEASE, hold(client.clone(), writer, leads, stopped.clone())));
-    let writing =
-        keep_statuses(client.clone(), name, source.statements(), leading.clone(), unwritten);
-    tasks.spawn(named("the writer of statuses", writing));
+    tasks.spawn(with_task_name(LEASE, hold_lease(client.clone(), writer, leads, stopped.clone())));
+    let writing = keep_statuses(
+        client.clone(),
+        name,
+        source.subscribe_statements(),
+        leading.clone(),
+        unwritten,
+    );
+    tasks.spawn(with_task_name("the writer of statuses", writing));
     leading
 }
 
@@ -286,10 +290,10 @@ fn write_facts(
         // The control plane has ended: its last facts stay.
         std::future::pending().await
     };
-    tasks.spawn(named("the configuration of injected sidecars", forwarding));
+    tasks.spawn(with_task_name("the configuration of injected sidecars", forwarding));
     if let Some(name) = args.pod_name.clone() {
         let keeping = keep_rejections(client.clone(), name, written);
-        tasks.spawn(named("the writer of events about rejected clients", keeping));
+        tasks.spawn(with_task_name("the writer of events about rejected clients", keeping));
     }
 }
 
@@ -297,7 +301,7 @@ fn write_facts(
 ///
 /// # Errors
 /// If their image is unknown, or the API server does not report its version.
-async fn settings(
+async fn injection_settings(
     client: &Client,
     args: &ClusterArgs,
     control: &Control,
@@ -315,7 +319,7 @@ async fn settings(
     })
 }
 
-fn options(args: &ClusterArgs) -> Options {
+fn source_options(args: &ClusterArgs) -> Options {
     Options { gateways: args.gateways, ..Options::default() }
 }
 
@@ -323,7 +327,7 @@ fn options(args: &ClusterArgs) -> Options {
 async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<&Health>) {
     loop {
         if let Some(health) = health {
-            health.waiting(progress.borrow_and_update().to_string());
+            health.set_waiting(progress.borrow_and_update().to_string());
         }
         if progress.changed().await.is_err() {
             return;
@@ -345,7 +349,7 @@ struct Choices {
 
 /// Injects sidecars into pods and creates gateway pods, with the current roots of the authority and the traffic
 /// exclusions from the settings of another mesh.
-async fn equip(
+async fn inject_sidecars(
     client: Client,
     mut settings: Settings,
     (mut authority, mut choices): (watch::Receiver<Arc<Authority>>, Choices),
@@ -358,13 +362,15 @@ async fn equip(
     let (maker, wanted) = (client.clone(), reported.clone());
     let making = async {
         match gateways {
-            Some(Gateways { desired, leading }) => provision(maker, wanted, desired, leading).await,
+            Some(Gateways { desired, leading }) => {
+                provision_gateways(maker, wanted, desired, leading).await
+            }
             None => std::future::pending().await,
         }
     };
     let serving = async {
         match webhook {
-            Some((listen, stop)) => webhook::serve(client, listen, reported, stop).await,
+            Some((listen, stop)) => webhook::serve_webhook(client, listen, reported, stop).await,
             None => std::future::pending().await,
         }
     };
@@ -396,7 +402,7 @@ async fn equip(
 }
 
 /// Waits until a task alongside the control plane has ended; never returns if there is none.
-pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
+pub(super) async fn wait_until_ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
     let Some(cluster) = cluster else { return std::future::pending().await };
     match cluster.tasks.join_next().await {
         Some(Ok(name)) => {
@@ -407,13 +413,17 @@ pub(super) async fn ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
     }
 }
 
-async fn named(name: &'static str, work: impl Future<Output = ()>) -> &'static str {
+async fn with_task_name(name: &'static str, work: impl Future<Output = ()>) -> &'static str {
     work.await;
     name
 }
 
 /// Forwards the first facts, which were already checked, and then all others.
-async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc::Sender<Update>) {
+async fn forward_updates(
+    first: Update,
+    mut updates: mpsc::Receiver<Update>,
+    again: mpsc::Sender<Update>,
+) {
     let mut next = Some(first);
     while let Some(update) = next {
         if again.send(update).await.is_err() {
@@ -428,12 +438,12 @@ async fn forward(first: Update, mut updates: mpsc::Receiver<Update>, again: mpsc
 struct ByTokenReview(TokenReviewer);
 
 impl ByTokenReview {
-    fn holder(found: review::PodHolder) -> Holder {
+    fn to_token_subject(found: review::PodHolder) -> Holder {
         let review::PodHolder { workload, account, uid } = found;
         Holder { workload, account, uid }
     }
 
-    fn error(error: review::ReviewError) -> ReviewError {
+    fn to_review_error(error: review::ReviewError) -> ReviewError {
         match error {
             review::ReviewError::Refused(reason) => ReviewError::Refused(reason),
             error => ReviewError::Unavailable(error.to_string()),
@@ -442,11 +452,21 @@ impl ByTokenReview {
 }
 
 impl Reviewer for ByTokenReview {
-    fn claimed(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
-        self.0.claimed(token, now).map(Self::holder).map(Some).map_err(Self::error)
+    fn claimed_holder(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
+        self.0
+            .claimed_pod(token, now)
+            .map(Self::to_token_subject)
+            .map(Some)
+            .map_err(Self::to_review_error)
     }
 
-    fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
-        Box::pin(async move { self.0.review(token).await.map(Self::holder).map_err(Self::error) })
+    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
+        Box::pin(async move {
+            self.0
+                .review_token(token)
+                .await
+                .map(Self::to_token_subject)
+                .map_err(Self::to_review_error)
+        })
     }
 }

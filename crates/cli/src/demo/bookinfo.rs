@@ -86,25 +86,25 @@ impl DemoServiceArgs {
 /// Serves until SIGTERM or SIGINT, then finishes requests in progress, within a timeout. Must run inside a
 /// [`LocalSet`].
 pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow::Result<()> {
-    let application = application(kind, &options);
+    let application = build_application(kind, &options);
     let address = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
-    let stop = stop::signals()?;
+    let stop = stop::stop_signal()?;
     tracing::debug!(%address, ?kind, "demo service listens");
     server::serve(listener, application, stop).await;
     Ok(())
 }
 
-fn application(kind: ServiceKind, options: &ServiceOptions) -> Application {
+fn build_application(kind: ServiceKind, options: &ServiceOptions) -> Application {
     let upstream = || Upstream::new(options.http_proxy.clone());
     match kind {
         ServiceKind::Productpage => Application::Productpage(upstream()),
         ServiceKind::Details => Application::Details,
         ServiceKind::Ratings => Application::Ratings,
         ServiceKind::Gateway => Application::Gateway(upstream()),
-        ServiceKind::Reviews => match options.version.stars() {
+        ServiceKind::Reviews => match options.version.star_color() {
             None => Application::PlainReviews(options.version),
             Some(color) => Application::RatedReviews(options.version, color, upstream()),
         },

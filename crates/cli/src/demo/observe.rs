@@ -66,7 +66,7 @@ impl Observation {
     }
 
     /// Returns the number of requests in both directions.
-    pub(super) fn requests(&self) -> u64 {
+    pub(super) fn request_count(&self) -> u64 {
         self.series.iter().map(|series| series.requests).sum()
     }
 }
@@ -75,14 +75,14 @@ impl Observation {
 ///
 /// # Errors
 /// If one of them does not answer.
-pub(super) async fn observe(fleet: &[Standing]) -> anyhow::Result<Vec<Observation>> {
+pub(super) async fn observe_sidecars(fleet: &[Standing]) -> anyhow::Result<Vec<Observation>> {
     let mut all = Vec::new();
     for member in fleet {
         let name = &member.workload.name;
         let report = member.report.as_ref();
         let report = report.with_context(|| format!("the sidecar of {name} is not running"))?;
-        let requests: Requests = page(report.admin, "/requests").await?;
-        let connections: Connections = page(report.admin, "/connections").await?;
+        let requests: Requests = query_page(report.admin, "/requests").await?;
+        let connections: Connections = query_page(report.admin, "/connections").await?;
         let open_listeners = report.open_listeners.iter();
         let inbound = open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
         all.push(Observation {
@@ -90,15 +90,18 @@ pub(super) async fn observe(fleet: &[Standing]) -> anyhow::Result<Vec<Observatio
             serves: !member.workload.ports.is_empty(),
             series: requests.series,
             connections: connections.connections,
-            usage: leno_telemetry::usage(report.pid).ok(),
+            usage: leno_telemetry::read_usage(report.pid).ok(),
             inbound: inbound.map(|(_, address)| *address).collect(),
         });
     }
     Ok(all)
 }
 
-async fn page<T: serde::de::DeserializeOwned>(admin: SocketAddr, path: &str) -> anyhow::Result<T> {
-    let answer = ask::admin(admin, path).await?;
+async fn query_page<T: serde::de::DeserializeOwned>(
+    admin: SocketAddr,
+    path: &str,
+) -> anyhow::Result<T> {
+    let answer = ask::query_admin(admin, path).await?;
     serde_json::from_slice(&answer).with_context(|| format!("GET http://{admin}{path}"))
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct Check {
 
 impl DemoReport {
     /// True if all checks passed; a report without checks fails.
-    pub(crate) fn held(&self) -> bool {
+    pub(crate) fn is_passed(&self) -> bool {
         !self.checks.is_empty() && self.checks.iter().all(|check| check.ok)
     }
 
@@ -103,7 +103,7 @@ impl DemoReport {
 }
 
 fn services_table(services: &[ServiceReport]) -> Table {
-    let mut table = table(&[
+    let mut table = new_table(&[
         "service",
         "requests",
         "success",
@@ -121,7 +121,7 @@ fn services_table(services: &[ServiceReport]) -> Table {
         table.add_row([
             service.name.clone(),
             service.requests.to_string(),
-            or_dash(service.success_rate.map(percent)),
+            or_dash(service.success_rate.map(format_percent)),
             ms(service.p50),
             ms(service.p90),
             ms(service.p99),
@@ -134,20 +134,20 @@ fn services_table(services: &[ServiceReport]) -> Table {
 }
 
 fn split_table(split: &BTreeMap<String, SplitShare>) -> Table {
-    let mut table = table(&["split to", "requests", "share", "expected"]);
+    let mut table = new_table(&["split to", "requests", "share", "expected"]);
     for (backend, share) in split {
         table.add_row([
             backend.clone(),
             share.requests.to_string(),
-            percent(share.share),
-            percent(share.expected),
+            format_percent(share.share),
+            format_percent(share.expected),
         ]);
     }
     table
 }
 
 /// Creates a table with text in the first column and figures in the others.
-fn table(header: &[&str]) -> Table {
+fn new_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
     for column in table.column_iter_mut().skip(1) {
@@ -161,7 +161,7 @@ fn or_dash(text: Option<String>) -> String {
 }
 
 /// Rounds down, so that 100 % means all requests.
-fn percent(part: f64) -> String {
+fn format_percent(part: f64) -> String {
     format!("{:.2} %", (part * 10_000.0).floor() / 100.0)
 }
 
@@ -246,16 +246,16 @@ mod tests {
     #[test]
     fn one_broken_promise_is_a_failure_and_so_is_none_made() {
         let mut report = report();
-        assert!(report.held());
+        assert!(report.is_passed());
         report.checks.push(Check {
             name: "denied client".to_owned(),
             ok: false,
             detail: "got 200".to_owned(),
         });
-        assert!(!report.held());
+        assert!(!report.is_passed());
         assert!(report.to_text().contains("✗ denied client: got 200"));
         report.checks.clear();
-        assert!(!report.held());
+        assert!(!report.is_passed());
     }
 
     fn report() -> DemoReport {

@@ -9,15 +9,15 @@ use clap::{Args, ValueEnum};
 use leno_control::Config;
 use tokio::task::LocalSet;
 
-use super::bookinfo::manifests::{Ports, manifests};
+use super::bookinfo::manifests::{Ports, render_manifests};
 use super::bookinfo::pods;
-use super::observe::{observe, refuses_plaintext};
+use super::observe::{observe_sidecars, refuses_plaintext};
 use super::report::DemoReport;
 use super::traffic::{ask_as_external_client, drive_bookinfo, keep_flowing};
 use super::verdict::Findings;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_positive;
-use crate::explain::playground;
+use crate::explain::explain_playground;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
@@ -45,12 +45,12 @@ pub(crate) struct DemoArgs {
     kubernetes: bool,
     /// Leno image, which includes the bookinfo services
     #[arg(long, value_name = "IMAGE", requires = "kubernetes", default_value = install::IMAGE,
-          value_parser = image)]
+          value_parser = parse_image)]
     image: String,
 }
 
 /// Parses an image name, without characters that could end a line of the manifests.
-fn image(text: &str) -> Result<String, String> {
+fn parse_image(text: &str) -> Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"./:@_-".contains(&byte);
     if text.is_empty() || !text.bytes().all(plain) {
         return Err("write it as REGISTRY/NAME:TAG".to_owned());
@@ -72,7 +72,7 @@ impl DemoArgs {
     /// Runs the demo; succeeds only if all checks pass.
     pub(crate) fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         if self.kubernetes {
-            output::print(&pods::manifests(&self.image))?;
+            output::print_raw(&pods::render_manifests(&self.image))?;
             return Ok(ExitCode::SUCCESS);
         }
         let options = Options {
@@ -94,14 +94,14 @@ impl DemoArgs {
     }
 
     async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
-        let (stop, quit) = (stop::signals()?, stop::quit()?);
+        let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
         let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
         let scratch = scratch.context("cannot create a temporary directory")?;
-        let ports = Ports::free()?;
+        let ports = Ports::find_free()?;
         let file = scratch.path().join("bookinfo.yaml");
         let binary = std::env::current_exe().context("cannot find this program")?;
         let binary = binary.to_str().context("the path of this program is not UTF-8")?;
-        std::fs::write(&file, manifests(&ports, binary))
+        std::fs::write(&file, render_manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
         let data = DataDirectory::claim(scratch.path().join("data"))?;
         let hint = format!(
@@ -112,22 +112,22 @@ impl DemoArgs {
         );
         let mut config = Config::new(data.path().to_owned(), vec![file]);
         config.page = self.serve.then_some(self.page);
-        config.playground = Some(playground());
-        self.say("starting bookinfo: 7 applications, 9 sidecars, one control plane");
+        config.playground = Some(explain_playground());
+        self.print_progress("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();
         let outcome = tokio::select! {
             outcome = self.run_to_the_end(&mut mesh, (ports, &hint), stop) => outcome,
             ended = control_ended => Err(ended.into()),
         };
-        self.say("stopping");
-        let again = stop::signals()?;
+        self.print_progress("stopping");
+        let again = stop::stop_signal()?;
         tokio::select! {
             () = mesh.stop() => {}
             () = again => tracing::warn!("stopped without waiting"),
             () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
-        Ok(match outcome?.held() {
+        Ok(match outcome?.is_passed() {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         })
@@ -142,12 +142,12 @@ impl DemoArgs {
     ) -> anyhow::Result<DemoReport> {
         tokio::pin!(stop);
         let report = tokio::select! {
-            report = self.show(mesh, ports, hint) => report?,
+            report = self.run_and_report(mesh, ports, hint) => report?,
             () = &mut stop => bail!("stopped before the end"),
         };
         if self.serve {
             tokio::select! {
-                () = mesh.tend(&mut stop) => {}
+                () = mesh.supervise_until(&mut stop) => {}
                 never = keep_flowing(ports) => match never {},
             }
         }
@@ -155,32 +155,32 @@ impl DemoArgs {
     }
 
     /// Waits for the mesh, generates load, and prints the results.
-    async fn show(
+    async fn run_and_report(
         &self,
         mesh: &mut LocalMesh,
         ports: Ports,
         hint: &str,
     ) -> anyhow::Result<DemoReport> {
         if !mesh.wait_until_up(START_MAX_WAIT).await {
-            let standing = mesh.standing();
+            let standing = mesh.member_statuses();
             let waiting = standing.iter().filter(|member| !member.is_up());
             let waiting: Vec<String> =
                 waiting.map(|member| member.workload.name.to_string()).collect();
             bail!("not up within {START_MAX_WAIT:?}: {}", waiting.join(", "));
         }
-        let page = mesh.page();
+        let page = mesh.page_url();
         if let Some(page) = &page {
-            self.say(&format!("watch it in a browser: {page}"));
+            self.print_progress(&format!("watch it in a browser: {page}"));
         }
-        self.say(&format!("driving traffic for {:?}", self.duration));
-        let findings = investigate(mesh, ports, self.duration).await?;
-        let report = findings.report();
+        self.print_progress(&format!("driving traffic for {:?}", self.duration));
+        let findings = measure_traffic(mesh, ports, self.duration).await?;
+        let report = findings.evaluate();
         match self.output {
-            ReportFormat::Json => log::print(&report.to_json()?)?,
-            ReportFormat::Table => log::print(&report.to_text())?,
+            ReportFormat::Json => log::print_to_stdout(&report.to_json()?)?,
+            ReportFormat::Table => log::print_to_stdout(&report.to_text())?,
         }
         if self.serve {
-            self.say(&format!(
+            self.print_progress(&format!(
                 "\nIt keeps running until Ctrl-C, with a little traffic.\n\
                  The mesh: {}\nThe shop: http://127.0.0.1:{}/\n\
                  Here:     leno top{hint}",
@@ -192,26 +192,26 @@ impl DemoArgs {
     }
 
     /// Prints progress for people; programs read only standard output.
-    fn say(&self, text: &str) {
-        log::say(text);
+    fn print_progress(&self, text: &str) {
+        log::print_to_stderr(text);
     }
 }
 
-async fn investigate(
+async fn measure_traffic(
     mesh: &mut LocalMesh,
     ports: Ports,
     duration: Duration,
 ) -> anyhow::Result<Findings> {
-    let standing = mesh.standing();
-    let before = mesh.tend(observe(&standing)).await?;
-    let load = mesh.tend(drive_bookinfo(ports, duration)).await?;
-    let standing: Vec<Standing> = mesh.standing();
-    let after = mesh.tend(observe(&standing)).await?;
-    let denied = mesh.tend(ask_as_external_client(ports)).await;
+    let standing = mesh.member_statuses();
+    let before = mesh.supervise_until(observe_sidecars(&standing)).await?;
+    let load = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
+    let standing: Vec<Standing> = mesh.member_statuses();
+    let after = mesh.supervise_until(observe_sidecars(&standing)).await?;
+    let denied = mesh.supervise_until(ask_as_external_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
     for observation in &after {
         for listener in &observation.inbound {
-            if !mesh.tend(refuses_plaintext(*listener)).await {
+            if !mesh.supervise_until(refuses_plaintext(*listener)).await {
                 plaintext_accepted.push(format!("{} at {listener}", observation.workload));
             }
         }
@@ -220,7 +220,7 @@ async fn investigate(
         before,
         after,
         load,
-        denied: denied.map_err(|error| output::failure(&error)),
+        denied: denied.map_err(|error| output::format_error(&error)),
         plaintext_accepted,
     })
 }

@@ -5,23 +5,23 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use leno_load::{Counters, Pace, Plan, Report, Target, drive};
+use leno_load::{Counters, Pace, Plan, Report, Target, drive_load};
 use tokio::sync::{oneshot, watch};
 
 use super::bookinfo::manifests::Ports;
-use crate::figures::counted;
+use crate::figures::format_count;
 
 /// Sends requests to bookinfo for `duration`, on a thread of its own, and shows the progress.
 ///
 /// # Errors
 /// If the load cannot be generated.
 pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::Result<Report> {
-    let plan = plan(&ports, duration);
+    let plan = load_plan(&ports, duration);
     let total = plan.warm_up + plan.duration;
     let (progress, counters) = watch::channel(Counters::default());
     tokio::select! {
         report = drive_apart(plan, progress) => report,
-        never = show(counters, total) => match never {},
+        never = show_progress(counters, total) => match never {},
     }
 }
 
@@ -29,7 +29,7 @@ pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::
 pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
     loop {
         let pace = Pace::Open { rate: FLOW_RATE, connections: CONNECTIONS };
-        let plan = Plan { pace, warm_up: Duration::ZERO, ..plan(&ports, FLOW_FOR) };
+        let plan = Plan { pace, warm_up: Duration::ZERO, ..load_plan(&ports, FLOW_FOR) };
         let driven = drive_apart(plan, watch::channel(Counters::default()).0).await;
         if let Err(error) = driven {
             tracing::warn!(%error, "the demo's traffic stops");
@@ -48,7 +48,7 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
                 .enable_all()
                 .build()
                 .map_err(anyhow::Error::new)
-                .and_then(|runtime| Ok(runtime.block_on(drive(plan, progress))?));
+                .and_then(|runtime| Ok(runtime.block_on(drive_load(plan, progress))?));
             // The receiver may have been dropped.
             drop(done.send(driven));
         })
@@ -61,7 +61,8 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
 /// # Errors
 /// If there is no response.
 pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> {
-    let mut target = at(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
+    let mut target =
+        build_target(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
     let plan = Plan {
         pace: Pace::Open { rate: 10, connections: 1 },
@@ -70,26 +71,28 @@ pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> 
         seed: SEED,
         ..Plan::new(vec![target])
     };
-    let report = drive(plan, watch::channel(Counters::default()).0).await?;
-    let total = report.total();
-    let statuses: Vec<u16> = total.statuses().map(|(status, _)| status).collect();
+    let report = drive_load(plan, watch::channel(Counters::default()).0).await?;
+    let total = report.sum_targets();
+    let statuses: Vec<u16> = total.status_counts().map(|(status, _)| status).collect();
     match statuses.as_slice() {
-        [status] if total.failures() == 0 => Ok(*status),
+        [status] if total.failure_count() == 0 => Ok(*status),
         _ => anyhow::bail!(
             "statuses {statuses:?}, and {} requests without a response",
-            total.failures()
+            total.failure_count()
         ),
     }
 }
 
-fn plan(ports: &Ports, duration: Duration) -> Plan {
-    let page = |name| at(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
+fn load_plan(ports: &Ports, duration: Duration) -> Plan {
+    let page =
+        |name| build_target(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
     let jason = Target {
         headers: vec![("end-user".to_owned(), "jason".to_owned())],
         weight: 1,
         ..page("page as jason")
     };
-    let gateway = at(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
+    let gateway =
+        build_target(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
     let targets =
         vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }];
     Plan {
@@ -102,13 +105,13 @@ fn plan(ports: &Ports, duration: Duration) -> Plan {
     }
 }
 
-fn at(listener: u16, name: &str, service: &str, path: &str) -> Target {
+fn build_target(listener: u16, name: &str, service: &str, path: &str) -> Target {
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     Target::get(name, listener, &format!("{service}.bookinfo:9080"), path)
 }
 
 /// Updates one line on a terminal; never returns.
-async fn show(
+async fn show_progress(
     mut counters: watch::Receiver<Counters>,
     total: Duration,
 ) -> std::convert::Infallible {
@@ -118,7 +121,7 @@ async fn show(
         if terminal {
             let mut out = std::io::stderr().lock();
             // A failed write to the terminal does not end the run.
-            drop(write!(out, "\r\x1b[K{}", line(&now, total)));
+            drop(write!(out, "\r\x1b[K{}", progress_line(&now, total)));
             drop(out.flush());
         }
     }
@@ -128,7 +131,7 @@ async fn show(
     std::future::pending().await
 }
 
-fn line(counters: &Counters, total: Duration) -> String {
+fn progress_line(counters: &Counters, total: Duration) -> String {
     let seconds = counters.elapsed.as_secs_f64();
     let phase = match counters.measuring {
         true => "driving",
@@ -141,7 +144,7 @@ fn line(counters: &Counters, total: Duration) -> String {
     format!(
         "{phase}: {seconds:.1} of {:.0} s, {}, {rate:.0}/s, {} failed",
         total.as_secs_f64(),
-        counted(counters.requests, "request"),
+        format_count(counters.requests, "request"),
         counters.requests.saturating_sub(counters.successes),
     )
 }

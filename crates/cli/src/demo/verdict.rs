@@ -25,20 +25,20 @@ pub(super) struct Findings {
 
 impl Findings {
     /// Evaluates the findings.
-    pub(super) fn report(&self) -> DemoReport {
+    pub(super) fn evaluate(&self) -> DemoReport {
         let services: Vec<ServiceReport> = self
             .after
             .iter()
             .filter(|observation| observation.serves)
-            .map(|after| service(self.before_of(after), after))
+            .map(|after| service_report(self.before_of(after), after))
             .collect();
-        let split = split(&services);
-        let mtls = self.mtls();
+        let split = reviews_split(&services);
+        let mtls = self.check_mtls();
         let checks = vec![
             self.all_succeeded(),
             all_took_part(&services),
-            check("split", split_held(&split)),
-            check("mutual TLS", mtls.clone()),
+            check_result("split", split_held(&split)),
+            check_result("mutual TLS", mtls.clone()),
             self.external_client_denied(),
         ];
         DemoReport {
@@ -57,28 +57,28 @@ impl Findings {
     }
 
     fn all_succeeded(&self) -> Check {
-        let total = self.load.total();
-        let failed = total.requests() - total.successes();
-        let ok = failed == 0 && total.requests() > 0;
+        let total = self.load.sum_targets();
+        let failed = total.request_count() - total.success_count();
+        let ok = failed == 0 && total.request_count() > 0;
         let ms = |latency: Option<Duration>| latency.map_or(0.0, |l| l.as_secs_f64() * 1e3);
         let mut detail = format!(
             "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed} failed",
-            total.requests(),
+            total.request_count(),
             self.load.responses_per_second(),
             ms(total.latency.p50()),
             ms(total.latency.p99()),
         );
-        for (status, count) in total.statuses().filter(|(status, _)| *status >= 300) {
+        for (status, count) in total.status_counts().filter(|(status, _)| *status >= 300) {
             detail.push_str(&format!(", {count} with status {status}"));
         }
-        for (kind, count) in total.errors() {
+        for (kind, count) in total.error_counts() {
             detail.push_str(&format!(", {count} {}", kind.label()));
         }
         Check { name: "every request succeeded".to_owned(), ok, detail }
     }
 
     /// Describes encryption and identity between sidecars, or returns the first violation.
-    fn mtls(&self) -> Result<String, String> {
+    fn check_mtls(&self) -> Result<String, String> {
         let mut links = 0;
         let mut requests = 0;
         let mut peers = BTreeSet::new();
@@ -123,7 +123,7 @@ impl Findings {
     }
 }
 
-fn check(name: &str, held: Result<String, String>) -> Check {
+fn check_result(name: &str, held: Result<String, String>) -> Check {
     Check {
         name: name.to_owned(),
         ok: held.is_ok(),
@@ -131,7 +131,7 @@ fn check(name: &str, held: Result<String, String>) -> Check {
     }
 }
 
-fn service(before: Option<&Observation>, after: &Observation) -> ServiceReport {
+fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceReport {
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
     let success: u64 = after.inbound_series().map(|series| series.success).sum();
     // The maximum quantile of several series is an upper bound of their combined quantile.
@@ -140,7 +140,8 @@ fn service(before: Option<&Observation>, after: &Observation) -> ServiceReport {
         let largest = counted.map(part).reduce(f64::max)?;
         Duration::try_from_secs_f64(largest / 1e3).ok()
     };
-    let carried = after.requests() - before.map_or(0, Observation::requests).min(after.requests());
+    let carried = after.request_count()
+        - before.map_or(0, Observation::request_count).min(after.request_count());
     let cpu = after.usage.zip(before.and_then(|before| before.usage));
     let cpu = cpu.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
     ServiceReport {
@@ -178,7 +179,7 @@ fn all_took_part(services: &[ServiceReport]) -> Check {
 }
 
 /// Returns the split of the requests for reviews, except those that a header routes to version 2.
-fn split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
+fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
     let requests = |name: &str| {
         let found = services.iter().find(|service| service.name == name);
         found.map_or(0, |service| service.requests)

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use leno_control::status::{EdgeStatus, RejectionStatus, WorkloadStatus};
 
-use super::steps::{Facts, Step, explained, most_frequent_reason, rejected, success_step};
+use super::steps::{
+    Facts, Step, explain_command, most_frequent_reason, rejection_steps, success_step,
+};
 use crate::figures::AILING;
 
 /// Returns the services that the workload's application calls by name, or has an outbound listener for. A
 /// listener needs no subscription.
-pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str> {
+pub(super) fn called_by_name<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str> {
     let proxies = facts.proxies.iter().filter(|proxy| proxy.workload == workload);
     let subscriptions = proxies.flat_map(|proxy| &proxy.subscriptions);
     let workloads = facts.workloads.iter().filter(|known| known.name == workload);
@@ -20,7 +22,7 @@ pub(super) fn services<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str
 
 /// True if the workload sends requests to the service, or can do so without a subscription.
 pub(super) fn may_call(facts: &Facts, workload: &str, to: &str) -> bool {
-    let called = services(facts, workload);
+    let called = called_by_name(facts, workload);
     called.contains(to) || is_routed(facts, &called, to) || is_counted(facts, workload, to)
 }
 
@@ -52,28 +54,37 @@ fn is_alone(facts: &Facts, service: &str, workload: &str) -> bool {
 }
 
 /// Returns the steps for recent requests of a workload to services other than its own, one per service.
-pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
-    called(facts, workload).into_iter().flat_map(|it| requests(facts, workload, it)).collect()
+pub(super) fn request_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+    counted_services(facts, workload)
+        .into_iter()
+        .flat_map(|it| request_steps_to(facts, workload, it))
+        .collect()
 }
 
 /// Returns the services at which requests of the workload failed recently. Their histories have the reasons.
-pub(super) fn failing<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
-    let edges = edges(facts, workload);
+pub(super) fn failing_services<'a>(
+    facts: &'a Facts,
+    workload: &WorkloadStatus,
+) -> BTreeSet<&'a str> {
+    let edges = counted_edges(facts, workload);
     let failing = edges.filter(|edge| edge.rates.success.is_some_and(|success| success < AILING));
     failing.map(|edge| edge.to.as_str()).collect()
 }
 
 /// Returns the services for which requests or rejections of the workload were counted recently.
-fn called<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
+fn counted_services<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
     let rejections = facts.rejections.iter().filter(|it| it.clients.contains(&workload.name));
     let rejected = rejections.map(|it| it.service.as_str()).filter(|service| !service.is_empty());
-    let counted = edges(facts, workload).map(|edge| edge.to.as_str());
+    let counted = counted_edges(facts, workload).map(|edge| edge.to.as_str());
     let is_own = |service: &str| workload.services.iter().any(|own| own == service);
     rejected.chain(counted).filter(|service| !is_own(service)).collect()
 }
 
 /// Returns the counted requests of a workload, with those of each service that selects no other workload.
-fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item = &'a EdgeStatus> {
+fn counted_edges<'a>(
+    facts: &'a Facts,
+    workload: &WorkloadStatus,
+) -> impl Iterator<Item = &'a EdgeStatus> {
     let name = workload.name.clone();
     let alone: BTreeSet<String> =
         workload.services.iter().filter(|it| is_alone(facts, it, &name)).cloned().collect();
@@ -86,13 +97,13 @@ fn edges<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> impl Iterator<Item 
 
 /// Returns the steps for requests of a workload to one service, as counted by its own sidecar: failures of
 /// other clients are not its problem.
-fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step> {
-    let edge = edges(facts, workload).find(|edge| edge.to == service);
+fn request_steps_to(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step> {
+    let edge = counted_edges(facts, workload).find(|edge| edge.to == service);
     let success = edge.and_then(|edge| edge.rates.success);
     if success.is_none_or(|success| success < AILING) {
         let is_own =
             |it: &RejectionStatus| it.service == service && it.clients.contains(&workload.name);
-        let rejected = rejected(facts, is_own);
+        let rejected = rejection_steps(facts, is_own);
         if !rejected.is_empty() {
             return rejected;
         }
@@ -100,7 +111,7 @@ fn requests(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step
     let requests = format!("its requests to {service}");
     let reason = most_frequent_reason(facts, service);
     let step = success.map(|success| success_step(success, &requests, reason));
-    let command = explained(facts, Some(&workload.name), service);
+    let command = explain_command(facts, Some(&workload.name), service);
     step.map(|step| step.with_request(&command)).into_iter().collect()
 }
 
@@ -111,10 +122,10 @@ mod tests {
     use leno_control::status::{HistoryStatus, RateStatus, RouteStatus};
     use serde_json::json;
 
-    use super::super::steps::{Verdict, examine};
+    use super::super::steps::{Verdict, build_steps};
     use super::*;
 
-    fn service(name: &str, workload: &str, routes: serde_json::Value) -> serde_json::Value {
+    fn service_status(name: &str, workload: &str, routes: serde_json::Value) -> serde_json::Value {
         let endpoint = json!({
             "name": null, "port": 80, "protocol": "HTTP", "endpoints": [],
         });
@@ -124,7 +135,7 @@ mod tests {
         })
     }
 
-    fn facts() -> Facts {
+    fn sample_facts() -> Facts {
         let workload = json!({
             "name": "t/c-1", "account": "t/c", "address": "127.0.0.1", "ports": [], "labels": {},
             "services": ["t/c"], "sidecar": "connected", "listeners": {}, "outbound_listeners": [],
@@ -138,19 +149,22 @@ mod tests {
         Facts {
             workloads: vec![serde_json::from_value(workload).unwrap()],
             proxies: vec![serde_json::from_value(proxy).unwrap()],
-            services: [service("t/c", "t/c-1", json!([])), service("t/h", "t/h-1", json!([]))]
-                .map(|it| serde_json::from_value(it).unwrap())
-                .into(),
+            services: [
+                service_status("t/c", "t/c-1", json!([])),
+                service_status("t/h", "t/h-1", json!([])),
+            ]
+            .map(|it| serde_json::from_value(it).unwrap())
+            .into(),
             ..Facts::default()
         }
     }
 
     fn is_reported_as_unused(facts: &Facts) -> bool {
-        let steps = examine(facts, "t/c-1", Some("t/h"));
+        let steps = build_steps(facts, "t/c-1", Some("t/h"));
         steps.iter().any(|step| step.name == "subscribed")
     }
 
-    fn edge(kind: &str, from: &str, requests: u64) -> EdgeStatus {
+    fn edge_status(kind: &str, from: &str, requests: u64) -> EdgeStatus {
         let rates = RateStatus { requests, ..RateStatus::default() };
         let (kind, from, to) = (kind.to_owned(), from.to_owned(), "t/h".to_owned());
         EdgeStatus { kind, from, to, mtls: true, rates }
@@ -158,21 +172,21 @@ mod tests {
 
     #[test]
     fn a_workload_that_calls_a_service_is_not_reported_as_silent() {
-        assert!(is_reported_as_unused(&facts()));
-        let mut subscribed = facts();
+        assert!(is_reported_as_unused(&sample_facts()));
+        let mut subscribed = sample_facts();
         subscribed.proxies[0].subscriptions = vec!["t/h".to_owned()];
-        let mut listening = facts();
+        let mut listening = sample_facts();
         listening.workloads[0].outbound_listeners = serde_json::from_value(
             json!([{ "service": "t/h", "port": 80, "listen": "127.0.0.1:1" }]),
         )
         .unwrap();
-        assert_eq!(services(&listening, "t/c-1"), ["t/h"].into());
-        let mut counted = facts();
-        counted.edges = vec![edge("workload", "t/c-1", 3)];
-        let mut of_its_service = facts();
-        of_its_service.edges = vec![edge("service", "t/c", 3)];
-        let mut routed = facts();
-        let main = service("t/main", "t/m-1", json!(["t/split"]));
+        assert_eq!(called_by_name(&listening, "t/c-1"), ["t/h"].into());
+        let mut counted = sample_facts();
+        counted.edges = vec![edge_status("workload", "t/c-1", 3)];
+        let mut of_its_service = sample_facts();
+        of_its_service.edges = vec![edge_status("service", "t/c", 3)];
+        let mut routed = sample_facts();
+        let main = service_status("t/main", "t/m-1", json!(["t/split"]));
         routed.services.push(serde_json::from_value(main).unwrap());
         routed.proxies[0].subscriptions = vec!["t/main".to_owned()];
         let split: RouteStatus = serde_json::from_value(json!({
@@ -186,7 +200,7 @@ mod tests {
         }
     }
 
-    fn rejection(service: &str, client: &str) -> RejectionStatus {
+    fn rejection_status(service: &str, client: &str) -> RejectionStatus {
         RejectionStatus {
             service: service.to_owned(),
             reason: "denied-by-policy".to_owned(),
@@ -199,31 +213,32 @@ mod tests {
         }
     }
 
-    fn failed(facts: &Facts) -> Vec<String> {
-        let steps = examine(facts, "t/c-1", None).into_iter();
+    fn failed_steps(facts: &Facts) -> Vec<String> {
+        let steps = build_steps(facts, "t/c-1", None).into_iter();
         let steps = steps.filter(|it| it.name == "requests" && it.verdict == Verdict::Problem);
         steps.map(|step| step.what).collect()
     }
 
     #[test]
     fn a_client_whose_requests_fail_has_a_step_that_fails() {
-        let mut facts = facts();
+        let mut facts = sample_facts();
         let success = |share: f64| {
-            let rates = RateStatus { success: Some(share), ..edge("service", "t/c", 30).rates };
-            vec![EdgeStatus { rates, ..edge("service", "t/c", 30) }]
+            let rates =
+                RateStatus { success: Some(share), ..edge_status("service", "t/c", 30).rates };
+            vec![EdgeStatus { rates, ..edge_status("service", "t/c", 30) }]
         };
-        assert_eq!(failed(&facts), [""; 0]);
-        facts.rejections = vec![rejection("t/h", "t/c-1")];
+        assert_eq!(failed_steps(&facts), [""; 0]);
+        facts.rejections = vec![rejection_status("t/h", "t/c-1")];
         let text = "t/h: the mesh rejects 100 % of the requests with denied-by-policy at the sidecar t/h-1";
-        assert_eq!(failed(&facts), [text]);
+        assert_eq!(failed_steps(&facts), [text]);
         facts.edges = success(0.0);
-        assert_eq!(failed(&facts), [text]);
+        assert_eq!(failed_steps(&facts), [text]);
         // The requests of this client succeed, or the rejected ones are another client's.
         facts.edges = success(1.0);
-        assert_eq!(failed(&facts), [""; 0]);
+        assert_eq!(failed_steps(&facts), [""; 0]);
         facts.edges = Vec::new();
-        facts.rejections = vec![rejection("t/h", "t/c-2")];
-        assert_eq!(failed(&facts), [""; 0]);
+        facts.rejections = vec![rejection_status("t/h", "t/c-2")];
+        assert_eq!(failed_steps(&facts), [""; 0]);
         // Failures that are not rejections.
         facts.edges = success(0.0);
         facts.rejections = Vec::new();
@@ -233,26 +248,26 @@ mod tests {
         let history = HistoryStatus { rates, plots, reasons, recent_reasons };
         facts.histories = [("t/h".to_owned(), history)].into();
         let text = "0.00 % of its requests to t/h succeed, most with connect-failed";
-        assert_eq!(failed(&facts), [text]);
+        assert_eq!(failed_steps(&facts), [text]);
     }
 
     #[test]
     fn each_reason_of_rejections_is_a_step_with_a_whole_command() {
-        let mut facts = facts();
-        let denied = RejectionStatus { share: 0.6, ..rejection("t/h", "t/c-1") };
+        let mut facts = sample_facts();
+        let denied = RejectionStatus { share: 0.6, ..rejection_status("t/h", "t/c-1") };
         let limited = RejectionStatus {
             reason: "rate-limited".to_owned(),
             share: 0.3,
-            ..rejection("t/h", "t/c-1")
+            ..rejection_status("t/h", "t/c-1")
         };
         let outside = |reason: &str, share| RejectionStatus {
             reason: reason.to_owned(),
             share,
-            ..rejection("", "t/c-1")
+            ..rejection_status("", "t/c-1")
         };
         facts.rejections =
             vec![limited, denied, outside("egress-denied", 0.5), outside("unknown-service", 0.4)];
-        let steps = examine(&facts, "t/c-1", None).into_iter();
+        let steps = build_steps(&facts, "t/c-1", None).into_iter();
         let steps: Vec<Step> = steps.filter(|it| it.name == "requests").collect();
         let begins = [
             "t/h: the mesh rejects 60.00 % of the requests with denied-by-policy",
@@ -272,11 +287,11 @@ mod tests {
 
     #[test]
     fn requests_of_others_say_nothing_about_a_workload() {
-        let mut facts = facts();
-        facts.edges = vec![edge("workload", "t/c-2", 3), edge("service", "t/c", 0)];
+        let mut facts = sample_facts();
+        facts.edges = vec![edge_status("workload", "t/c-2", 3), edge_status("service", "t/c", 0)];
         assert!(is_reported_as_unused(&facts));
         // Another workload of the same service may have sent them.
-        facts.edges = vec![edge("service", "t/c", 3)];
+        facts.edges = vec![edge_status("service", "t/c", 3)];
         facts.services[0].workloads.push("t/c-2".to_owned());
         assert!(is_reported_as_unused(&facts));
     }

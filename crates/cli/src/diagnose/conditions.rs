@@ -8,13 +8,17 @@ use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 use leno_control::{exit_remedy, port_remedy};
 
 use super::steps::{Facts, Step, Verdict, is_on_the_way};
-use crate::duration::short;
+use crate::duration::format_duration;
 
 /// Returns the steps in startup order. An open circuit is no problem on the way to another service.
-pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) -> Vec<Step> {
-    let mut steps: Vec<Step> = token(facts, workload).into_iter().collect();
-    steps.extend(workload.application.iter().flat_map(application));
-    steps.extend(listeners(workload));
+pub(super) fn condition_steps(
+    facts: &Facts,
+    workload: &WorkloadStatus,
+    to: Option<&str>,
+) -> Vec<Step> {
+    let mut steps: Vec<Step> = token_step(facts, workload).into_iter().collect();
+    steps.extend(workload.application.iter().flat_map(application_steps));
+    steps.extend(listener_steps(workload));
     steps.extend(of_kind(workload, "state-unwritable").map(|it| {
         Step::problem(
             "state",
@@ -41,7 +45,7 @@ pub(super) fn steps(facts: &Facts, workload: &WorkloadStatus, to: Option<&str>) 
 }
 
 /// Returns the step for the last join, if it was rejected.
-fn token(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
+fn token_step(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
     let remedy = rejected_sidecar(&facts.status, workload);
@@ -60,14 +64,14 @@ pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step>
     let others = facts.workloads.iter().filter(|it| endpoints.contains(&*it.name));
     let others = others.filter(|it| it.name != workload);
     let steps = others.flat_map(|it| {
-        let steps = it.application.iter().flat_map(application);
+        let steps = it.application.iter().flat_map(application_steps);
         steps.map(move |step| Step { what: format!("{}: {}", it.name, step.what), ..step })
     });
     steps.filter(|step| step.verdict != Verdict::Fine).collect()
 }
 
 /// Returns the steps for the state of an application, and for the ports that it does not serve.
-fn application(application: &ApplicationStatus) -> Vec<Step> {
+fn application_steps(application: &ApplicationStatus) -> Vec<Step> {
     let mut steps = vec![run(application)];
     steps.extend(application.ports.iter().map(|(port, problem)| {
         let what = format!("port {port} is not served: {problem}");
@@ -79,7 +83,7 @@ fn application(application: &ApplicationStatus) -> Vec<Step> {
 fn run(application: &ApplicationStatus) -> Step {
     let name = "application";
     let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
-    let since = short(since.unwrap_or_default());
+    let since = format_duration(since.unwrap_or_default());
     let exit = last_exit(application);
     let restarts = application.restarts;
     if application.keeps_exiting {
@@ -107,7 +111,7 @@ fn last_exit(application: &ApplicationStatus) -> String {
 }
 
 /// Returns the steps for outbound listeners and the DNS listener.
-fn listeners(workload: &WorkloadStatus) -> Vec<Step> {
+fn listener_steps(workload: &WorkloadStatus) -> Vec<Step> {
     let closed = of_kind(workload, "listener-closed").chain(of_kind(workload, "dns-closed"));
     let closed: Vec<Step> = closed
         .map(|it| {
@@ -142,7 +146,10 @@ mod tests {
 
     use super::*;
 
-    fn workload(conditions: serde_json::Value, application: serde_json::Value) -> WorkloadStatus {
+    fn workload_status(
+        conditions: serde_json::Value,
+        application: serde_json::Value,
+    ) -> WorkloadStatus {
         serde_json::from_value(json!({
             "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
             "labels": {}, "services": [], "sidecar": "connected", "listeners": {},
@@ -167,14 +174,14 @@ mod tests {
             (condition("circuit-open"), json!(null), "circuit"),
             (json!([]), looping, "application"),
         ] {
-            let workload = workload(conditions, application);
-            let found = steps(&Facts::default(), &workload, None);
+            let workload = workload_status(conditions, application);
+            let found = condition_steps(&Facts::default(), &workload, None);
             let failed = found.iter().filter(|step| step.verdict == Verdict::Problem);
             let failed: Vec<&str> = failed.map(|step| step.name).collect();
             assert!(!failed.is_empty() && failed.iter().all(|it| *it == name), "{found:?}");
         }
-        let well = workload(json!([]), json!(null));
-        let found = steps(&Facts::default(), &well, None);
+        let well = workload_status(json!([]), json!(null));
+        let found = condition_steps(&Facts::default(), &well, None);
         assert!(found.iter().all(|step| step.verdict == Verdict::Fine), "{found:?}");
     }
 
@@ -188,7 +195,8 @@ mod tests {
                 "state": "starting", "pid": null, "restarts": 0, "keeps_exiting": false,
                 "last_exit": last_exit, "since_seconds": 1.0, "ports": {},
             });
-            let found = steps(&Facts::default(), &workload(json!([]), starting), None);
+            let found =
+                condition_steps(&Facts::default(), &workload_status(json!([]), starting), None);
             assert!(found.iter().any(|step| step.what == text), "{found:?}");
         }
     }
@@ -210,7 +218,7 @@ mod tests {
             (Some("shop/api-v1"), false),
             (Some("shop/ap"), false),
         ] {
-            let found = steps(&facts, &workload(open.clone(), json!(null)), to);
+            let found = condition_steps(&facts, &workload_status(open.clone(), json!(null)), to);
             let failed = found.iter().any(|step| step.verdict == Verdict::Problem);
             assert_eq!(failed, fails, "{to:?}: {found:?}");
         }

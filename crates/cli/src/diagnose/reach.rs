@@ -6,10 +6,10 @@ use leno_control::status::ServiceStatus;
 use leno_model::{Protocol, Reason};
 use serde::Deserialize;
 
-use super::steps::{Step, host};
-use crate::figures::counted;
-use crate::get::{Mesh, parsed};
-use crate::tap::encoded;
+use super::steps::{Step, service_host};
+use crate::figures::format_count;
+use crate::get::{Mesh, parse_response};
+use crate::tap::percent_encode;
 
 /// The results of connection attempts to the endpoints of one service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -34,8 +34,11 @@ struct ReachedEndpoint {
 impl Reached {
     /// Has a sidecar connect to the endpoints. Returns `None` if it cannot, such as a sidecar of an older
     /// release.
-    pub(super) async fn asked(mesh: &Mesh, (workload, service): (&str, &str)) -> Option<Self> {
-        let page = mesh.sidecar(workload, &format!("/reach?service={service}")).await.ok()?;
+    pub(super) async fn query_sidecar(
+        mesh: &Mesh,
+        (workload, service): (&str, &str),
+    ) -> Option<Self> {
+        let page = mesh.sidecar_page(workload, &format!("/reach?service={service}")).await.ok()?;
         serde_json::from_str(&page).ok()
     }
 
@@ -49,7 +52,7 @@ impl Reached {
         let service = &self.service;
         if let Some(reason) = &self.reason {
             let what = format!("its sidecar has no configuration for {service}: {reason}");
-            return vec![Step::problem(NAME, what, remedy(reason))];
+            return vec![Step::problem(NAME, what, reason_hint(reason))];
         }
         if self.endpoints.is_empty() {
             let what = format!("its sidecar has no endpoint of {service}");
@@ -63,7 +66,7 @@ impl Reached {
                 let what = format!(
                     "{workload} of {service} is unreachable at {address}: {reason}, after {took_ms:.0} ms"
                 );
-                Step::problem(NAME, what, remedy(reason))
+                Step::problem(NAME, what, reason_hint(reason))
             })
             .collect();
         let reached = self.endpoints.len() - steps.len();
@@ -77,7 +80,7 @@ impl Reached {
             let all = self.endpoints.len();
             let what = format!(
                 "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{rest}",
-                counted(all, "endpoint")
+                format_count(all, "endpoint")
             );
             steps.insert(0, Step::fine(NAME, what));
         }
@@ -85,7 +88,7 @@ impl Reached {
     }
 }
 
-fn remedy(reason: &str) -> String {
+fn reason_hint(reason: &str) -> String {
     let known = Reason::ALL.iter().find(|known| known.label() == reason);
     let what = known.map(|known| known.remedy()).unwrap_or_default();
     format!("{what} (leno explain {reason})")
@@ -93,17 +96,21 @@ fn remedy(reason: &str) -> String {
 
 /// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
 /// it cannot decide.
-pub(super) async fn decision(mesh: &Mesh, workload: &str, service: &ServiceStatus) -> Option<Step> {
-    let url = url(service)?;
-    let path = format!("/explain?from={}&url={}", encoded(workload), encoded(&url));
-    let reported: Explained = parsed(mesh.ask(&path).await.ok()?).ok()?;
-    decided(&reported, workload, &url)
+pub(super) async fn decision_step(
+    mesh: &Mesh,
+    workload: &str,
+    service: &ServiceStatus,
+) -> Option<Step> {
+    let url = first_port_url(service)?;
+    let path = format!("/explain?from={}&url={}", percent_encode(workload), percent_encode(&url));
+    let reported: Explained = parse_response(mesh.query_json(&path).await.ok()?).ok()?;
+    step_from_decision(&reported, workload, &url)
 }
 
 /// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
-pub(super) fn url(service: &ServiceStatus) -> Option<String> {
+pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
     let port = service.ports.first()?;
-    let place = format!("{}:{}", host(&service.name), port.port);
+    let place = format!("{}:{}", service_host(&service.name), port.port);
     Some(match port.protocol == Protocol::Tcp.as_str() {
         true => format!("tcp://{place}"),
         false => format!("http://{place}/"),
@@ -111,7 +118,7 @@ pub(super) fn url(service: &ServiceStatus) -> Option<String> {
 }
 
 /// Converts the decision on a request or connection to a URL to a step.
-fn decided(reported: &Explained, workload: &str, url: &str) -> Option<Step> {
+fn step_from_decision(reported: &Explained, workload: &str, url: &str) -> Option<Step> {
     const NAME: &str = "decision";
     let verdict = reported.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
     let what = match url.starts_with("tcp:") {
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
     use crate::diagnose::steps::Verdict;
 
-    fn reached(reasons: &[Option<&str>]) -> Reached {
+    fn sample_reached(reasons: &[Option<&str>]) -> Reached {
         let endpoint = |(number, reason): (usize, &Option<&str>)| ReachedEndpoint {
             workload: format!("shop/stock-{number}"),
             address: "10.0.0.1:80".to_owned(),
@@ -162,7 +169,7 @@ mod tests {
 
     #[test]
     fn endpoints_that_are_not_reached_are_named_with_what_to_do() {
-        let steps = reached(&[None, Some("connect-failed"), None]).steps();
+        let steps = sample_reached(&[None, Some("connect-failed"), None]).steps();
         let verdicts: Vec<Verdict> = steps.iter().map(|step| step.verdict).collect();
         assert_eq!(verdicts, [Verdict::Fine, Verdict::Problem]);
         assert!(steps[0].what.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
@@ -170,8 +177,9 @@ mod tests {
         assert!(steps[1].what.contains("shop/stock-1 of shop/stock is unreachable"), "{steps:?}");
         let remedy = steps[1].remedy.as_deref().unwrap_or_default();
         assert!(remedy.ends_with("(leno explain connect-failed)"), "{remedy}");
-        assert_eq!(reached(&[]).steps()[0].verdict, Verdict::Notice);
-        let unknown = Reached { reason: Some("discovery-timeout".to_owned()), ..reached(&[]) };
+        assert_eq!(sample_reached(&[]).steps()[0].verdict, Verdict::Notice);
+        let unknown =
+            Reached { reason: Some("discovery-timeout".to_owned()), ..sample_reached(&[]) };
         assert_eq!(unknown.steps()[0].verdict, Verdict::Problem);
     }
 
@@ -193,7 +201,7 @@ mod tests {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = decided(&reported, "shop/web-1", "http://web.shop:80/").unwrap();
+            let step = step_from_decision(&reported, "shop/web-1", "http://web.shop:80/").unwrap();
             assert_eq!(step.verdict, expected, "{verdict}");
         }
     }
@@ -203,7 +211,7 @@ mod tests {
         let service = |protocol: &str| {
             let port = json!({"name": null, "port": 6379, "protocol": protocol, "endpoints": []});
             let service = json!({"name": "shop/redis", "selector": {}, "workloads": [], "ports": [port], "routes": []});
-            url(&serde_json::from_value(service).unwrap()).unwrap()
+            first_port_url(&serde_json::from_value(service).unwrap()).unwrap()
         };
         assert_eq!(service("HTTP"), "http://redis.shop:6379/");
         let url = service("TCP");
@@ -216,7 +224,7 @@ mod tests {
                 text: format!("verdict   {verdict}\n"),
                 decision: json!({"reason": reason}),
             };
-            let step = decided(&reported, "shop/web-1", &url).unwrap();
+            let step = step_from_decision(&reported, "shop/web-1", &url).unwrap();
             let what = format!("a connection to tcp://redis.shop:6379: {verdict}");
             assert_eq!((step.what, step.verdict), (what, expected));
         }

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use super::reach::Reached;
 use super::{calls, conditions, reach};
-use crate::duration::short;
-use crate::figures::{AILING, FAILING, counted, share};
-use crate::get::scope;
-use crate::revoke::nearest;
+use crate::duration::format_duration;
+use crate::figures::{AILING, FAILING, format_count, format_share};
+use crate::get::describe_scope;
+use crate::revoke::nearest_name;
 
 /// The inputs of a diagnosis.
 #[derive(Default)]
@@ -101,7 +101,7 @@ impl Step {
         Self { name, verdict: Verdict::Fine, what: what.into(), remedy: None }
     }
 
-    fn reported(
+    fn from_verdict(
         (name, verdict): (&'static str, Verdict),
         what: impl Into<String>,
         remedy: impl Into<String>,
@@ -114,7 +114,7 @@ impl Step {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self::reported((name, Verdict::Problem), what, remedy)
+        Self::from_verdict((name, Verdict::Problem), what, remedy)
     }
 
     pub(super) fn notice(
@@ -122,7 +122,7 @@ impl Step {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self::reported((name, Verdict::Notice), what, remedy)
+        Self::from_verdict((name, Verdict::Notice), what, remedy)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
@@ -135,12 +135,12 @@ impl Step {
 }
 
 /// Returns the steps; without the workload, no step follows.
-pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
+pub(super) fn build_steps(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
     let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
         let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
         let remedy =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
-        let remedy = match nearest(name, &known) {
+        let remedy = match nearest_name(name, &known) {
             Some(meant) => format!("did you mean {meant}? If not, {remedy}"),
             None => remedy.to_owned(),
         };
@@ -152,22 +152,22 @@ pub(super) fn examine(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> 
     };
     let mut steps = vec![Step::fine("workload", format!("account {}, {of}", workload.account))];
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
-    steps.push(sidecar(facts, workload, proxy));
-    steps.push(identity(facts, name));
-    steps.extend(conditions::steps(facts, workload, to));
+    steps.push(sidecar_step(facts, workload, proxy));
+    steps.push(identity_step(facts, name));
+    steps.extend(conditions::condition_steps(facts, workload, to));
     steps.extend(outbound_listeners(facts, workload));
-    steps.extend(policies(facts, workload));
-    steps.extend(workload.services.iter().flat_map(|service| requests(facts, service)));
+    steps.extend(policy_steps(facts, workload));
+    steps.extend(workload.services.iter().flat_map(|service| request_steps(facts, service)));
     match to {
         Some(to) => steps.extend(way_to(facts, name, to)),
         None => {
-            steps.extend(calls::steps(facts, workload));
-            steps.extend(reached(facts, name));
+            steps.extend(calls::request_steps(facts, workload));
+            steps.extend(endpoint_steps(facts, name));
             let is_outside = |it: &RejectionStatus| {
                 it.service.is_empty() && it.clients.iter().any(|it| it == name)
             };
-            steps.extend(rejected(facts, is_outside));
-            steps.extend(unknown_names(&facts.unknown, &namespaces(facts)));
+            steps.extend(rejection_steps(facts, is_outside));
+            steps.extend(unknown_names(&facts.unknown, &known_namespaces(facts)));
         }
     }
     steps
@@ -187,7 +187,7 @@ pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
 }
 
 /// The namespaces with a service or a workload.
-fn namespaces(facts: &Facts) -> BTreeSet<&str> {
+fn known_namespaces(facts: &Facts) -> BTreeSet<&str> {
     let services = facts.services.iter().map(|it| it.name.as_str());
     let names = services.chain(facts.workloads.iter().map(|it| it.name.as_str()));
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
@@ -201,11 +201,11 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
     };
     let (inside, outside): (Vec<&String>, Vec<&String>) = names.iter().partition(is_inside);
     let inside: Vec<String> = inside.into_iter().cloned().collect();
-    let outside: Vec<String> = outside.into_iter().map(|it| host(it)).collect();
+    let outside: Vec<String> = outside.into_iter().map(|it| service_host(it)).collect();
     let services = match inside.as_slice() {
         [] => None,
         [name] => Some(format!("it called {name}: no such service")),
-        _ => Some(format!("it called {}: no such services", listed(&inside))),
+        _ => Some(format!("it called {}: no such services", join_first_names(&inside))),
     };
     let hosts = match outside.as_slice() {
         [] => None,
@@ -214,7 +214,7 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
         )),
         _ => Some(format!(
             "it called {}: hosts outside the mesh, as there are no such namespaces",
-            listed(&outside)
+            join_first_names(&outside)
         )),
     };
     let of_services =
@@ -227,7 +227,7 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
 }
 
 /// Joins the first names of a list, with the number of omitted ones.
-fn listed(names: &[String]) -> String {
+fn join_first_names(names: &[String]) -> String {
     let shown = names.get(..names.len().min(UNKNOWN_NAMES_MAX)).unwrap_or_default();
     match names.len() - shown.len() {
         0 => shown.join(", "),
@@ -235,7 +235,7 @@ fn listed(names: &[String]) -> String {
     }
 }
 
-fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
+fn sidecar_step(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
     let name = "sidecar";
     let Some(proxy) = proxy else {
         let is_at_other_replica = workload.sidecar == "elsewhere";
@@ -243,7 +243,7 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
             true => Step::notice(
                 name,
                 "is connected to another control plane of the mesh",
-                scope(&facts.status).unwrap_or_else(|| "run the command there".to_owned()),
+                describe_scope(&facts.status).unwrap_or_else(|| "run the command there".to_owned()),
             ),
             false => Step::problem(
                 name,
@@ -264,15 +264,16 @@ fn sidecar(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>
         return Step::problem(name, format!("is not ready: {why}"), remedy);
     }
     if let Some(behind) = proxy.behind_seconds {
-        let behind = short(Duration::try_from_secs_f64(behind).unwrap_or_default());
+        let behind = format_duration(Duration::try_from_secs_f64(behind).unwrap_or_default());
         let remedy = "if this persists, check its log and its machine";
         return Step::notice(name, format!("has been out of sync for {behind}"), remedy);
     }
-    let age = short(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
+    let age =
+        format_duration(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
     Step::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
 }
 
-fn identity(facts: &Facts, name: &str) -> Step {
+fn identity_step(facts: &Facts, name: &str) -> Step {
     let step = "identity";
     let certificate = facts.certificates.iter().find(|known| known.workload == name);
     let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
@@ -282,7 +283,7 @@ fn identity(facts: &Facts, name: &str) -> Step {
             "a certificate issued earlier stays valid until it expires",
         );
     };
-    let left = short(Duration::from_secs(*valid_for_seconds));
+    let left = format_duration(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
         let remedy = match facts.status.kubernetes {
             true => join_again(&facts.status, name),
@@ -313,7 +314,7 @@ fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
         let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
         steps.push(Step::fine("inbound", format!("open for port {}", ports.join(", "))));
     }
-    for service in workload.services.iter().filter_map(|name| find(facts, name)) {
+    for service in workload.services.iter().filter_map(|name| find_service(facts, name)) {
         let lacks = service.ports.iter().filter(|port| {
             !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
         });
@@ -331,7 +332,7 @@ fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     steps
 }
 
-fn policies(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+fn policy_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let about: Vec<&PolicyStatus> =
         facts.policies.iter().filter(|policy| is_about(policy, workload)).collect();
     let broken = about.iter().filter(|policy| !policy.problems.is_empty());
@@ -361,8 +362,8 @@ fn is_about(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
 }
 
 /// Returns the steps for requests to a service, with the most frequent reason of failures.
-fn requests(facts: &Facts, service: &str) -> Vec<Step> {
-    let rejected = rejected(facts, |it| it.service == service);
+fn request_steps(facts: &Facts, service: &str) -> Vec<Step> {
+    let rejected = rejection_steps(facts, |it| it.service == service);
     if !rejected.is_empty() {
         return rejected;
     }
@@ -370,7 +371,7 @@ fn requests(facts: &Facts, service: &str) -> Vec<Step> {
     let reason = most_frequent_reason(facts, service);
     let step =
         success.map(|success| success_step(success, &format!("the requests to {service}"), reason));
-    step.map(|step| step.with_request(&explained(facts, None, service))).into_iter().collect()
+    step.map(|step| step.with_request(&explain_command(facts, None, service))).into_iter().collect()
 }
 
 /// Returns the most frequent reason of recent failed requests to a service.
@@ -381,7 +382,7 @@ pub(super) fn most_frequent_reason<'a>(facts: &'a Facts, service: &str) -> Optio
 
 /// Returns the step for a success rate, with the most frequent reason if it is low.
 pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> Step {
-    let shown = share(Some(success));
+    let shown = format_share(Some(success));
     if success >= AILING {
         return Step::fine("requests", format!("{shown} of {requests} succeed"));
     }
@@ -393,12 +394,15 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
     let what = format!("{shown} of {requests} succeed{why}");
-    Step::reported(("requests", verdict), what, remedy)
+    Step::from_verdict(("requests", verdict), what, remedy)
 }
 
 /// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
 /// first.
-pub(super) fn rejected(facts: &Facts, of_interest: impl Fn(&RejectionStatus) -> bool) -> Vec<Step> {
+pub(super) fn rejection_steps(
+    facts: &Facts,
+    of_interest: impl Fn(&RejectionStatus) -> bool,
+) -> Vec<Step> {
     let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
     let notable = of_interest.filter(|it| rejection_text::is_notable(it));
     let mut notable: Vec<&RejectionStatus> = notable.collect();
@@ -417,20 +421,26 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
     let remedy = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
     let remedy = format!("{remedy} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
-    Step::reported(("requests", verdict), rejection_text::sentence(rejection, objects), remedy)
-        .with_request(&explained(facts, client, &rejection.service))
+    Step::from_verdict(
+        ("requests", verdict),
+        rejection_text::describe_rejection(rejection, objects),
+        remedy,
+    )
+    .with_request(&explain_command(facts, client, &rejection.service))
 }
 
 /// Returns the command that explains a request to a service, with placeholders for unknown parts.
-pub(super) fn explained(facts: &Facts, client: Option<&str>, service: &str) -> String {
-    let url = find(facts, service).and_then(reach::url).unwrap_or_else(|| "URL".to_owned());
+pub(super) fn explain_command(facts: &Facts, client: Option<&str>, service: &str) -> String {
+    let url = find_service(facts, service)
+        .and_then(reach::first_port_url)
+        .unwrap_or_else(|| "URL".to_owned());
     format!("leno explain request --from {} --url {url}", client.unwrap_or("NAMESPACE/WORKLOAD"))
 }
 
 /// Returns the steps for connection attempts of a workload's sidecar.
-fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
+fn endpoint_steps(facts: &Facts, workload: &str) -> Vec<Step> {
     let of_one = |reached: &Reached| {
-        let command = explained(facts, Some(workload), reached.service());
+        let command = explain_command(facts, Some(workload), reached.service());
         reached.steps().into_iter().map(move |step| step.with_request(&command))
     };
     facts.reached.iter().flat_map(of_one).collect()
@@ -438,7 +448,7 @@ fn reached(facts: &Facts, workload: &str) -> Vec<Step> {
 
 /// Returns the steps on the way to a called service.
 fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
-    let Some(service) = find(facts, to) else {
+    let Some(service) = find_service(facts, to) else {
         let remedy = "leno get services lists them; check the spelling and the namespace";
         return vec![Step::problem("service", format!("no service {to}"), remedy)];
     };
@@ -447,7 +457,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let empty: Vec<String> = empty.map(|port| port.port.to_string()).collect();
     let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
     steps.push(match empty.is_empty() {
-        true => Step::fine("service", format!("{to} has {}", counted(endpoints, "endpoint"))),
+        true => Step::fine("service", format!("{to} has {}", format_count(endpoints, "endpoint"))),
         false if service.workloads.is_empty() => Step::problem(
             "service",
             format!("{to} has no workload"),
@@ -488,13 +498,13 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
             "check that the application calls the service, by that name",
         ));
     }
-    steps.extend(requests(facts, to));
-    steps.extend(reached(facts, workload));
+    steps.extend(request_steps(facts, to));
+    steps.extend(endpoint_steps(facts, workload));
     let undecided = || {
         Step::notice(
             "decision",
             "rules and policies decide each request individually",
-            explained(facts, Some(workload), to),
+            explain_command(facts, Some(workload), to),
         )
     };
     steps.push(facts.decision.clone().unwrap_or_else(undecided));
@@ -504,12 +514,12 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
 /// The maximum number of unknown names in a list.
 const UNKNOWN_NAMES_MAX: usize = 5;
 
-fn find<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
+fn find_service<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
     facts.services.iter().find(|service| service.name == name)
 }
 
 /// Converts `namespace/name` to the host name that applications use.
-pub(super) fn host(service: &str) -> String {
+pub(super) fn service_host(service: &str) -> String {
     match service.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => service.to_owned(),

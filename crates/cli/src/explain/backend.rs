@@ -9,7 +9,7 @@ use leno_traffic::{Plans, PortPlan, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
-use super::traffic_policy::{Treated, injected, treated};
+use super::traffic_policy::{Treated, describe_fault, list_policies};
 
 /// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
 /// the port that the rule is attached to, `total` the sum of the weights.
@@ -37,14 +37,15 @@ pub(super) fn with_port(
     let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
     let all = endpoints.map_or(&[][..], |endpoints| endpoints);
-    let tags = tags.map(|tags| DecidedTags::of(tags, request, all));
+    let tags = tags.map(|tags| DecidedTags::for_request(tags, request, all));
     let mut refused = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
     // Endpoints that tag rules exclude are not reported.
-    let left = |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.leaves(endpoint));
+    let left =
+        |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.is_selected(endpoint));
     if refused.is_none() && tags.as_ref().is_some_and(DecidedTags::leave_nobody) {
         refused = Some(Reason::NoTaggedEndpoint);
     }
@@ -57,7 +58,8 @@ pub(super) fn with_port(
         openings: Vec::new(),
     };
     let faults = way.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
-    let fault = faults.and_then(|faults| Some((faults, faults.rule(request?, &caller.account)?)));
+    let fault =
+        faults.and_then(|faults| Some((faults, faults.rule_for(request?, &caller.account)?)));
     let mut status = None;
     let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
     if let (None, Some(abort)) = (refused, abort) {
@@ -66,7 +68,7 @@ pub(super) fn with_port(
     }
     let mut treated =
         way.map(|way| reported_traffic_policy(way, caller, request)).unwrap_or_default();
-    treated.extend(fault.map(|(faults, rule)| injected(faults.policy(), rule)));
+    treated.extend(fault.map(|(faults, rule)| describe_fault(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),
         port: backend.port,
@@ -91,11 +93,12 @@ fn reported_traffic_policy(
     request: Option<&RequestView<'_>>,
 ) -> Vec<Treated> {
     let Some(traffic_policy) = traffic_policy else { return Vec::new() };
-    let mut reported = treated(traffic_policy, request.is_none());
+    let mut reported = list_policies(traffic_policy, request.is_none());
     let balancing = traffic_policy.balancing.as_ref();
-    let key = balancing
-        .and_then(|balancing| Key::of(balancing.rule.algorithm.key()?, request, &caller.workload));
-    let found = key.zip(places).and_then(|(key, places)| places.find(key.0, |_| true));
+    let key = balancing.and_then(|balancing| {
+        Key::for_request(balancing.rule.algorithm.hash_key()?, request, &caller.workload)
+    });
+    let found = key.zip(places).and_then(|(key, places)| places.find_endpoint(key.0, |_| true));
     if let (Some(balancing), Some(endpoint)) =
         (balancing, found.and_then(|index| port.endpoints.get(index)))
         && port.tags.is_none()

@@ -17,7 +17,7 @@ use crate::output;
 pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     let id = id.context("the change ID is missing: `leno get changes` lists the IDs")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(Mesh::at(data).ask(&format!("/change?id={id}")))?;
+    let answer = runtime.block_on(Mesh::from_data(data).query_json(&format!("/change?id={id}")))?;
     let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
         .context("the response cannot be parsed: the mesh may run another version of leno")?
     else {
@@ -26,9 +26,9 @@ pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow
              plane has its own IDs; see `leno get changes`"
         );
     };
-    match format.structured() {
+    match format.structured_format() {
         Some(form) => output::print_value(&change, form)?,
-        None => output::print_text(&changes::story(&change))?,
+        None => output::print_text(&changes::describe_change(&change))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -27,7 +27,7 @@ pub(super) enum Why {
 
 impl Why {
     /// Returns a short description.
-    pub(super) fn reported(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         match self {
             Self::Misfit(Mismatch::Path) => "the path does not match".to_owned(),
             Self::Misfit(Mismatch::Method) => "the method does not match".to_owned(),
@@ -48,7 +48,7 @@ impl Why {
 
 /// Returns the matches of a port's rules that did not decide; `winner` is the rule and the match that did, if
 /// any.
-pub(super) fn conflicts(
+pub(super) fn find_conflicts(
     rules: &[RouteRule],
     winner: Option<(usize, usize)>,
     view: &RequestView<'_>,
@@ -56,13 +56,13 @@ pub(super) fn conflicts(
     let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
     let mut conflicts = Vec::new();
     for (number, rule) in rules.iter().enumerate() {
-        let place = place(rules, number);
+        let place = index_in_route(rules, number);
         for (index, request) in rule.matches.iter().enumerate() {
             if winner == Some((number, index)) {
                 continue;
             }
             let Ok(matcher) = RequestMatcher::compile(request) else { continue };
-            let why = match (matcher.mismatch(view), decisive) {
+            let why = match (matcher.first_mismatch(view), decisive) {
                 (Some(mismatch), _) => Why::Misfit(mismatch),
                 (None, Some(decisive)) => Why::Later(precedence(decisive, request)),
                 (None, None) => continue,
@@ -78,7 +78,7 @@ pub(super) fn conflicts(
 }
 
 /// Returns the index of a rule in its own route, from 0.
-pub(super) fn place(rules: &[RouteRule], number: usize) -> usize {
+pub(super) fn index_in_route(rules: &[RouteRule], number: usize) -> usize {
     let route = rules.get(number).map(|rule| &rule.route);
     rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()
 }

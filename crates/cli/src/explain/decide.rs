@@ -16,13 +16,15 @@ use leno_traffic::{
 };
 
 use super::backend::{decided_backend, with_port};
-use super::conflicts::{Conflict, conflicts, place};
-use super::inbound::{access, is_by_token, limits, marks, openings, tokens};
+use super::conflicts::{Conflict, find_conflicts, index_in_route};
+use super::inbound::{
+    check_access, ingress_rules, is_by_token, lane_marks, rate_limits, token_checks,
+};
 use super::outside::Outside;
 use super::tags::DecidedTags;
 use super::target::Target;
 use super::traffic_policy::Treated;
-use super::unapplied::{Unapplied, unapplied, unforwarded};
+use super::unapplied::{Unapplied, find_unapplied, find_unforwarded};
 
 /// The request to explain.
 #[derive(Debug, Clone)]
@@ -42,7 +44,7 @@ pub(super) enum Missing {
 }
 
 impl Missing {
-    fn of(objects: &[Object], wanted: Option<&ServiceName>) -> Option<Self> {
+    fn for_service(objects: &[Object], wanted: Option<&ServiceName>) -> Option<Self> {
         let wanted = wanted?;
         let services = objects.iter().filter_map(|object| match object {
             Object::Service(service) => Some(service),
@@ -149,7 +151,7 @@ pub(super) enum EndpointAccess {
 
 impl EndpointAccess {
     /// Returns the reason for a rejection.
-    pub(super) fn refused(&self) -> Option<Reason> {
+    pub(super) fn rejection_reason(&self) -> Option<Reason> {
         match self {
             Self::Permissive | Self::Allowed(_) | Self::Audited(..) => None,
             Self::Denied(reason, _) => Some(*reason),
@@ -162,12 +164,12 @@ impl Decision {
     ///
     /// # Errors
     /// If the client does not exist, or an accepted pattern cannot be compiled.
-    pub(super) fn of(
+    pub(super) fn for_request(
         objects: &[Object],
         client: &leno_model::WorkloadName,
         question: &Question,
     ) -> anyhow::Result<Self> {
-        let found = workload(objects, client);
+        let found = find_workload(objects, client);
         let client = found.map_or(client, |workload| &workload.name);
         let service = service_of(&question.target.host, &client.namespace);
         let wanted: Vec<ServiceName> = service.iter().cloned().collect();
@@ -192,34 +194,34 @@ impl Decision {
         let plans = Plans::build(snapshot, None)?;
         let called = decision.service.as_ref();
         let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
-            true => decision.send(objects, &plans, question)?,
+            true => decision.decide_path(objects, &plans, question)?,
             // TCP to an address outside the mesh has no host name for an egress rule to match.
             false if question.target.is_tcp => Err(Reason::UnknownService),
-            false => Outside::of(objects, &plans, called, question).map(|outside| {
+            false => Outside::for_request(objects, &plans, called, question).map(|outside| {
                 (decision.service, decision.outside) = (None, Some(outside));
             }),
         };
         if let Err(reason) = sent {
             decision.refused = Some(reason);
             if reason == Reason::UnknownService {
-                decision.missing = Missing::of(objects, decision.service.as_ref());
+                decision.missing = Missing::for_service(objects, decision.service.as_ref());
             }
         }
         if decision.backends.is_empty() && decision.missing.is_none() {
-            decision.unapplied = unforwarded(objects, &decision, question.target.port);
+            decision.unapplied = find_unforwarded(objects, &decision, question.target.port);
         }
         Ok(decision)
     }
 
     /// Runs the stages of the client's sidecar, then those of each endpoint's sidecar. The inner error is the
     /// rejection by the client's sidecar.
-    fn send(
+    fn decide_path(
         &mut self,
         objects: &[Object],
         plans: &Plans,
         question: &Question,
     ) -> anyhow::Result<Result<(), Reason>> {
-        let port = match self.port(plans, question.target.port) {
+        let port = match self.find_port(plans, question.target.port) {
             Ok(port) => port,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -235,7 +237,7 @@ impl Decision {
                 Err(reason) => return Ok(Err(reason)),
             }
         } else {
-            match self.routed(objects, plans, port, question) {
+            match self.route_request(objects, plans, port, question) {
                 Ok(backends) => backends,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -251,30 +253,30 @@ impl Decision {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
-                decided.access = access(&snapshot, &peer, question, way)?;
-                decided.openings = openings(&snapshot, way.0);
-                match decided.access.refused() {
+                decided.access = check_access(&snapshot, &peer, question, way)?;
+                decided.openings = ingress_rules(&snapshot, way.0);
+                match decided.access.rejection_reason() {
                     None => {
                         decided.is_by_token = is_by_token(&snapshot, question, way)?;
-                        decided.limits = limits(&snapshot, &peer, question, way)?;
-                        decided.marks = marks(&snapshot, question, way)?;
+                        decided.limits = rate_limits(&snapshot, &peer, question, way)?;
+                        decided.marks = lane_marks(&snapshot, question, way)?;
                     }
                     Some(Reason::TokenMissing) => {
-                        decided.limits = tokens(&snapshot, question, way.0)?;
+                        decided.limits = token_checks(&snapshot, question, way.0)?;
                     }
                     Some(_) => {}
                 }
             }
         }
         for backend in &mut backends {
-            backend.unapplied = unapplied(objects, self, port_number, backend);
+            backend.unapplied = find_unapplied(objects, self, port_number, backend);
         }
         self.backends = backends;
         Ok(Ok(()))
     }
 
     /// Returns the called port, if the client is allowed to call the service.
-    fn port<'a>(&self, plans: &'a Plans, number: u16) -> Result<&'a PortPlan, Reason> {
+    fn find_port<'a>(&self, plans: &'a Plans, number: u16) -> Result<&'a PortPlan, Reason> {
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let plan = plans.service(name).ok_or(Reason::UnknownService)?;
         if plan.view.reach == Reach::Denied {
@@ -284,60 +286,50 @@ impl Decision {
     }
 
     /// Returns the backends of the rule that decides, or the service itself.
-    fn routed(
+    fn route_request(
         &mut self,
         objects: &[Object],
         plans: &Plans,
         port: &PortPlan,
         question: &Question,
     ) -> Result<Vec<DecidedBackend>, Reason> {
-        let fields = question.fields();
-        let view = question.view(&fields);
+        let fields = question.request_headers();
+        let view = question.request_view(&fields);
         let caller = &plans.snapshot.plan;
-        let mut choice = port.routes.choose(&view, 0);
+        let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let is_left = |port: &PortPlan, endpoint: &Arc<Endpoint>| {
             let tags = port.tags.as_deref();
-            let tags = tags.map(|tags| DecidedTags::of(tags, Some(&view), &port.endpoints));
-            tags.is_none_or(|tags| tags.leaves(endpoint))
+            let tags =
+                tags.map(|tags| DecidedTags::for_request(tags, Some(&view), &port.endpoints));
+            tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
-        let stay = Stay::of(&mut choice, (plans, is_left), &view, now);
-        self.kept = stay.and_then(|stay| stay.kept().cloned());
-        self.retry = retried(&port.routes, choice);
+        let stay = Stay::for_request(&mut choice, (plans, is_left), &view, now);
+        self.kept = stay.and_then(|stay| stay.session_endpoint().cloned());
+        self.retry = retry_policy(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let views = plans.snapshot.services.get(name);
         let rules = views.and_then(|view| view.ports.get(&question.target.port));
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
-            self.conflicts = conflicts(rules, None, &view);
-            return Ok(vec![self.itself(question, port, (caller, Some(&view)))?]);
+            self.conflicts = find_conflicts(rules, None, &view);
+            return Ok(vec![self.service_backend(question, port, (caller, Some(&view)))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
         | RouteChoice::InvalidBackend { rule }) = choice
         else {
-            self.conflicts = conflicts(rules, None, &view);
+            self.conflicts = find_conflicts(rules, None, &view);
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
-            let fits = |request: &RequestMatch| {
-                RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(&view))
-            };
-            let mut fitting = decisive.matches.iter().enumerate().filter(|(_, it)| fits(it));
-            let first = fitting.next().map_or(0, |(index, _)| index);
-            // Selects the first match by precedence.
-            let fits = fitting.fold(first, |best, (index, request)| {
-                match decisive.matches.get(best).is_some_and(|best| goes_before(request, best)) {
-                    true => index,
-                    false => best,
-                }
-            });
+            let fits = first_match(&decisive.matches, &view);
             self.route = Some(DecidedRoute {
                 rule: decisive.clone(),
-                index: place(rules, rule.index),
+                index: index_in_route(rules, rule.index),
                 fits,
             });
-            self.conflicts = conflicts(rules, Some((rule.index, fits)), &view);
+            self.conflicts = find_conflicts(rules, Some((rule.index, fits)), &view);
         }
         let kept = match choice {
             RouteChoice::To { backend, index, .. } if self.kept.is_some() => Some((backend, index)),
@@ -349,7 +341,7 @@ impl Decision {
         };
         if let Some(actions) = actions {
             self.redirection = actions.redirection(&view, question.target.port);
-            self.sent = question.edited(actions);
+            self.sent = question.apply_actions(actions);
         }
         let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
@@ -361,7 +353,7 @@ impl Decision {
             let backend = WeightedBackend { weight: 1, ..backend.clone() };
             return Ok(vec![decided_backend((plans, port), &backend, 1, Some(&view))]);
         }
-        self.shares(objects, (plans, port), question.target.port, Some(&view))
+        self.rule_backends(objects, (plans, port), question.target.port, Some(&view))
     }
 
     /// Returns the backends of the rule for opaque connections, or the service itself.
@@ -373,14 +365,14 @@ impl Decision {
         question: &Question,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.itself(question, port, (&plans.snapshot.plan, None))?]);
+            return Ok(vec![self.service_backend(question, port, (&plans.snapshot.plan, None))?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
-        self.shares(objects, (plans, port), question.target.port, None)
+        self.rule_backends(objects, (plans, port), question.target.port, None)
     }
 
     /// Returns the backends of the rule that decided, including those that no grant permits.
-    fn shares(
+    fn rule_backends(
         &self,
         objects: &[Object],
         (plans, called): (&Plans, &PortPlan),
@@ -399,7 +391,7 @@ impl Decision {
             .map(|backend| decided_backend((plans, called), backend, total, request))
             .collect();
         if rule.actions.ungranted_weight > 0 {
-            let written = written(objects, route, port);
+            let written = declared_backends(objects, route, port);
             let lost = written.iter().filter(|backend| !rule.backends.contains(backend));
             decided.extend(lost.filter(|backend| backend.weight > 0).map(|backend| {
                 let share = f64::from(backend.weight) / total as f64;
@@ -413,7 +405,7 @@ impl Decision {
     }
 
     /// Returns the service itself, for requests that match no rule.
-    fn itself(
+    fn service_backend(
         &self,
         question: &Question,
         port: &PortPlan,
@@ -432,7 +424,7 @@ impl Decision {
 
     /// Returns every possible outcome for such requests, each once: the reason for a rejection, or `None` for
     /// an allowed request.
-    pub(super) fn outcomes(&self) -> Vec<Option<Reason>> {
+    pub(super) fn distinct_outcomes(&self) -> Vec<Option<Reason>> {
         let mut outcomes = Vec::new();
         let mut add = |outcome| {
             if !outcomes.contains(&outcome) {
@@ -457,7 +449,7 @@ impl Decision {
                 add(Some(Reason::NoTaggedEndpoint));
             }
             for endpoint in &backend.endpoints {
-                add(endpoint.access.refused());
+                add(endpoint.access.rejection_reason());
                 if endpoint.is_by_token {
                     add(Some(Reason::TokenInvalid));
                 }
@@ -467,7 +459,7 @@ impl Decision {
     }
 
     /// Returns the statuses of a rejection, which depend on the backend; 0 for a reset.
-    pub(super) fn statuses(&self, reason: Reason) -> Vec<u16> {
+    pub(super) fn rejection_statuses(&self, reason: Reason) -> Vec<u16> {
         let rejecting = self.backends.iter().filter(|backend| backend.refused == Some(reason));
         let mut statuses: Vec<u16> =
             rejecting.map(|backend| backend.status.unwrap_or(reason.status())).collect();
@@ -480,12 +472,12 @@ impl Decision {
 
 impl Question {
     /// Returns the statuses, or 0 for a TCP connection, which is reset.
-    pub(super) fn statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
+    pub(super) fn response_statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }
     }
 
     /// Returns the headers, including the `Host` that a client would send.
-    pub(super) fn fields(&self) -> Vec<(String, String)> {
+    pub(super) fn request_headers(&self) -> Vec<(String, String)> {
         let mut fields = self.headers.clone();
         if !fields.iter().any(|(name, _)| name == "host") {
             fields.push(("host".to_owned(), self.target.authority.clone()));
@@ -494,9 +486,10 @@ impl Question {
     }
 
     /// Returns the request as modified by a rule; `None` if it is unchanged.
-    fn edited(&self, actions: &CompiledActions) -> Option<Self> {
-        let target = actions.target(&self.target.path, self.target.query.as_deref());
-        let unchanged = target.is_none() && actions.host().is_none() && actions.request.is_empty();
+    fn apply_actions(&self, actions: &CompiledActions) -> Option<Self> {
+        let target = actions.rewritten_target(&self.target.path, self.target.query.as_deref());
+        let unchanged =
+            target.is_none() && actions.rewritten_host().is_none() && actions.request.is_empty();
         if unchanged {
             return None;
         }
@@ -504,15 +497,15 @@ impl Question {
         if let Some(target) = target {
             edited.target.path = target.split('?').next().unwrap_or_default().to_owned();
         }
-        if let Some(host) = actions.host() {
+        if let Some(host) = actions.rewritten_host() {
             host.clone_into(&mut edited.target.authority);
             edited.headers.retain(|(name, _)| name != "host");
         }
-        edited.headers = actions.request.applied(&edited.headers);
+        edited.headers = actions.request.apply_to(&edited.headers);
         Some(edited)
     }
 
-    pub(super) fn view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
+    pub(super) fn request_view<'a>(&'a self, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
         RequestView {
             method: &self.method,
             path: &self.target.path,
@@ -525,7 +518,10 @@ impl Question {
 
 /// Returns the workload of this name, or else the first that runs under the service account of this name: rules
 /// treat all of them alike.
-fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Option<&'a Workload> {
+fn find_workload<'a>(
+    objects: &'a [Object],
+    name: &leno_model::WorkloadName,
+) -> Option<&'a Workload> {
     let workloads = || {
         objects.iter().filter_map(|object| match object {
             Object::Workload(workload) => Some(workload),
@@ -539,7 +535,7 @@ fn workload<'a>(objects: &'a [Object], name: &leno_model::WorkloadName) -> Optio
 }
 
 /// Returns the backends of a rule as configured, before grants are checked.
-fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedBackend> {
+fn declared_backends(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedBackend> {
     let (kind, name) = (route.rule.kind, &route.rule.route);
     let found = objects.iter().find_map(|object| match object {
         Object::HttpRoute(it) | Object::GrpcRoute(it) if (it.kind, &it.name) == (kind, name) => {
@@ -549,7 +545,7 @@ fn written(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec<WeightedB
             Some(it.rule.backends.clone())
         }
         Object::TrafficSplit(it) if (RouteKind::Split, &it.name) == (kind, name) => {
-            Some(it.at(port))
+            Some(it.backends_for(port))
         }
         _ => None,
     });
@@ -565,7 +561,7 @@ pub(super) fn is_opaque(protocol: Protocol) -> bool {
 }
 
 /// Returns the retries set by a policy, not by a rule of a route.
-fn retried(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceRetry> {
+fn retry_policy(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceRetry> {
     let actions = match choice {
         RouteChoice::Direct => routes.direct_actions(),
         RouteChoice::To { rule, index, .. } => rule.actions_at(index),
@@ -576,6 +572,21 @@ fn retried(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceRetry>
     Some(ServiceRetry {
         policy: policy.clone(),
         rule: actions.retry.clone()?,
-        answer_timeout: limit.map(AttemptLimit::time),
+        answer_timeout: limit.map(AttemptLimit::time_limit),
+    })
+}
+
+/// Returns the index of the match with the highest precedence among those that the request fulfills.
+fn first_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
+    let fits = |request: &RequestMatch| {
+        RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
+    };
+    let mut fitting = matches.iter().enumerate().filter(|(_, it)| fits(it));
+    let first = fitting.next().map_or(0, |(index, _)| index);
+    fitting.fold(first, |best, (index, request)| {
+        match matches.get(best).is_some_and(|best| goes_before(request, best)) {
+            true => index,
+            false => best,
+        }
     })
 }

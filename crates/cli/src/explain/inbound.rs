@@ -10,20 +10,21 @@ use leno_traffic::{
 
 use super::decide::{EndpointAccess, Question};
 use super::traffic_policy::{
-    Treated, asked, asked_for_room, bounded, limited, limited_connections, validated,
+    Treated, asked_for_room, describe_authorization, describe_concurrency, describe_jwt_validation,
+    describe_rate_limit, limited_connections,
 };
 
 /// Returns the access decision of the sidecar with this snapshot for a peer at a port of its application: for
 /// the request, or for an opaque connection.
-pub(super) fn access(
+pub(super) fn check_access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     question: &Question,
     (port, opaque): (u16, bool),
 ) -> anyhow::Result<EndpointAccess> {
     let plan = &snapshot.plan;
-    let access = InboundAccess::of(plan)?;
-    let permit = access.connection(Some(peer), port);
+    let access = InboundAccess::from_config(plan)?;
+    let permit = access.authorize_connection(Some(peer), port);
     if opaque
         && permit.is_ok()
         && let Some(policy) = plan.rejects_hidden_requests(port)
@@ -31,19 +32,19 @@ pub(super) fn access(
         let policy = PolicyDecision::whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
-    let fields = question.fields();
+    let fields = question.request_headers();
     if !opaque
         && permit.is_ok()
-        && let Some(policy) = missing_token(snapshot, &question.view(&fields), port)?
+        && let Some(policy) = missing_token(snapshot, &question.request_view(&fields), port)?
     {
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
     }
     let decided = permit.and_then(|permit| match opaque {
         // The opaque bytes may carry a request.
-        true => {
-            access.tcp(&permit).and_then(|allowed| access.hidden_request(&permit).map(|()| allowed))
-        }
-        false => access.request(&permit, &question.view(&fields)),
+        true => access
+            .authorize_tcp(&permit)
+            .and_then(|allowed| access.hidden_request(&permit).map(|()| allowed)),
+        false => access.authorize_request(&permit, &question.request_view(&fields)),
     });
     Ok(match decided {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
@@ -63,9 +64,12 @@ fn missing_token(
     port: u16,
 ) -> anyhow::Result<Option<PolicyDecision>> {
     let guards = Guards::build(&snapshot.plan)?;
-    let mut rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
+    let mut rules = guards
+        .iter()
+        .flat_map(|guards| guards.for_port(port))
+        .flat_map(PortGuards::token_validations);
     let missing = rules.find(|rule| rule.is_required(view) && !shows_token(rule, view));
-    Ok(missing.map(CompiledJwtValidation::decision))
+    Ok(missing.map(CompiledJwtValidation::policy_decision))
 }
 
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
@@ -75,9 +79,12 @@ pub(super) fn is_by_token(
     (port, opaque): (u16, bool),
 ) -> anyhow::Result<bool> {
     let guards = Guards::build(&snapshot.plan)?.filter(|_| !opaque);
-    let fields = question.fields();
-    let view = question.view(&fields);
-    let mut rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
+    let fields = question.request_headers();
+    let view = question.request_view(&fields);
+    let mut rules = guards
+        .iter()
+        .flat_map(|guards| guards.for_port(port))
+        .flat_map(PortGuards::token_validations);
     Ok(rules.any(|rule| shows_token(rule, &view)))
 }
 
@@ -89,7 +96,7 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
         JwtPlace::Query(name) => {
             similar_parameters(view.query.unwrap_or_default(), name).next().is_some()
         }
-        JwtPlace::Header { name, prefix } => match view.fields.first(name) {
+        JwtPlace::Header { name, prefix } => match view.fields.first_value(name) {
             None => view.fields.find_similar(name).is_some(),
             Some(value) => {
                 let scheme = prefix.trim_end();
@@ -103,21 +110,24 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
 }
 
 /// Describes the tokens that the sidecar with this snapshot requires or verifies.
-pub(super) fn tokens(
+pub(super) fn token_checks(
     snapshot: &Snapshot,
     question: &Question,
     port: u16,
 ) -> anyhow::Result<Vec<Treated>> {
     let guards = Guards::build(&snapshot.plan)?;
-    let fields = question.fields();
-    let view = question.view(&fields);
-    let rules = guards.iter().flat_map(|guards| guards.at(port)).flat_map(PortGuards::tokens);
-    Ok(rules.map(|rule| validated(rule, rule.is_required(&view))).collect())
+    let fields = question.request_headers();
+    let view = question.request_view(&fields);
+    let rules = guards
+        .iter()
+        .flat_map(|guards| guards.for_port(port))
+        .flat_map(PortGuards::token_validations);
+    Ok(rules.map(|rule| describe_jwt_validation(rule, rule.is_required(&view))).collect())
 }
 
 /// Describes the rate limits that the sidecar with this snapshot applies to the request, or to an opaque
 /// connection, and the check services that it queries.
-pub(super) fn limits(
+pub(super) fn rate_limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     question: &Question,
@@ -125,30 +135,33 @@ pub(super) fn limits(
 ) -> anyhow::Result<Vec<Treated>> {
     let limits = Limits::build(&snapshot.plan.limits, None)?;
     if opaque {
-        let rates = limits.said(port).filter_map(|said| Some((said, said.limits.connections?)));
+        let rates =
+            limits.policy_limits(port).filter_map(|said| Some((said, said.limits.connections?)));
         return Ok(rates.map(|(said, rate)| limited_connections(&said.policy, rate)).collect());
     }
-    let fields = question.fields();
-    let view = question.view(&fields);
-    let counting = limits.counting(port, &view, Some(&peer.account));
+    let fields = question.request_headers();
+    let view = question.request_view(&fields);
+    let counting = limits.counting_rules(port, &view, Some(&peer.account));
     let mut reported: Vec<Treated> =
-        counting.into_iter().map(|(policy, rule)| limited(policy, rule)).collect();
+        counting.into_iter().map(|(policy, rule)| describe_rate_limit(policy, rule)).collect();
     let guards = Guards::build(&snapshot.plan)?;
-    if let Some(guards) = guards.as_ref().and_then(|guards| guards.at(port)) {
-        reported.extend(tokens(snapshot, question, port)?);
-        reported.extend(guards.authorizations(&view).map(asked));
+    if let Some(guards) = guards.as_ref().and_then(|guards| guards.for_port(port)) {
+        reported.extend(token_checks(snapshot, question, port)?);
+        reported.extend(guards.required_authorizations(&view).map(describe_authorization));
         // The client's address is unknown: the server's own stands in for it.
         let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
-        reported.extend(guards.limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
+        reported
+            .extend(guards.required_limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
     }
-    let at_once =
-        limits.said(port).filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
-    reported.extend(at_once.map(|(said, rule)| bounded(&said.policy, rule)));
+    let at_once = limits
+        .policy_limits(port)
+        .filter_map(|said| Some((said, said.limits.concurrency.as_ref()?)));
+    reported.extend(at_once.map(|(said, rule)| describe_concurrency(&said.policy, rule)));
     Ok(reported)
 }
 
 /// Describes the headers that the lane of the workload adds to the request for the application.
-pub(super) fn marks(
+pub(super) fn lane_marks(
     snapshot: &Snapshot,
     question: &Question,
     (port, opaque): (u16, bool),
@@ -157,10 +170,10 @@ pub(super) fn marks(
         return Ok(Vec::new());
     }
     let lanes = Lanes::compile(&snapshot.plan.lanes)?;
-    let fields = question.fields();
-    let view = question.view(&fields);
+    let fields = question.request_headers();
+    let view = question.request_view(&fields);
     // The choice of the rule is deterministic; only the choice of its mark is random.
-    let decides = lanes.mark(port, &view, &mut || 0).rule;
+    let decides = lanes.marks_for(port, &view, &mut || 0).rule;
     let rules = snapshot.plan.lanes.get(&port).into_iter().flatten();
     let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
     Ok(rules.next().map(|rule| reported_marks(rule, &fields)).into_iter().collect())
@@ -176,11 +189,11 @@ fn reported_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
         format!("{} % with {}", mark.percent, headers.collect::<Vec<_>>().join(" and "))
     });
     let marks: Vec<String> = marks.collect();
-    format!("{} rule {} marks {}", rule.origin.object(), rule.origin.index, marks.join(", "))
+    format!("{} rule {} marks {}", rule.origin.object_key(), rule.origin.index, marks.join(", "))
 }
 
 /// Describes the ingress rules that open a port to external clients.
-pub(super) fn openings(snapshot: &Snapshot, port: u16) -> Vec<String> {
+pub(super) fn ingress_rules(snapshot: &Snapshot, port: u16) -> Vec<String> {
     let here = snapshot.plan.openings.iter().filter(|opening| opening.port == port);
     here.map(reported_opening).collect()
 }

@@ -27,7 +27,7 @@ impl Outside {
     ///
     /// # Errors
     /// The reason of the sidecar's rejection.
-    pub(super) fn of(
+    pub(super) fn for_request(
         objects: &[Object],
         plans: &Plans,
         service: Option<&ServiceName>,
@@ -55,20 +55,20 @@ impl Outside {
         }
         match is_open {
             true => Ok(Self::Everything),
-            false => Self::permitted(plans, question).ok_or(Reason::EgressDenied),
+            false => Self::find_permission(plans, question).ok_or(Reason::EgressDenied),
         }
     }
 
     /// Returns the permission by an Egress, if the default is deny.
-    fn permitted(plans: &Plans, question: &Question) -> Option<Self> {
+    fn find_permission(plans: &Plans, question: &Question) -> Option<Self> {
         let (host, port) = (&question.target.host, question.target.port);
         let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
         let at = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
-        if plans.egress_rules.way(at) == Way::Open {
+        if plans.egress_rules.permission_for(at) == Way::Open {
             return Some(Self::Port);
         }
-        let fields = question.fields();
-        if let Some(policy) = plans.egress_rules.by_request(at, &question.view(&fields)) {
+        let fields = question.request_headers();
+        if let Some(policy) = plans.egress_rules.by_request(at, &question.request_view(&fields)) {
             return Some(Self::Policy(policy.clone()));
         }
         let egress_rules =
@@ -79,7 +79,7 @@ impl Outside {
     }
 
     /// Returns the line of the text output.
-    pub(super) fn text(&self, question: &Question) -> String {
+    pub(super) fn describe(&self, question: &Question) -> String {
         let target = &question.target;
         let place = format!("{} port {}, outside the mesh", target.host, target.port);
         match self {
@@ -91,7 +91,7 @@ impl Outside {
     }
 
     /// Returns the verdict.
-    pub(super) fn verdict(&self, question: &Question) -> String {
+    pub(super) fn render_verdict(&self, question: &Question) -> String {
         let host = &question.target.host;
         match self {
             Self::Everything | Self::Policy(_) | Self::Port => format!(
@@ -104,7 +104,7 @@ impl Outside {
     }
 
     /// Returns the JSON output.
-    pub(super) fn json(&self, question: &Question) -> Value {
+    pub(super) fn to_json(&self, question: &Question) -> Value {
         let policy = match self {
             Self::Policy(policy) => Some(policy.to_string()),
             Self::Everything | Self::Port | Self::SomeAddresses => None,

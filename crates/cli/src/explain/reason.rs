@@ -9,39 +9,40 @@ use super::ExplainFormat;
 use crate::output::{self, Column, Format, Listing};
 
 /// Prints every reason.
-pub(super) fn list(format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    match format.structured() {
+pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
+    match format.structured_format() {
         Some(form) => {
-            let all: Vec<Value> = Reason::ALL.iter().map(|reason| json(*reason)).collect();
+            let all: Vec<Value> =
+                Reason::ALL.iter().map(|reason| reason_to_json(*reason)).collect();
             output::print_value(&all, form)?;
         }
         None => {
             let mut listing = Listing::new(COLUMNS);
             for reason in Reason::ALL {
-                listing.row([
+                listing.add_row([
                     reason.code().to_owned(),
                     reason.label().to_owned(),
-                    status(*reason),
-                    side(reason.side()).to_owned(),
+                    describe_status(*reason),
+                    side_name(reason.side()).to_owned(),
                     reason.caption().to_owned(),
                 ]);
             }
-            output::print(&listing.render(Format::Table))?;
+            output::print_raw(&listing.render(Format::Table))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints one reason.
-pub(super) fn show(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
-    match format.structured() {
-        Some(form) => output::print_value(&json(reason), form)?,
-        None => output::print(&text(reason))?,
+pub(super) fn print_one(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
+    match format.structured_format() {
+        Some(form) => output::print_value(&reason_to_json(reason), form)?,
+        None => output::print_raw(&render_reason(reason))?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(reason: Reason) -> String {
+fn render_reason(reason: Reason) -> String {
     let answered = match reason.status() {
         0 => "none: the connection is reset or not opened".to_owned(),
         status => status.to_string(),
@@ -66,7 +67,7 @@ fn text(reason: Reason) -> String {
     )
 }
 
-fn json(reason: Reason) -> Value {
+fn reason_to_json(reason: Reason) -> Value {
     json!({
         "reason": reason.label(),
         "code": reason.code(),
@@ -74,7 +75,7 @@ fn json(reason: Reason) -> Value {
             0 => None,
             status => Some(status),
         },
-        "side": side(reason.side()),
+        "side": side_name(reason.side()),
         "retry": match reason.retry() {
             Retry::Never => "never",
             Retry::IfUnsent => "if-unsent",
@@ -85,14 +86,14 @@ fn json(reason: Reason) -> Value {
     })
 }
 
-fn status(reason: Reason) -> String {
+fn describe_status(reason: Reason) -> String {
     match reason.status() {
         0 => String::new(),
         status => status.to_string(),
     }
 }
 
-fn side(side: Side) -> &'static str {
+fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
         Side::Ours => "ours",

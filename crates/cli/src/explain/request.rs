@@ -22,19 +22,19 @@ pub(super) fn run(
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.clone().context("--url is missing")?;
     let question = Question { method: args.method.clone(), target, headers: args.header.clone() };
-    let decision = Decision::of(&objects(files)?, client, &question)?;
-    match format.structured() {
-        Some(form) => output::print_value(&text::json(&decision, &question), form)?,
+    let decision = Decision::for_request(&read_objects(files)?, client, &question)?;
+    match format.structured_format() {
+        Some(form) => output::print_value(&text::decision_to_json(&decision, &question), form)?,
         None => output::print_text(&text::render(&decision, &question))?,
     }
-    match decision.outcomes().as_slice() {
+    match decision.distinct_outcomes().as_slice() {
         [None] if !decision.is_forwarded() => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::from(REFUSED)),
     }
 }
 
 /// Decides a request for the running control plane.
-pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<Explained> {
+pub(super) fn explain_request(objects: &[Object], asked: &Asked) -> anyhow::Result<Explained> {
     let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
     let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
     let headers = asked.headers.iter().map(|header| parse_header(header));
@@ -43,16 +43,17 @@ pub(super) fn explained(objects: &[Object], asked: &Asked) -> anyhow::Result<Exp
         target: Target::parse(&asked.url).map_err(wrong("URL"))?,
         headers: headers.collect::<Result<_, _>>().map_err(wrong("header"))?,
     };
-    let decision = Decision::of(objects, &client, &question)?;
-    let (text, decision) = (text::render(&decision, &question), text::json(&decision, &question));
+    let decision = Decision::for_request(objects, &client, &question)?;
+    let (text, decision) =
+        (text::render(&decision, &question), text::decision_to_json(&decision, &question));
     Ok(Explained { text, decision })
 }
 
-fn objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
+fn read_objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     let mut source = FileSource::new(files.to_vec());
     let update = source.reload();
     for rejected in &update.rejected {
-        eprintln!("rejected: {}", output::line(rejected));
+        eprintln!("rejected: {}", output::format_line(rejected));
     }
     if update.objects == 0 {
         bail!("there is no valid document: see `leno check`");

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::text::{one_status, statuses_text};
 use super::{ExplainFormat, REFUSED, RequestArgs};
-use crate::duration::short;
+use crate::duration::format_duration;
 use crate::get::circuits::{self, Circuit};
 use crate::get::removed::{self, Endpoint};
-use crate::get::{Mesh, parsed};
+use crate::get::{Mesh, parse_response};
 use crate::output;
-use crate::tap::encoded;
+use crate::tap::percent_encode;
 
 /// Prints the decision for the request on the mesh of a data directory.
 ///
@@ -30,8 +30,9 @@ pub(super) fn run(
     format: ExplainFormat,
 ) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Explained { text, decision } = runtime.block_on(explained(&Mesh::at(data), args))?;
-    match format.structured() {
+    let Explained { text, decision } =
+        runtime.block_on(explain_running(&Mesh::from_data(data), args))?;
+    match format.structured_format() {
         None => output::print_text(&text)?,
         Some(form) => output::print_value(&decision, form)?,
     }
@@ -41,29 +42,29 @@ pub(super) fn run(
     })
 }
 
-async fn explained(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained> {
-    let answer: Explained = parsed(mesh.ask(&question(args)?).await?)?;
-    let proxies: Vec<ProxyStatus> = parsed(mesh.ask("/proxies").await?)?;
-    let services: Vec<ServiceStatus> = parsed(mesh.ask("/services").await?)?;
+async fn explain_running(mesh: &Mesh, args: &RequestArgs) -> anyhow::Result<Explained> {
+    let answer: Explained = parse_response(mesh.query_json(&query_path(args)?).await?)?;
+    let proxies: Vec<ProxyStatus> = parse_response(mesh.query_json("/proxies").await?)?;
+    let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
     let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
     let sidecar = match proxies.iter().find(|proxy| proxy.workload == client) {
-        Some(proxy) => Sidecar::asked(mesh, proxy).await,
-        None => Err(match mesh.scope().await {
+        Some(proxy) => Sidecar::query_sidecar(mesh, proxy).await,
+        None => Err(match mesh.query_scope().await {
             None => format!("the sidecar of {client} is not connected"),
             Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
         }),
     };
-    Ok(Seen { services, sidecar }.reported(answer))
+    Ok(Seen { services, sidecar }.add_observations(answer))
 }
 
 /// Returns the path of the query to the control plane.
-fn question(args: &RequestArgs) -> anyhow::Result<String> {
+fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
     let mut parts = vec![("from", client.to_string()), ("url", target.url())];
     parts.push(("method", args.method.clone()));
     parts.extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
-    let parts = parts.iter().map(|(name, value)| format!("{name}={}", encoded(value)));
+    let parts = parts.iter().map(|(name, value)| format!("{name}={}", percent_encode(value)));
     Ok(format!("/explain?{}", parts.collect::<Vec<_>>().join("&")))
 }
 
@@ -82,7 +83,7 @@ struct Sidecar {
 }
 
 impl Sidecar {
-    async fn asked(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Self, String> {
+    async fn query_sidecar(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Self, String> {
         let removed = removed::of_one(mesh, proxy).await?;
         Ok(Self { removed, circuits: circuits::of_one(mesh, proxy).await? })
     }
@@ -90,7 +91,7 @@ impl Sidecar {
 
 impl Seen {
     /// Adds the runtime state to the decision: lines before the verdict, and fields of each endpoint.
-    fn reported(&self, answer: Explained) -> Explained {
+    fn add_observations(&self, answer: Explained) -> Explained {
         let Explained { text, mut decision } = answer;
         let mut lines = Vec::new();
         let mut ready = 0;
@@ -111,7 +112,7 @@ impl Seen {
                 if !is_ready {
                     lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
                 }
-                let removed = self.removed(place, &workload);
+                let removed = self.find_ejected(place, &workload);
                 if let Some(removed) = removed {
                     lines.push(("ejected", format!("{behind}: {}", reported_removed(removed))));
                 }
@@ -126,7 +127,7 @@ impl Seen {
         decision["removed_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open = self.open_circuits(&decision);
         lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
-        let rejection = match rejecting(&open, &decision) {
+        let rejection = match rejection_statuses(&open, &decision) {
             _ if was_any && ready == 0 => {
                 Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
             }
@@ -169,7 +170,7 @@ impl Seen {
         found.is_some_and(|port| port.endpoints.iter().any(|there| there.workload == workload))
     }
 
-    fn removed(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
+    fn find_ejected(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
         let mut removed = self.sidecar.iter().flat_map(|sidecar| &sidecar.removed);
         removed.find(|it| it.service == service && it.port == port && it.workload == workload)
     }
@@ -177,11 +178,11 @@ impl Seen {
 
 /// Returns the response statuses if circuits reject every such request: that of the called service, or those of
 /// all backends. Empty if they do not.
-fn rejecting(open: &[&Circuit], decision: &Value) -> Vec<u16> {
+fn rejection_statuses(open: &[&Circuit], decision: &Value) -> Vec<u16> {
     let status = |place: &Value| {
         let found =
             open.iter().find(|circuit| circuit.is_open_everywhere() && is_at(circuit, place));
-        found.map(|circuit| circuit.status())
+        found.map(|circuit| circuit.rejection_status())
     };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
     match status(decision) {
@@ -196,13 +197,13 @@ fn is_at(circuit: &Circuit, place: &Value) -> bool {
 }
 
 fn circuit_text(circuit: &Circuit) -> String {
-    let since = short(Duration::from_secs(circuit.age_s));
+    let since = format_duration(Duration::from_secs(circuit.age_s));
     let Circuit { service, port, policy, trigger, .. } = circuit;
     format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
 }
 
 fn reported_removed(removed: &Endpoint) -> String {
-    let since = short(Duration::from_secs(removed.age_s));
+    let since = format_duration(Duration::from_secs(removed.age_s));
     format!("for {since} ({}), by the {}", removed.cause, removed.policy)
 }
 
@@ -222,7 +223,7 @@ fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> St
 mod tests {
     use super::*;
 
-    fn services(there: &[&str]) -> Vec<ServiceStatus> {
+    fn service_statuses(there: &[&str]) -> Vec<ServiceStatus> {
         let endpoint = |workload: &&str| json!({"workload": workload, "address": "127.0.0.1:1"});
         let endpoints: Vec<Value> = there.iter().map(endpoint).collect();
         let port = json!({"name": null, "port": 80, "protocol": "HTTP", "endpoints": endpoints});
@@ -230,7 +231,7 @@ mod tests {
         serde_json::from_value(json!([service])).unwrap()
     }
 
-    fn answer() -> Explained {
+    fn sample_explanation() -> Explained {
         let endpoints = json!([{"workload": "shop/web-1"}, {"workload": "shop/web-2"}]);
         let backends = json!([{"service": "shop/web", "port": 80, "endpoints": endpoints}]);
         Explained {
@@ -242,8 +243,8 @@ mod tests {
     #[test]
     fn who_is_not_there_is_left_out_and_the_rest_decides() {
         let sidecar = Ok(Sidecar::default());
-        let seen = Seen { services: services(&["shop/web-1"]), sidecar };
-        let Explained { text, decision } = seen.reported(answer());
+        let seen = Seen { services: service_statuses(&["shop/web-1"]), sidecar };
+        let Explained { text, decision } = seen.add_observations(sample_explanation());
         expect_test::expect![[r#"
             backend   shop/web
             excluded  shop/web-2 of shop/web port 80: its sidecar is not ready
@@ -257,8 +258,8 @@ mod tests {
     #[test]
     fn where_nobody_is_there_no_request_arrives() {
         let why = "the sidecar of shop/user-1 is not connected".to_owned();
-        let seen = Seen { services: services(&[]), sidecar: Err(why) };
-        let Explained { text, decision } = seen.reported(answer());
+        let seen = Seen { services: service_statuses(&[]), sidecar: Err(why) };
+        let Explained { text, decision } = seen.add_observations(sample_explanation());
         assert_eq!(decision["allowed"], false);
         assert_eq!(decision["reason"], "no-endpoint");
         let last = text.lines().last().unwrap();
@@ -282,8 +283,9 @@ mod tests {
             (vec![circuit("shop/other", "open", 1)], true),
         ] {
             let sidecar = Ok(Sidecar { removed: Vec::new(), circuits });
-            let services = services(&["shop/web-1", "shop/web-2"]);
-            let Explained { text, decision } = Seen { services, sidecar }.reported(answer());
+            let services = service_statuses(&["shop/web-1", "shop/web-2"]);
+            let Explained { text, decision } =
+                Seen { services, sidecar }.add_observations(sample_explanation());
             assert_eq!(decision["allowed"], allowed, "{text}");
             let verdict = text.lines().last().unwrap();
             assert_eq!(verdict.starts_with("verdict   503 circuit-open: "), !allowed, "{text}");
@@ -312,14 +314,14 @@ mod tests {
             (vec![circuit(v1, None), circuit(v2, None)], "503", json!(503)),
         ] {
             let seen = Seen {
-                services: services(&[]),
+                services: service_statuses(&[]),
                 sidecar: Ok(Sidecar { removed: vec![], circuits }),
             };
             let mut decision = place("shop/web");
             decision["allowed"] = true.into();
             decision["backends"] = json!([place(v1), place(v2)]);
             let answer = Explained { text: "verdict   200-range\n".to_owned(), decision };
-            let Explained { text: reported, decision } = seen.reported(answer);
+            let Explained { text: reported, decision } = seen.add_observations(answer);
             let verdict = reported.lines().last().unwrap();
             assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{reported}");
             assert_eq!((&decision["status"], &decision["allowed"]), (&status, &json!(false)));

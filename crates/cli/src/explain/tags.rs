@@ -18,19 +18,19 @@ pub(super) struct DecidedTags {
 }
 
 impl DecidedTags {
-    pub(super) fn of(
+    pub(super) fn for_request(
         tags: &TagPlan,
         request: Option<&RequestView<'_>>,
         all: &[Arc<Endpoint>],
     ) -> Self {
-        let outcomes = tags.outcomes(request);
+        let outcomes = tags.all_outcomes(request);
         let mut decided = Self { rules: tags.rules().clone(), outcomes, left_out: Vec::new() };
-        decided.left_out = all.iter().filter(|one| !decided.leaves(one)).cloned().collect();
+        decided.left_out = all.iter().filter(|one| !decided.is_selected(one)).cloned().collect();
         decided
     }
 
     /// True if an endpoint receives some of such requests.
-    pub(super) fn leaves(&self, endpoint: &Arc<Endpoint>) -> bool {
+    pub(super) fn is_selected(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
         outcomes.any(|outcome| outcome.endpoints.iter().any(|left| left.id == endpoint.id))
     }
@@ -46,8 +46,8 @@ impl DecidedTags {
     }
 
     /// Returns the lines of the text output, each with its label.
-    pub(super) fn reported(&self) -> Vec<(&'static str, String)> {
-        let mut lines = vec![("tag rule", self.rule())];
+    pub(super) fn describe(&self) -> Vec<(&'static str, String)> {
+        let mut lines = vec![("tag rule", self.describe_rule())];
         for outcome in &self.outcomes {
             lines.push(("tag set", self.reported_outcome(outcome)));
         }
@@ -56,26 +56,26 @@ impl DecidedTags {
     }
 
     /// Returns the JSON output.
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let outcome = |outcome: &TagOutcome| {
             json!({
                 "share": outcome.share,
                 "set": outcome.set,
                 "narrowed_by": self.narrowed_by(outcome),
                 "reason": outcome.set.is_none().then(|| Reason::NoTaggedEndpoint.label()),
-                "workloads": names(&outcome.endpoints),
+                "workloads": workload_names(&outcome.endpoints),
                 "yields": outcome.yields,
             })
         };
         json!({
-            "rule": self.rule(),
+            "rule": self.describe_rule(),
             "outcomes": self.outcomes.iter().map(outcome).collect::<Vec<_>>(),
-            "left_out": names(&self.left_out),
+            "left_out": workload_names(&self.left_out),
         })
     }
 
     /// Describes the rule that decides, with the number of rules before it that do not match.
-    fn rule(&self) -> String {
+    fn describe_rule(&self) -> String {
         let decides = self.outcomes.first().and_then(|outcome| outcome.rule);
         match decides.and_then(|place| Some((place, self.rules.rules.get(place)?))) {
             Some((before, rule)) => {
@@ -109,7 +109,10 @@ impl DecidedTags {
             None => String::new(),
         };
         let others = if outcome.yields { "; others if none of these is healthy" } else { "" };
-        format!("{share} %: {set}{narrowed}: {}{others}", names(&outcome.endpoints).join(", "))
+        format!(
+            "{share} %: {set}{narrowed}: {}{others}",
+            workload_names(&outcome.endpoints).join(", ")
+        )
     }
 
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
@@ -129,9 +132,9 @@ fn reported_left_out(endpoint: &Endpoint) -> String {
 }
 
 fn reported_origin(origin: &RuleOrigin) -> String {
-    format!("{} rule {}", origin.object(), origin.index)
+    format!("{} rule {}", origin.object_key(), origin.index)
 }
 
-fn names(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
+fn workload_names(endpoints: &[Arc<Endpoint>]) -> Vec<String> {
     endpoints.iter().map(|endpoint| endpoint.id.workload.to_string()).collect()
 }

@@ -70,7 +70,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     for backend in &decision.backends {
         tell_backend(backend, question, &mut line);
     }
-    line("verdict", &verdict(decision, question));
+    line("verdict", &render_verdict(decision, question));
     text
 }
 
@@ -86,7 +86,7 @@ fn request_text(question: &Question) -> String {
 fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&str, &str)) {
     let target = &question.target;
     if let Some(outside) = &decision.outside {
-        return line("outside", &outside.text(question));
+        return line("outside", &outside.describe(question));
     }
     match (&decision.service, decision.protocol) {
         (Some(service), Some(protocol)) => {
@@ -109,7 +109,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
     for unapplied in &backend.unapplied {
         line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
     }
-    for (label, reported) in backend.tags.iter().flat_map(DecidedTags::reported) {
+    for (label, reported) in backend.tags.iter().flat_map(DecidedTags::describe) {
         line(label, &reported);
     }
     for endpoint in &backend.endpoints {
@@ -124,8 +124,8 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
 }
 
 /// Returns the JSON output.
-pub(super) fn json(decision: &Decision, question: &Question) -> Value {
-    let outcomes = decision.outcomes();
+pub(super) fn decision_to_json(decision: &Decision, question: &Question) -> Value {
+    let outcomes = decision.distinct_outcomes();
     let allowed = outcomes == [None] && !decision.is_forwarded();
     let reason = match outcomes.as_slice() {
         [Some(reason)] => Some(*reason),
@@ -145,7 +145,7 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
         },
         "service": decision.service.as_ref().map(ToString::to_string),
         "port": question.target.port,
-        "outside": decision.outside.as_ref().map(|outside| outside.json(question)),
+        "outside": decision.outside.as_ref().map(|outside| outside.to_json(question)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
         "passed_by": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
@@ -182,17 +182,17 @@ pub(super) fn json(decision: &Decision, question: &Question) -> Value {
             .or(decision.is_preflight.then_some(200))
             .or(reason
                 .filter(|_| is_request)
-                .and_then(|reason| one_status(&decision.statuses(reason)))),
+                .and_then(|reason| one_status(&decision.rejection_statuses(reason)))),
         "reason": reason.map(Reason::label),
         "outcomes": outcomes
             .iter()
             .map(|outcome| outcome.map_or("allowed", Reason::label))
             .collect::<Vec<_>>(),
-        "verdict": verdict(decision, question),
+        "verdict": render_verdict(decision, question),
     })
 }
 
-fn verdict(decision: &Decision, question: &Question) -> String {
+fn render_verdict(decision: &Decision, question: &Question) -> String {
     if let Some(redirection) = &decision.redirection {
         return format!("{}: the client's sidecar sends a redirect", redirection.status);
     }
@@ -200,18 +200,19 @@ fn verdict(decision: &Decision, question: &Question) -> String {
         return "200: CORS preflight, answered by the client's sidecar".to_owned();
     }
     if let Some(outside) = &decision.outside {
-        return outside.verdict(question);
+        return outside.render_verdict(question);
     }
-    let outcomes = decision.outcomes();
+    let outcomes = decision.distinct_outcomes();
     match outcomes.as_slice() {
         [None] if question.target.is_tcp => {
             "allowed: the connection reaches the application".to_owned()
         }
         [None] => "200-range: allowed; the application responds".to_owned(),
         [Some(reason)] => {
-            let status = statuses_text(&question.statuses(decision.statuses(*reason)));
-            let remedy = remedy(decision, question, *reason);
-            let caption = caption(decision, question, *reason);
+            let status =
+                statuses_text(&question.response_statuses(decision.rejection_statuses(*reason)));
+            let remedy = reason_hint(decision, question, *reason);
+            let caption = reason_caption(decision, question, *reason);
             format!("{status} {}: {caption} {remedy}", reason.label())
         }
         [] if question.target.is_tcp => {
@@ -249,7 +250,7 @@ pub(super) fn statuses_text(statuses: &[u16]) -> String {
 }
 
 /// Returns the meaning of the reason, more specific if the missing service or port is known.
-fn caption(decision: &Decision, question: &Question, reason: Reason) -> String {
+fn reason_caption(decision: &Decision, question: &Question, reason: Reason) -> String {
     match (&decision.missing, &decision.service) {
         (Some(Missing::Service(_)), Some(service)) => format!("There is no Service {service}."),
         (Some(Missing::Port(_)), Some(service)) => {
@@ -260,7 +261,7 @@ fn caption(decision: &Decision, question: &Question, reason: Reason) -> String {
 }
 
 /// Returns the hint, with names from the configuration.
-fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
+fn reason_hint(decision: &Decision, question: &Question, reason: Reason) -> String {
     match &decision.missing {
         Some(Missing::Port(ports)) if !ports.is_empty() => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
@@ -288,10 +289,10 @@ fn remedy(decision: &Decision, question: &Question, reason: Reason) -> String {
     let destination = denied.first().and_then(|decided| decided.endpoint.account.as_ref());
     match (reason, policy, destination, &decision.service) {
         (Reason::Denied, Some(policy), ..) => {
-            format!("Add {source} to spec.sources of the {} {policy}.", policy.kind())
+            format!("Add {source} to spec.sources of the {} {policy}.", policy.policy_kind())
         }
         (Reason::DeniedByPolicy, Some(policy), ..) => {
-            format!("Change the {} {policy}, or use another service account.", policy.kind())
+            format!("Change the {} {policy}, or use another service account.", policy.policy_kind())
         }
         (Reason::Denied, None, Some(destination), _) => format!(
             "Add a TrafficTarget with the destination {destination} and {source} among its sources."
@@ -441,7 +442,7 @@ fn reported_conflict(conflict: &Conflict) -> String {
     let Conflict { kind, route, rule, index, request, why } = conflict;
     let place = reported_place(*kind, *rule, *index);
     let (kind, request) = (kind.as_str(), reported_match(request));
-    format!("{kind} {route}: {place}({request}): {}", why.reported())
+    format!("{kind} {route}: {place}({request}): {}", why.describe())
 }
 
 fn json_conflict(conflict: &Conflict) -> Value {
@@ -451,7 +452,7 @@ fn json_conflict(conflict: &Conflict) -> Value {
         "rule": conflict.rule,
         "match": conflict.index,
         "matches": reported_match(&conflict.request),
-        "why": conflict.why.reported(),
+        "why": conflict.why.describe(),
     })
 }
 
@@ -465,7 +466,8 @@ fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
     let refused = match backend.refused {
         None => String::new(),
         Some(reason) => {
-            let statuses = question.statuses(vec![backend.status.unwrap_or(reason.status())]);
+            let statuses =
+                question.response_statuses(vec![backend.status.unwrap_or(reason.status())]);
             format!(": {} {}", statuses_text(&statuses), reason.label())
         }
     };
@@ -484,11 +486,11 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let access = match &decided.access {
         EndpointAccess::Permissive => "allowed for every member of the mesh".to_owned(),
         EndpointAccess::Allowed(decision) => {
-            format!("allowed by the {} {decision}", decision.kind())
+            format!("allowed by the {} {decision}", decision.policy_kind())
         }
         EndpointAccess::Denied(reason, decision) => {
             let decision = reported_decision(*reason, decision.as_ref());
-            let status = statuses_text(&question.statuses(vec![reason.status()]));
+            let status = statuses_text(&question.response_statuses(vec![reason.status()]));
             format!("{status} {}{decision}", reason.label())
         }
         EndpointAccess::Audited(reason, decision) => format!(
@@ -512,7 +514,7 @@ fn reported_decision(reason: Reason, decision: Option<&PolicyDecision>) -> Strin
         _ => "does not allow it",
     };
     let reported =
-        |decision: &PolicyDecision| format!(" (the {} {decision} {does})", decision.kind());
+        |decision: &PolicyDecision| format!(" (the {} {decision} {does})", decision.policy_kind());
     decision.map(reported).unwrap_or_default()
 }
 
@@ -549,7 +551,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
             "does": treated.reported,
         })).collect::<Vec<_>>(),
         "not_applied": json_unapplied(&backend.unapplied),
-        "tags": backend.tags.as_ref().map(DecidedTags::json),
+        "tags": backend.tags.as_ref().map(DecidedTags::to_json),
         "endpoints": backend.endpoints.iter().map(json_endpoint).collect::<Vec<_>>(),
     })
 }

@@ -11,7 +11,7 @@ use leno_model::{
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 use leno_traffic::traffic_policy::{PortBreaker, PortTrafficPolicy};
 
-use crate::figures::counted;
+use crate::figures::format_count;
 
 /// A policy and its effect.
 #[derive(Debug)]
@@ -22,20 +22,22 @@ pub(super) struct Treated {
 
 /// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
 /// (`is_opaque`).
-pub(super) fn treated(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Vec<Treated> {
+pub(super) fn list_policies(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Vec<Treated> {
     let acts = |removal: &&Arc<Removal>| !is_opaque || removal.acts_on_connections();
     let removal = traffic_policy.removal.iter().filter(acts).map(|removal| Treated {
         policy: removal.policy.clone(),
         reported: match &removal.algorithm {
-            RemovalAlgorithm::Native(rule) => native(rule),
-            RemovalAlgorithm::Sermant(rule) => sermant(rule),
+            RemovalAlgorithm::Native(rule) => describe_outlier_detection(rule),
+            RemovalAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
         },
     });
     let breaks = |breaker: &Arc<PortBreaker>| {
         let rule = &breaker.breaker.rule;
         let reported = match is_opaque {
-            false => breaking(rule),
-            true => breaking(&Some(rule).filter(|it| it.acts_on_connections())?.for_connections()),
+            false => describe_circuit_breaker(rule),
+            true => describe_circuit_breaker(
+                &Some(rule).filter(|it| it.acts_on_connections())?.for_connections(),
+            ),
         };
         Some(Treated { policy: breaker.breaker.policy.clone(), reported })
     };
@@ -47,7 +49,7 @@ pub(super) fn treated(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Ve
     let acts = |it: &&Arc<Balancing>| !is_opaque || it.rule.acts_on_connections();
     let balancing = traffic_policy.balancing.iter().filter(acts).map(|balancing| Treated {
         policy: balancing.policy.clone(),
-        reported: choosing(&balancing.rule),
+        reported: describe_load_balancing(&balancing.rule),
     });
     let hedging = traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| Treated {
         policy: hedging.policy.clone(),
@@ -57,7 +59,7 @@ pub(super) fn treated(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Ve
 }
 
 /// Describes the fault injection rule that applies to a request.
-pub(super) fn injected(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
+pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
     let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
     let delay =
         rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
@@ -80,7 +82,7 @@ fn second_attempt(rule: &HedgeRule) -> String {
     format!("hedges requests with {which} to a second endpoint after {:?}", rule.after)
 }
 
-fn choosing(rule: &LoadBalancing) -> String {
+fn describe_load_balancing(rule: &LoadBalancing) -> String {
     let key = |key: &HashKey| match key {
         HashKey::Header(name) => format!("the header {name}"),
         HashKey::Cookie(name) => format!("the cookie {name}"),
@@ -119,7 +121,7 @@ fn choosing(rule: &LoadBalancing) -> String {
 }
 
 /// Describes a rule of a rate limit.
-pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
+pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
     let whose = match &rule.each {
         Each::Nothing => "in total".to_owned(),
         Each::Client { .. } => "per client".to_owned(),
@@ -129,19 +131,19 @@ pub(super) fn limited(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
     let reported = format!(
         "{} allows {} {whose}; the rest receives {status}",
         rule.name,
-        rate(rule.rate, "request")
+        describe_rate(rule.rate, "request")
     );
     Treated { policy: policy.clone(), reported }
 }
 
 /// Describes a rate limit of opaque connections.
 pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
-    let reported = format!("allows {} in total", rate(limit, "connection"));
+    let reported = format!("allows {} in total", describe_rate(limit, "connection"));
     Treated { policy: policy.clone(), reported }
 }
 
 /// Describes a concurrency limit.
-pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
+pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
     let Concurrency { requests, adaptive, answer } = rule;
     let status = answer.status.unwrap_or(Reason::Overloaded.status());
     let fewer = adaptive.map(|adaptive| {
@@ -153,13 +155,13 @@ pub(super) fn bounded(policy: &ServicePolicyName, rule: &Concurrency) -> Treated
     let fewer = fewer.unwrap_or_default();
     let reported = format!(
         "allows at most {} in flight{fewer}; the rest receives {status}",
-        counted(*requests, "request")
+        format_count(*requests, "request")
     );
     Treated { policy: policy.clone(), reported }
 }
 
 /// Describes the tokens that a request may or must have.
-pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
+pub(super) fn describe_jwt_validation(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
     let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
     let must = if is_required { "requires" } else { "accepts" };
     let reported = format!("{must} a token of {}", issuers.join(" or "));
@@ -167,13 +169,13 @@ pub(super) fn validated(rule: &CompiledJwtValidation, is_required: bool) -> Trea
 }
 
 /// Describes an external authorization check.
-pub(super) fn asked(rule: &CompiledAuthorization) -> Treated {
+pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> Treated {
     let check_service = &rule.rule.check_service;
-    let shown = rule.rule.body.map(shown).unwrap_or_default();
+    let shown = rule.rule.body.map(describe_body).unwrap_or_default();
     let reported = format!(
         "queries the authorization service {}{shown}; {}",
         check_service.at,
-        otherwise(check_service)
+        describe_timeout(check_service)
     );
     Treated { policy: rule.policy.clone(), reported }
 }
@@ -185,12 +187,12 @@ pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
     let reported = format!(
         "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
         check_service.at,
-        otherwise(check_service)
+        describe_timeout(check_service)
     );
     Treated { policy: rule.policy.clone(), reported }
 }
 
-fn shown(body: ShownBody) -> String {
+fn describe_body(body: ShownBody) -> String {
     let longer = match body.longer {
         LongerBody::Begun => "longer ones are truncated",
         LongerBody::Refused => "longer ones are rejected",
@@ -198,7 +200,7 @@ fn shown(body: ShownBody) -> String {
     format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
 }
 
-fn otherwise(check_service: &CheckService) -> String {
+fn describe_timeout(check_service: &CheckService) -> String {
     let then = match check_service.unanswered {
         Unanswered::Allow => "allowed",
         Unanswered::Deny => "denied",
@@ -206,38 +208,38 @@ fn otherwise(check_service: &CheckService) -> String {
     format!("if it does not respond in {:?}, the request is {then}", check_service.timeout)
 }
 
-fn rate(rate: Rate, noun: &str) -> String {
-    format!("{} per {:?} (burst {})", counted(rate.count, noun), rate.time, rate.size)
+fn describe_rate(rate: Rate, noun: &str) -> String {
+    format!("{} per {:?} (burst {})", format_count(rate.count, noun), rate.time, rate.size)
 }
 
-fn native(rule: &OutlierRemoval) -> String {
+fn describe_outlier_detection(rule: &OutlierRemoval) -> String {
     let rate = rule.rate.map(|rate| {
         format!(
             "{} % of at least {} in {:?} failed",
             rate.percent,
-            counted(rate.requests_min, "request"),
+            format_count(rate.requests_min, "request"),
             rule.window
         )
     });
     let row = rule.consecutive.map(|many| format!("{many} in a row failed"));
     let when: Vec<String> = rate.into_iter().chain(row).collect();
-    let check = rule.health_check.as_deref().map(checking).unwrap_or_default();
+    let check = rule.health_check.as_deref().map(describe_health_check).unwrap_or_default();
     format!(
         "ejects an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are ejected, at least {}",
         when.join(" or "),
-        classes(&rule.failures),
+        describe_failure_classes(&rule.failures),
         rule.back_off.base,
         rule.back_off.most,
         rule.removed_percent_max,
-        staying(rule.keep),
+        describe_min_healthy(rule.keep),
     )
 }
 
-fn staying(count: u32) -> String {
+fn describe_min_healthy(count: u32) -> String {
     if count == 1 { "1 stays".to_owned() } else { format!("{count} stay") }
 }
 
-fn checking(check: &HealthCheck) -> String {
+fn describe_health_check(check: &HealthCheck) -> String {
     let asked = match &check.probe {
         HealthProbe::Http { path } => format!("GET {path}"),
         HealthProbe::Grpc { service } if service.is_empty() => "its gRPC health".to_owned(),
@@ -249,7 +251,7 @@ fn checking(check: &HealthCheck) -> String {
     )
 }
 
-fn breaking(rule: &CircuitBreaker) -> String {
+fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
     let limits = [
         (rule.limits.connections, "TCP connection", ""),
         (rule.limits.requests, "request", ""),
@@ -258,29 +260,29 @@ fn breaking(rule: &CircuitBreaker) -> String {
     ];
     let limits = limits
         .into_iter()
-        .filter_map(|(most, noun, state)| Some(format!("{}{state}", counted(most?, noun))));
+        .filter_map(|(most, noun, state)| Some(format!("{}{state}", format_count(most?, noun))));
     let limits: Vec<String> = limits.collect();
     let limits =
         (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
     let max_wait = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
     let answer = rule.answer.status.map(|status| format!("responds with {status} while open"));
-    let said = limits.into_iter().chain(max_wait).chain(rule.trip.as_ref().map(tripping));
+    let said = limits.into_iter().chain(max_wait).chain(rule.trip.as_ref().map(describe_trip));
     said.chain(answer).collect::<Vec<_>>().join("; ")
 }
 
-fn tripping(trip: &Trip) -> String {
+fn describe_trip(trip: &Trip) -> String {
     let many = |too_many: TooMany, what: &str| {
         let share = too_many.share_ppm.map(|ppm| {
             format!(
                 "{} % of at least {} in {:?} {what}",
                 f64::from(ppm) / 1e4,
-                counted(trip.requests_min, "request"),
+                format_count(trip.requests_min, "request"),
                 trip.window
             )
         });
-        let number = too_many
-            .number
-            .map(|number| format!("{} in {:?} {what}", counted(number, "request"), trip.window));
+        let number = too_many.number.map(|number| {
+            format!("{} in {:?} {what}", format_count(number, "request"), trip.window)
+        });
         share.into_iter().chain(number).collect::<Vec<_>>()
     };
     let mut when = many(trip.failed, "failed");
@@ -292,18 +294,18 @@ fn tripping(trip: &Trip) -> String {
         "opens the circuit for {:?} when {} ({})",
         trip.open_for,
         when.join(" or "),
-        classes(&trip.failures)
+        describe_failure_classes(&trip.failures)
     )
 }
 
-fn sermant(rule: &SermantRemoval) -> String {
+fn describe_sermant_detection(rule: &SermantRemoval) -> String {
     let share = |ppm: u32| f64::from(ppm) / 1e6;
     format!(
         "ejects an instance, as Sermant does, at an error rate of {} ({}) in {} of {:?}, \
          for {:?}; at most a share of {} is ejected, at least {}",
         share(rule.rule.error_rate_ppm),
-        classes(&rule.common.failures),
-        counted(rule.common.windows, "window"),
+        describe_failure_classes(&rule.common.failures),
+        format_count(rule.common.windows, "window"),
         rule.common.window,
         rule.common.recovery,
         share(rule.rule.scale_up_limit_ppm),
@@ -311,7 +313,7 @@ fn sermant(rule: &SermantRemoval) -> String {
     )
 }
 
-fn classes(classes: &FailureClasses) -> String {
+fn describe_failure_classes(classes: &FailureClasses) -> String {
     let words = [
         (classes.connect, "connect"),
         (classes.timeout, "timeout"),

@@ -18,7 +18,7 @@ pub(super) struct Unapplied {
 
 /// Returns the policies that are attached to the called service or to a backend and do not apply to the
 /// request.
-pub(super) fn unapplied(
+pub(super) fn find_unapplied(
     objects: &[Object],
     decision: &Decision,
     port: u16,
@@ -32,20 +32,24 @@ pub(super) fn unapplied(
     let view = View { objects, policies: &policies, called: (called, port), decision, backend };
     let idle = policies.iter().filter(|policy| !applied.contains(&policy.name));
     let mut found: Vec<Unapplied> = idle
-        .filter(|policy| !view.rejects(&policy.name))
+        .filter(|policy| !view.is_rejected_by(&policy.name))
         .filter_map(|policy| {
-            let why = view.reason(policy)?;
+            let why = view.unapplied_reason(policy)?;
             Some(Unapplied { policy: policy.name.to_string(), why })
         })
         .collect();
-    found.extend(view.tags());
-    found.extend(retries(objects, decision, (called, port), &backend.service));
+    found.extend(view.unapplied_tags());
+    found.extend(unapplied_retries(objects, decision, (called, port), &backend.service));
     found
 }
 
 /// Returns the policies of the called service, for a request that the client's sidecar answers without
 /// forwarding it.
-pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) -> Vec<Unapplied> {
+pub(super) fn find_unforwarded(
+    objects: &[Object],
+    decision: &Decision,
+    port: u16,
+) -> Vec<Unapplied> {
     let Some(called) = &decision.service else { return Vec::new() };
     let why = match (&decision.route, decision.refused) {
         (_, Some(Reason::NoRoute)) => {
@@ -74,7 +78,7 @@ pub(super) fn unforwarded(objects: &[Object], decision: &Decision, port: u16) ->
     let retries = retries.filter(|policy| policy.services.contains(called));
     let names = attached.map(|policy| policy.name.to_string());
     let tags = objects.iter().filter(|it| !tag_effects(it, (called, port)).is_none());
-    let names = names.chain(tags.map(|it| it.key().to_string()));
+    let names = names.chain(tags.map(|it| it.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
     names.map(|policy| Unapplied { policy, why: why.clone() }).collect()
 }
@@ -99,13 +103,13 @@ fn tag_effects(object: &Object, (service, port): (&ServiceName, u16)) -> TagEffe
         TagScope::Namespace(_) | TagScope::Mesh => false,
     };
     match object {
-        Object::TagRoute(route) if names(&route.scope) => TagEffects::of(&route.rules, &[]),
+        Object::TagRoute(route) if names(&route.scope) => TagEffects::from_rules(&route.rules, &[]),
         Object::SermantRouteRule(rule) => {
             let entry = rule.entries.iter().find(|(scope, _)| names(scope));
-            entry.map(|(_, it)| TagEffects::of(&it.rules, &it.lanes)).unwrap_or_default()
+            entry.map(|(_, it)| TagEffects::from_rules(&it.rules, &it.lanes)).unwrap_or_default()
         }
         Object::Lane(lane) if lane.service == *service => {
-            TagEffects::of(&TagRules::default(), &lane.rules)
+            TagEffects::from_rules(&TagRules::default(), &lane.rules)
         }
         _ => TagEffects::default(),
     }
@@ -122,12 +126,12 @@ struct View<'a> {
 
 impl View<'_> {
     /// True if an endpoint's sidecar rejects the traffic because of the policy.
-    fn rejects(&self, policy: &ServicePolicyName) -> bool {
+    fn is_rejected_by(&self, policy: &ServicePolicyName) -> bool {
         let name = policy.to_string();
         self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
             EndpointAccess::Denied(_, Some(decision))
             | EndpointAccess::Audited(_, Some(decision)) => {
-                format!("{} {decision}", decision.kind()) == name
+                format!("{} {decision}", decision.policy_kind()) == name
             }
             _ => false,
         })
@@ -158,22 +162,22 @@ impl View<'_> {
     }
 
     /// Returns why a policy does not apply; `None` if it is attached to neither service.
-    fn reason(&self, policy: &ServicePolicy) -> Option<String> {
+    fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
         let behind = (&self.backend.service, self.backend.port);
         let is_at = |place: (&ServiceName, u16)| policy.closeness(place.0, place.1).is_some();
         let place = [self.called, behind].into_iter().find(|place| is_at(*place))?;
         let all = || self.policies.iter().copied();
         let (service, port) = place;
-        let traffic_policy = TrafficPolicy::of(all(), service, port);
-        let limits = PortLimits::of(all(), service, port).map(|it| it.policy);
-        let guards = PortGuard::of(all(), service, port).into_iter().map(|it| it.policy);
+        let traffic_policy = TrafficPolicy::for_port(all(), service, port);
+        let limits = PortLimits::for_port(all(), service, port).map(|it| it.policy);
+        let guards = PortGuard::for_port(all(), service, port).into_iter().map(|it| it.policy);
         let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(guards).collect();
         if inbound.contains(&policy.name) {
             return Some(self.not_inbound(service));
         }
-        if !traffic_policy.policies().any(|name| *name == policy.name) {
+        if !traffic_policy.policy_names().any(|name| *name == policy.name) {
             let others: Vec<&ServicePolicyName> =
-                traffic_policy.policies().chain(&inbound).collect();
+                traffic_policy.policy_names().chain(&inbound).collect();
             let same = others.iter().find(|name| name.kind == policy.name.kind);
             return Some(match same.or(others.first()) {
                 Some(other) => format!("{other} takes precedence at {service} port {port}"),
@@ -199,7 +203,7 @@ impl View<'_> {
         if other == place {
             return None;
         }
-        let theirs = TrafficPolicy::of(self.policies.iter().copied(), other.0, other.1);
+        let theirs = TrafficPolicy::for_port(self.policies.iter().copied(), other.0, other.1);
         let removal = theirs.removal.map(|it| it.policy);
         let balancing = theirs.balancing.map(|it| it.policy);
         let faults = theirs.faults.map(|it| it.policy);
@@ -232,7 +236,7 @@ impl View<'_> {
         if !self.reaches_workloads_of(service) {
             return enforced_by_others(service);
         }
-        match endpoints.all(|endpoint| endpoint.access.refused().is_some()) {
+        match endpoints.all(|endpoint| endpoint.access.rejection_reason().is_some()) {
             true => "the sidecar of the endpoint rejects the request first".to_owned(),
             false => "no rule of the policy matches the request".to_owned(),
         }
@@ -263,7 +267,7 @@ impl View<'_> {
 
     /// Returns the tag rules and lanes of the called service that do not apply to a request forwarded to
     /// another service.
-    fn tags(&self) -> Vec<Unapplied> {
+    fn unapplied_tags(&self) -> Vec<Unapplied> {
         let behind = &self.backend.service;
         if self.called == (behind, self.backend.port) {
             return Vec::new();
@@ -282,7 +286,7 @@ impl View<'_> {
                 }
                 () => return None,
             };
-            Some(Unapplied { policy: object.key().to_string(), why })
+            Some(Unapplied { policy: object.object_key().to_string(), why })
         };
         self.objects.iter().filter_map(reason).collect()
     }
@@ -296,7 +300,7 @@ fn enforced_by_others(service: &ServiceName) -> String {
 }
 
 /// Returns the retry policies that do not apply to requests of this client.
-fn retries(
+fn unapplied_retries(
     objects: &[Object],
     decision: &Decision,
     (called, port): (&ServiceName, u16),

@@ -4,18 +4,18 @@ use std::fmt::Write as _;
 
 use leno_control::status::ChangeReport;
 
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::output::{Column, Listing};
 
 /// Lists the newest changes.
-pub(super) fn table(changes: &[ChangeReport]) -> Listing {
+pub(super) fn change_table(changes: &[ChangeReport]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for change in changes {
-        listing.row([
+        listing.add_row([
             change.id.to_string(),
-            ms(Some(change.age_ms)),
+            format_ms(Some(change.age_ms)),
             format!("{}/{}", change.applied, change.recipients),
-            ms(change.applied_after_ms),
+            format_ms(change.applied_after_ms),
             change.bytes.to_string(),
             change.cause.clone(),
             change.concerned.to_string(),
@@ -27,13 +27,13 @@ pub(super) fn table(changes: &[ChangeReport]) -> Listing {
 }
 
 /// Describes one change, from its source to the last proxy that applied it.
-pub(crate) fn story(change: &ChangeReport) -> String {
+pub(crate) fn describe_change(change: &ChangeReport) -> String {
     let mut text = format!("change {}: {}\n", change.id, change.cause);
     let mut line = |label: &str, value: String| {
         writeln!(text, "  {label:<10} {value}").expect("writing to a String never fails");
     };
-    line("noticed", format!("{} ago", ms(Some(change.age_ms))));
-    line("processed", format!("after {}", ms(Some(change.seen_after_ms))));
+    line("noticed", format!("{} ago", format_ms(Some(change.age_ms))));
+    line("processed", format!("after {}", format_ms(Some(change.seen_after_ms))));
     if change.forgotten {
         line("sent", "details are no longer available".to_owned());
         return text;
@@ -44,32 +44,36 @@ pub(crate) fn story(change: &ChangeReport) -> String {
     };
     let others = match change.together {
         0 | 1 => String::new(),
-        all => format!(", together with {}", counted(all - 1, "other")),
+        all => format!(", together with {}", format_count(all - 1, "other")),
     };
-    line("sent", format!("after {}{others}", ms(Some(sent))));
+    line("sent", format!("after {}{others}", format_ms(Some(sent))));
     line(
         "affected",
-        format!("{}, and {} received it", counted(change.concerned, "proxy"), change.recipients),
+        format!(
+            "{}, and {} received it",
+            format_count(change.concerned, "proxy"),
+            change.recipients
+        ),
     );
-    line("applied", format!("{}, {} bytes", counted(change.applied, "proxy"), change.bytes));
+    line("applied", format!("{}, {} bytes", format_count(change.applied, "proxy"), change.bytes));
     if change.refused > 0 {
         line(
             "rejected",
             format!(
                 "{}: see `leno get proxies --stale`",
-                counted(usize::try_from(change.refused).unwrap_or(usize::MAX), "time")
+                format_count(usize::try_from(change.refused).unwrap_or(usize::MAX), "time")
             ),
         );
     }
     match change.applied_after_ms {
-        Some(after) => line("last ACK", format!("after {}", ms(Some(after)))),
+        Some(after) => line("last ACK", format!("after {}", format_ms(Some(after)))),
         None if change.recipients == 0 => line("last ACK", "none: no proxy uses it".to_owned()),
         None => line("waits for", change.waiting.join(", ")),
     }
     text
 }
 
-fn ms(duration: Option<f64>) -> String {
+fn format_ms(duration: Option<f64>) -> String {
     duration.map_or("–".to_owned(), |ms| match ms {
         1000.0.. => format!("{:.1} s", ms / 1000.0),
         _ => format!("{ms:.1} ms"),
@@ -92,7 +96,7 @@ const COLUMNS: &[Column] = &[
 mod tests {
     use super::*;
 
-    fn change() -> ChangeReport {
+    fn sample_change() -> ChangeReport {
         ChangeReport {
             id: 42,
             cause: "Workload shop/cart-1 is new or changed".to_owned(),
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_change_is_followed_from_its_source_to_the_last_proxy() {
-        let story = story(&change());
+        let story = describe_change(&sample_change());
         for part in
             ["change 42", "cart-1", "61.0 ms", "2 others", "90 received it", "last ACK", "97.2"]
         {
@@ -124,9 +128,14 @@ mod tests {
     #[test]
     fn who_is_waited_for_is_named() {
         let waiting = vec!["shop/web-1".to_owned()];
-        let change = ChangeReport { applied: 89, applied_after_ms: None, waiting, ..change() };
-        assert!(story(&change).contains("waits for  shop/web-1"), "{}", story(&change));
+        let change =
+            ChangeReport { applied: 89, applied_after_ms: None, waiting, ..sample_change() };
+        assert!(
+            describe_change(&change).contains("waits for  shop/web-1"),
+            "{}",
+            describe_change(&change)
+        );
         let pending = ChangeReport { sent_after_ms: None, ..change };
-        assert!(story(&pending).contains("not yet"));
+        assert!(describe_change(&pending).contains("not yet"));
     }
 }

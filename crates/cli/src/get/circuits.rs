@@ -7,7 +7,7 @@ use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
 use super::{Mesh, sidecars};
-use crate::duration::short;
+use crate::duration::format_duration;
 use crate::output::{Column, Listing};
 
 /// The circuit breakers of one sidecar.
@@ -59,7 +59,7 @@ impl Circuit {
     }
 
     /// Returns the status of rejected requests while the circuit is open.
-    pub(crate) fn status(&self) -> u16 {
+    pub(crate) fn rejection_status(&self) -> u16 {
         self.status.unwrap_or(Reason::CircuitOpen.status())
     }
 
@@ -76,8 +76,8 @@ pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Circu
 }
 
 /// Queries every sidecar.
-pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
-    let found = sidecars::ask(mesh, proxies, "/circuits").await;
+pub(super) async fn query_circuits(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
+    let found = sidecars::query_sidecars(mesh, proxies, "/circuits").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Circuits, String>)| SidecarCircuits {
         workload: proxy.workload.clone(),
         found: match found {
@@ -89,25 +89,26 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircu
 }
 
 /// Lists the circuit breakers of all sidecars in one table.
-pub(super) fn table(all: &[SidecarCircuits]) -> Listing {
+pub(super) fn circuit_table(all: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for SidecarCircuits { workload, found } in all {
         let circuits = match found {
             Found::Known(Circuits { circuits }) => circuits,
             Found::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
-                listing.row([workload.clone()].into_iter().chain(nothing).chain([error.clone()]));
+                listing
+                    .add_row([workload.clone()].into_iter().chain(nothing).chain([error.clone()]));
                 continue;
             }
         };
         for circuit in circuits {
-            listing.row([
+            listing.add_row([
                 workload.clone(),
                 format!("{}:{}", circuit.service, circuit.port),
                 circuit.state.clone(),
                 circuit.trigger.clone(),
-                short(Duration::from_secs(circuit.age_s)),
-                short(Duration::from_millis(circuit.open_for_ms)),
+                format_duration(Duration::from_secs(circuit.age_s)),
+                format_duration(Duration::from_millis(circuit.open_for_ms)),
                 circuit.threads.to_string(),
                 circuit.policy.clone(),
             ]);

@@ -4,7 +4,7 @@ use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
 use super::{Mesh, sidecars};
-use crate::duration::short;
+use crate::duration::format_duration;
 use crate::output::{Column, Listing};
 
 /// The connections of one sidecar.
@@ -44,8 +44,11 @@ struct Connection {
 }
 
 /// Queries every sidecar.
-pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarConnections> {
-    let found = sidecars::ask(mesh, proxies, "/connections").await;
+pub(super) async fn query_connections(
+    mesh: &Mesh,
+    proxies: &[ProxyStatus],
+) -> Vec<SidecarConnections> {
+    let found = sidecars::query_sidecars(mesh, proxies, "/connections").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Open, String>)| SidecarConnections {
         workload: proxy.workload.clone(),
         admin: proxy.admin.clone(),
@@ -58,24 +61,24 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarConne
 }
 
 /// Lists all connections in one table.
-pub(super) fn table(all: &[SidecarConnections]) -> Listing {
+pub(super) fn connection_table(all: &[SidecarConnections]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for sidecar in all {
         let workload = || sidecar.workload.clone();
         match &sidecar.found {
             Found::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), 5);
-                listing.row([workload()].into_iter().chain(nothing).chain([error.clone()]));
+                listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
             }
             Found::Open(Open { connections, .. }) => {
                 for connection in connections {
-                    listing.row([
+                    listing.add_row([
                         workload(),
                         connection.direction.clone(),
                         connection.protocol.clone(),
                         connection.peer.clone(),
                         connection.identity.clone(),
-                        short(std::time::Duration::from_secs(connection.age_s)),
+                        format_duration(std::time::Duration::from_secs(connection.age_s)),
                         connection.target.clone(),
                     ]);
                 }

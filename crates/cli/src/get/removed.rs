@@ -4,7 +4,7 @@ use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
 use super::{Mesh, sidecars};
-use crate::duration::short;
+use crate::duration::format_duration;
 use crate::output::{Column, Listing};
 
 /// The ejected endpoints of one sidecar.
@@ -49,8 +49,8 @@ pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Endpo
 }
 
 /// Queries every sidecar.
-pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
-    let found = sidecars::ask(mesh, proxies, "/removed").await;
+pub(super) async fn query_ejected(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemoved> {
+    let found = sidecars::query_sidecars(mesh, proxies, "/removed").await;
     let sidecar = |(proxy, found): (&ProxyStatus, Result<Removed, String>)| SidecarRemoved {
         workload: proxy.workload.clone(),
         found: match found {
@@ -62,24 +62,24 @@ pub(super) async fn of(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarRemov
 }
 
 /// Lists the endpoints of all sidecars in one table.
-pub(super) fn table(all: &[SidecarRemoved]) -> Listing {
+pub(super) fn ejected_table(all: &[SidecarRemoved]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for sidecar in all {
         let workload = || sidecar.workload.clone();
         match &sidecar.found {
             Found::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), 6);
-                listing.row([workload()].into_iter().chain(nothing).chain([error.clone()]));
+                listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
             }
             Found::Known(Removed { removed }) => {
                 for endpoint in removed {
-                    listing.row([
+                    listing.add_row([
                         workload(),
                         format!("{}:{}", endpoint.service, endpoint.port),
                         endpoint.workload.clone(),
                         endpoint.address.clone(),
                         endpoint.cause.clone(),
-                        short(std::time::Duration::from_secs(endpoint.age_s)),
+                        format_duration(std::time::Duration::from_secs(endpoint.age_s)),
                         endpoint.threads.to_string(),
                         endpoint.policy.clone(),
                     ]);

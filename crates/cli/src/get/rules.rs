@@ -5,7 +5,7 @@ use leno_control::status::RuleStatus;
 use crate::output::{Column, Listing};
 
 /// Lists the rules in order of their objects.
-pub(super) fn table(rules: &[RuleStatus]) -> Listing {
+pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
         Column::always("object"),
@@ -17,7 +17,7 @@ pub(super) fn table(rules: &[RuleStatus]) -> Listing {
     for rule in rules {
         let RuleStatus { kind, name, rule, hour, hits } = rule;
         let (hour, hits) = (hour.to_string(), hits.to_string());
-        listing.row([kind.clone(), name.clone(), rule.clone(), hour, hits]);
+        listing.add_row([kind.clone(), name.clone(), rule.clone(), hour, hits]);
     }
     listing
 }

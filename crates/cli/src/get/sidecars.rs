@@ -9,7 +9,7 @@ use crate::output;
 
 /// Queries `path` at each sidecar, several at a time. Returns the answers, or the reasons why there are none. A
 /// sidecar that does not answer affects only its own row.
-pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
+pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
     mesh: &Mesh,
     proxies: &[ProxyStatus],
     path: &'static str,
@@ -43,10 +43,10 @@ pub(super) async fn ask_one<T: DeserializeOwned>(
     path: &str,
 ) -> Result<T, String> {
     let answer = async {
-        let answer = mesh.sidecar(workload, path).await?;
+        let answer = mesh.sidecar_page(workload, path).await?;
         anyhow::Ok(serde_json::from_str(&answer)?)
     };
-    answer.await.map_err(|error| output::failure(&error))
+    answer.await.map_err(|error| output::format_error(&error))
 }
 
 /// The maximum of concurrent queries: half of the control plane's limit.

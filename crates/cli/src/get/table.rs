@@ -11,12 +11,12 @@ use leno_control::status::{
 use serde_json::Value;
 
 use super::rules;
-use crate::duration::short;
-use crate::figures::{counted, latency, rate, share};
-use crate::output::{Column, Listing, line};
+use crate::duration::format_duration;
+use crate::figures::{format_count, format_latency, format_rate, format_share};
+use crate::output::{Column, Listing, format_line};
 
 /// Describes the mesh as a whole.
-pub(super) fn status(status: &Status) -> String {
+pub(super) fn describe_status(status: &Status) -> String {
     let convergence = &status.convergence;
     let lines = [
         ("trust domain", status.trust_domain.clone()),
@@ -30,7 +30,7 @@ pub(super) fn status(status: &Status) -> String {
                 status.proxies,
                 status.behind,
                 status.refusing,
-                counted(status.peers, "other control plane")
+                format_count(status.peers, "other control plane")
             ),
         ),
         (
@@ -42,7 +42,7 @@ pub(super) fn status(status: &Status) -> String {
                 }
             },
         ),
-        ("rejected", counted(status.rejected, "document")),
+        ("rejected", format_count(status.rejected, "document")),
         (
             "changes",
             format!(
@@ -59,7 +59,7 @@ pub(super) fn status(status: &Status) -> String {
 }
 
 /// Lists workloads, joined with their sidecars.
-pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -> Listing {
+pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
         Column::always("account"),
@@ -84,18 +84,20 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
         let ports = workload.ports.iter();
         let outbound_listeners = workload.outbound_listeners.iter();
         let listeners = workload.listeners.iter();
-        listing.row([
+        listing.add_row([
             workload.name.clone(),
             workload.account.clone(),
-            joined(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
-            joined(workload.services.iter().cloned()),
+            join_parts(ports.map(|port| format!("{}/{}", port.port, port.protocol))),
+            join_parts(workload.services.iter().cloned()),
             workload.sidecar.clone(),
-            application(workload),
-            joined(outbound_listeners.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port))),
+            describe_application(workload),
+            join_parts(
+                outbound_listeners.map(|d| format!("{}→{}:{}", d.listen, d.service, d.port)),
+            ),
             listener_states(workload),
             workload.address.clone(),
-            labels(&workload.labels),
-            joined(listeners.map(|(port, address)| format!("{port}←{address}"))),
+            format_labels(&workload.labels),
+            join_parts(listeners.map(|(port, address)| format!("{port}←{address}"))),
             of_proxy(|proxy| proxy.pid.to_string()),
             of_proxy(|proxy| proxy.admin.clone().unwrap_or_default()),
             workload.http_proxy.clone().unwrap_or_default(),
@@ -106,14 +108,14 @@ pub(super) fn workloads(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -
 }
 
 /// Returns the state of an application and the number of its restarts; empty if `leno up` does not run it.
-fn application(workload: &WorkloadStatus) -> String {
+fn describe_application(workload: &WorkloadStatus) -> String {
     let Some(application) = &workload.application else { return String::new() };
     let mut text = application.state.clone();
     if application.restarts > 0 {
         text.push_str(&format!(" ×{}", application.restarts));
     }
     let ports = application.ports.iter().map(|(port, problem)| format!("{port}: {problem}"));
-    let ports = joined(ports);
+    let ports = join_parts(ports);
     if !ports.is_empty() {
         text.push_str(&format!(" ({ports})"));
     }
@@ -133,7 +135,7 @@ fn listener_states(workload: &WorkloadStatus) -> String {
 }
 
 /// Lists services with their statistics, one row per port.
-pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> Listing {
+pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("service"),
         Column::always("port"),
@@ -152,18 +154,18 @@ pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> L
         let rates = rates_of(&traffic.services, &service.name);
         for port in &service.ports {
             let endpoints = port.endpoints.iter();
-            listing.row([
+            listing.add_row([
                 service.name.clone(),
                 port.port.to_string(),
                 port.protocol.clone(),
                 format!("{}/{}", port.endpoints.len(), service.workloads.len()),
-                joined(service.workloads.iter().cloned()),
-                joined(service.routes.iter().cloned()),
-                labels(&service.selector),
-                joined(endpoints.map(|endpoint| endpoint.address.clone())),
-                rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
-                rates.map(|rates| share(rates.success)).unwrap_or_default(),
-                rates.map(|rates| latency(rates.p99_ms)).unwrap_or_default(),
+                join_parts(service.workloads.iter().cloned()),
+                join_parts(service.routes.iter().cloned()),
+                format_labels(&service.selector),
+                join_parts(endpoints.map(|endpoint| endpoint.address.clone())),
+                rates.map(|rates| format_rate(rates.per_second)).unwrap_or_default(),
+                rates.map(|rates| format_share(rates.success)).unwrap_or_default(),
+                rates.map(|rates| format_latency(rates.p99_ms)).unwrap_or_default(),
             ]);
         }
     }
@@ -171,7 +173,7 @@ pub(super) fn services(services: &[ServiceStatus], traffic: &TrafficStatus) -> L
 }
 
 /// Lists certificates.
-pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
+pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
         Column::always("identity"),
@@ -184,22 +186,22 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Listing {
     for certificate in certificates {
         let left = match certificate.valid_for_seconds {
             0 => "expired".to_owned(),
-            seconds => short(Duration::from_secs(seconds)),
+            seconds => format_duration(Duration::from_secs(seconds)),
         };
-        listing.row([
+        listing.add_row([
             certificate.workload.clone(),
             certificate.identity.clone(),
-            short(Duration::from_secs(certificate.age_seconds)),
+            format_duration(Duration::from_secs(certificate.age_seconds)),
             left,
-            date(certificate.issued),
-            date(certificate.not_after),
+            format_date(certificate.issued),
+            format_date(certificate.not_after),
         ]);
     }
     listing
 }
 
 /// Lists connected sidecars.
-pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
+pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("workload"),
         Column::always("pid"),
@@ -218,24 +220,24 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
             format!("rejects {}", proxy.refused)
         } else if proxy.applied < proxy.sent {
             let behind = Duration::try_from_secs_f64(proxy.behind_seconds.unwrap_or_default());
-            format!("out of sync for {}", short(behind.unwrap_or_default()))
+            format!("out of sync for {}", format_duration(behind.unwrap_or_default()))
         } else {
             "current".to_owned()
         };
         let connected = Duration::try_from_secs_f64(proxy.connected_seconds);
-        listing.row([
+        listing.add_row([
             proxy.workload.clone(),
             proxy.pid.to_string(),
-            short(connected.unwrap_or_default()),
+            format_duration(connected.unwrap_or_default()),
             proxy.services.to_string(),
             state,
             match proxy.world_age_seconds.map(Duration::try_from_secs_f64) {
-                Some(Ok(age)) => format!("{} old", short(age)),
+                Some(Ok(age)) => format!("{} old", format_duration(age)),
                 _ => "none".to_owned(),
             },
             proxy.version.clone(),
             proxy.admin.clone().unwrap_or_default(),
-            joined(proxy.subscriptions.iter().cloned()),
+            join_parts(proxy.subscriptions.iter().cloned()),
             proxy.refusals.last().cloned().unwrap_or_default(),
         ]);
     }
@@ -243,7 +245,7 @@ pub(super) fn proxies(proxies: &[ProxyStatus]) -> Listing {
 }
 
 /// Lists routes and their request rates.
-pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing {
+pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
         Column::always("route"),
@@ -261,17 +263,17 @@ pub(super) fn routes(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
         let rates = rates_of(&traffic.routes, &route.name);
-        listing.row([
+        listing.add_row([
             route.kind.clone(),
             route.name.clone(),
-            joined(route.parents.iter().cloned()),
+            join_parts(route.parents.iter().cloned()),
             route.rules.to_string(),
-            joined(route.backends.iter().cloned()),
-            joined(route.problems.iter().cloned()),
+            join_parts(route.backends.iter().cloned()),
+            join_parts(route.problems.iter().cloned()),
             said_of(&route.attached, |parent| parent.accepted),
             said_of(&route.attached, |parent| parent.resolved),
-            rates.map(|rates| rate(rates.per_second)).unwrap_or_default(),
-            rates.map(|rates| share(rates.success)).unwrap_or_default(),
+            rates.map(|rates| format_rate(rates.per_second)).unwrap_or_default(),
+            rates.map(|rates| format_share(rates.success)).unwrap_or_default(),
             rates.map(|rates| rates.requests.to_string()).unwrap_or_default(),
             rules::hits_of(&traffic.rules, &route.kind, &route.name),
         ]);
@@ -289,7 +291,7 @@ fn said_of(parents: &[ParentStatus], is: impl Fn(&ParentStatus) -> bool) -> Stri
             word(first).to_owned()
         }
         Some(_) => {
-            joined(parents.iter().zip(words).map(|(it, word)| format!("{}: {word}", it.parent)))
+            join_parts(parents.iter().zip(words).map(|(it, word)| format!("{}: {word}", it.parent)))
         }
     }
 }
@@ -300,7 +302,7 @@ fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus
 }
 
 /// Lists policies.
-pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
+pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("kind"),
         Column::always("policy"),
@@ -318,14 +320,14 @@ pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Li
             (false, Some(why)) => format!("no: {why}"),
             (false, None) => "no".to_owned(),
         };
-        listing.row([
+        listing.add_row([
             policy.kind.clone(),
             policy.name.clone(),
             policy.destination.clone(),
-            joined(policy.sources.iter().cloned()),
+            join_parts(policy.sources.iter().cloned()),
             in_force,
-            joined(policy.problems.iter().cloned()),
-            joined(policy.rules.iter().cloned()),
+            join_parts(policy.problems.iter().cloned()),
+            join_parts(policy.rules.iter().cloned()),
             rules::hits_of(&traffic.rules, &policy.kind, &policy.name),
         ]);
     }
@@ -333,17 +335,17 @@ pub(super) fn policies(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Li
 }
 
 /// Lists rejections and warnings, one per line.
-pub(super) fn rejected(answer: &Value) -> String {
+pub(super) fn list_rejected(answer: &Value) -> String {
     let mut text = String::new();
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
         let findings = answer.get(list).and_then(Value::as_array);
         for finding in findings.into_iter().flatten() {
-            writeln!(text, "{kind}: {}", line(&sent(finding)))
+            writeln!(text, "{kind}: {}", format_line(&sent(finding)))
                 .expect("writing to a String never fails");
         }
     }
     if let Some(problem) = answer.get("trust_domain").and_then(Value::as_str) {
-        writeln!(text, "rejected: MeshConfig: {}", line(&problem))
+        writeln!(text, "rejected: MeshConfig: {}", format_line(&problem))
             .expect("writing to a String never fails");
     }
     if text.is_empty() {
@@ -371,15 +373,15 @@ fn sent(finding: &Value) -> String {
     format!("{}; {}", parts.join(": "), part("remedy").unwrap_or_default())
 }
 
-fn joined(parts: impl Iterator<Item = String>) -> String {
+fn join_parts(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-fn labels(labels: &BTreeMap<String, String>) -> String {
-    joined(labels.iter().map(|(key, value)| format!("{key}={value}")))
+fn format_labels(labels: &BTreeMap<String, String>) -> String {
+    join_parts(labels.iter().map(|(key, value)| format!("{key}={value}")))
 }
 
-fn date(seconds: u64) -> String {
+fn format_date(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).ok();
     let date = seconds.and_then(|seconds| time::OffsetDateTime::from_unix_timestamp(seconds).ok());
     let text =
@@ -406,12 +408,12 @@ mod tests {
             "trust_domain": "it cannot be replaced",
         });
         assert_eq!(
-            rejected(&answer),
+            list_rejected(&answer),
             "rejected: mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; \
              what to do\nwarning: a.yaml: odd; even\nrejected: MeshConfig: it cannot be replaced\n"
         );
         let nothing = json!({"rejected": [], "warnings": [], "trust_domain": null});
-        assert_eq!(rejected(&nothing), "nothing is rejected\n");
+        assert_eq!(list_rejected(&nothing), "nothing is rejected\n");
     }
 
     #[test]
@@ -428,7 +430,7 @@ mod tests {
             policy("shop/b", false, Some("Retry shop/a is about the same requests")),
             policy("shop/c", false, None),
         ];
-        let shown = policies(&all, &TrafficStatus::default()).render(Format::Table);
+        let shown = policy_table(&all, &TrafficStatus::default()).render(Format::Table);
         expect_test::expect![[r#"
             KIND   POLICY  DESTINATION  SOURCES  IN FORCE                                     PROBLEMS
             Retry  shop/a  -            -        yes                                          -
@@ -462,7 +464,7 @@ mod tests {
             not_after: 1_800_000_000,
             valid_for_seconds: seconds,
         };
-        let listing = certificates(&[certificate(43_205), certificate(0)]);
+        let listing = certificate_table(&[certificate(43_205), certificate(0)]);
         expect_test::expect![[r#"
             WORKLOAD  IDENTITY              AGE     VALID FOR  ISSUED                NOT AFTER
             a/b       spiffe://c/ns/a/sa/b  11h59m  12h        2027-01-14T08:00:00Z  2027-01-15T08:00:00Z

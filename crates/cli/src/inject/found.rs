@@ -13,7 +13,7 @@ use leno_kubernetes::source::sidecar_settings;
 use leno_kubernetes::words::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
 use leno_model::{Floor, Name, TrustDomain};
 
-use crate::cluster::{ClusterArgs, plain};
+use crate::cluster::{ClusterArgs, format_api_error};
 
 /// The mesh settings of a cluster; without a cluster, the roots alone.
 #[derive(Debug, Default)]
@@ -40,40 +40,43 @@ impl Found {
         cluster: &ClusterArgs,
         namespaces: BTreeSet<String>,
     ) -> anyhow::Result<Self> {
-        let client = cluster.client().await?;
+        let client = cluster.connect_client().await?;
         let namespace = &cluster.namespace;
-        let roots = roots(&client, namespace).await?;
-        let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+        let roots = read_roots(&client, namespace).await?;
+        let deployments: ObjectApi<Deployment> =
+            ObjectApi::for_namespace(client.clone(), namespace);
         let deployment =
-            deployments.get(&CONTROL_NAME).await.map_err(plain).with_context(|| {
+            deployments.get(&CONTROL_NAME).await.map_err(format_api_error).with_context(|| {
                 format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
             })?;
-        let installed = Installed::of(&deployment);
-        let version =
-            server_version(&client).await.map_err(plain).context("cannot query the API server")?;
+        let installed = Installed::from_deployment(&deployment);
+        let version = server_version(&client)
+            .await
+            .map_err(format_api_error)
+            .context("cannot query the API server")?;
         let own = Name::new(namespace).ok();
         let namespaces_of_settings = installed.settings_namespaces.iter().cloned().chain(own);
         let read = sidecar_settings(&client, namespaces_of_settings.collect()).await;
-        let (exclusions, floor) = read.map_err(plain).context(
+        let (exclusions, floor) = read.map_err(format_api_error).context(
             "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
              permission to list it, or pass --roots FILE and annotate the pods",
         )?;
         Ok(Self {
             roots,
-            image: image(deployment),
+            image: control_image(deployment),
             trust_domain: installed.trust_domain,
             is_old: !has_native_sidecars(&version.major, &version.minor),
             by_plugin: installed.cni,
             exclusions,
             floor,
-            namespaces: facts(&client, namespaces).await?,
+            namespaces: namespace_facts(&client, namespaces).await?,
         })
     }
 }
 
-async fn roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<String> {
-    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
-    let map = maps.get(&ROOTS_NAME).await.map_err(plain).with_context(|| {
+async fn read_roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<String> {
+    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+    let map = maps.get(&ROOTS_NAME).await.map_err(format_api_error).with_context(|| {
         format!(
             "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
              install the mesh, or pass --roots FILE"
@@ -86,22 +89,22 @@ async fn roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<Str
 }
 
 /// Returns the image of the control plane, which sidecars use too.
-fn image(deployment: Deployment) -> Option<String> {
+fn control_image(deployment: Deployment) -> Option<String> {
     let pod = deployment.spec?.template.spec?;
     pod.containers.into_iter().find(|it| it.name == CONTROL)?.image
 }
 
 /// Manifests without a namespace use that of the context, like `kubectl apply`.
-async fn facts(
+async fn namespace_facts(
     client: &Client,
     written: BTreeSet<String>,
 ) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {
-    let namespaces: ObjectApi<Namespace> = ObjectApi::all(client.clone());
+    let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
     let mut known = BTreeMap::new();
     for text in written {
         let name = if text.is_empty() { client.default_namespace() } else { &text };
         let object = ObjectName::from(&NamespaceName::new(name)?);
-        let found = namespaces.get_opt(&object).await.map_err(plain).with_context(|| {
+        let found = namespaces.get_opt(&object).await.map_err(format_api_error).with_context(|| {
             format!(
                 "cannot read the namespace {name} and its annotations: request permission to read it, or \
                  pass --roots FILE and annotate the pods"

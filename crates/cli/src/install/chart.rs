@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect_file;
-use leno_kubernetes::install::{NodeNetwork, Options, manifests, uninstall_hook};
+use leno_kubernetes::install::{NodeNetwork, Options, installation_manifests, uninstall_hook};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 
@@ -92,17 +92,17 @@ const HAS_POLICIES: &str =
 /// plugin, and deletion of a CRD deletes all objects of its kind.
 const KEPT: &str = "helm.sh/resource-policy";
 
-fn chart() -> Vec<Value> {
-    let options = options();
+fn chart_manifests() -> Vec<Value> {
+    let options = chart_options();
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
-    let named = manifests(&Options { settings_namespaces, ..options.clone() });
+    let named = installation_manifests(&Options { settings_namespaces, ..options.clone() });
     let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
     // The control plane of one variant has a settings namespace; the template covers both, with a condition.
-    let rest = manifests(&options).into_iter();
+    let rest = installation_manifests(&options).into_iter();
     rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
 }
 
-fn options() -> Options {
+fn chart_options() -> Options {
     Options {
         image: "HELM_IMAGE".to_owned(),
         namespace: "helm-namespace".to_owned(),
@@ -124,7 +124,7 @@ fn options() -> Options {
     }
 }
 
-fn template(manifest: &Value) -> String {
+fn render_template(manifest: &Value) -> String {
     let mut manifest = manifest.clone();
     let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
     // Helm creates unknown kinds last, but the control plane reads this object at startup.
@@ -135,9 +135,9 @@ fn template(manifest: &Value) -> String {
     if is_kind || name == "leno-cni" && manifest["kind"] != "DaemonSet" {
         manifest["metadata"]["annotations"] = json!({KEPT: "keep"});
     }
-    let mut text = yaml::stream(std::slice::from_ref(&manifest));
+    let mut text = yaml::write_documents(std::slice::from_ref(&manifest));
     if ["Deployment", "Job"].iter().any(|kind| manifest["kind"] == *kind) {
-        text = scheduled(&text, &manifest);
+        text = add_scheduling(&text, &manifest);
     }
     if manifest["kind"] == "Deployment" {
         text = with_resources(&text, &manifest);
@@ -146,7 +146,7 @@ fn template(manifest: &Value) -> String {
         text = text.replace(mark, value);
     }
     if is_kind {
-        return borrowed(&name, &text);
+        return skip_if_foreign(&name, &text);
     }
     if manifest["metadata"]["namespace"] == ACCESS_CERT {
         return for_each_namespace(&text);
@@ -159,7 +159,7 @@ fn template(manifest: &Value) -> String {
 }
 
 /// Adds the operator's image pull secrets, node selector and tolerations to a pod template.
-fn scheduled(text: &str, manifest: &Value) -> String {
+fn add_scheduling(text: &str, manifest: &Value) -> String {
     let of_pod = |key: &str| {
         let (key, value) = (key, format!(".Values.{key}"));
         format!(
@@ -201,7 +201,7 @@ fn for_each_namespace(text: &str) -> String {
 }
 
 /// Wraps a CRD that another mesh may have installed, and that then stays unchanged.
-fn borrowed(name: &str, text: &str) -> String {
+fn skip_if_foreign(name: &str, text: &str) -> String {
     let kind = "\"apiextensions.k8s.io/v1\" \"CustomResourceDefinition\" \"\"";
     let ours = "dig \"metadata\" \"labels\" \"app.kubernetes.io/part-of\" \"\" $found";
     format!(
@@ -220,15 +220,16 @@ fn is_own_kind(manifest: &Value) -> bool {
 
 #[test]
 fn the_chart_has_what_is_installed() {
-    let all = chart();
+    let all = chart_manifests();
     let kinds: Vec<Value> = all.iter().filter(|it| is_own_kind(it)).cloned().collect();
     // Helm creates the namespace before the installation.
     let is_made =
         |it: &Value| it["kind"] == "Namespace" && it["metadata"]["name"] == "helm-namespace";
     let rest = all.iter().filter(|it| !is_own_kind(it) && !is_made(it));
-    let hook = uninstall_hook(&options());
-    let templates: String = rest.chain(&hook).map(template).collect();
-    expect_file!["../../../../deploy/helm/leno/crds/leno.yaml"].assert_eq(&yaml::stream(&kinds));
+    let hook = uninstall_hook(&chart_options());
+    let templates: String = rest.chain(&hook).map(render_template).collect();
+    expect_file!["../../../../deploy/helm/leno/crds/leno.yaml"]
+        .assert_eq(&yaml::write_documents(&kinds));
     expect_file!["../../../../deploy/helm/leno/templates/leno.yaml"].assert_eq(&templates);
 }
 
@@ -258,7 +259,7 @@ fn values_are_documented_and_bounded() {
         values.lines().filter(is_key).map(|line| line.split(':').next().unwrap()).collect();
     written.sort_unstable();
     assert_eq!(written, known);
-    let all = chart();
+    let all = chart_manifests();
     let control = all.iter().find(|it| it["kind"] == "Deployment").unwrap();
     let own = &control["spec"]["template"]["spec"]["containers"][0]["resources"];
     for (kind, amounts) in own.as_object().unwrap() {

@@ -29,34 +29,34 @@ use super::rules::{Chain, Hook, Match, PRIORITY, Rule, TABLE, Verdict};
 ///
 /// # Errors
 /// If the kernel rejects it; the previous rules stay in force.
-pub(super) fn replace(chains: &[Chain]) -> anyhow::Result<()> {
+pub(super) fn replace_table(chains: &[Chain]) -> anyhow::Result<()> {
     let mut requests = vec![
         // Creates the table if absent, so that the deletion succeeds.
-        ("the table", NfTablesMessage::NewTable(table())),
-        ("the old table", NfTablesMessage::DeleteTable(table())),
-        ("the table", NfTablesMessage::NewTable(table())),
+        ("the table", NfTablesMessage::NewTable(table_message())),
+        ("the old table", NfTablesMessage::DeleteTable(table_message())),
+        ("the table", NfTablesMessage::NewTable(table_message())),
     ];
     for chain in chains {
         requests.push(("a chain", NfTablesMessage::NewChain(chain_message(chain.hook))));
         let rule = |rule| ("a rule", NfTablesMessage::NewRule(rule_message(chain.hook, rule)));
         requests.extend(chain.rules.iter().map(rule));
     }
-    transact(&requests)
+    send_batch(&requests)
 }
 
 /// Sends a batch and waits for the answer to each of its requests.
-fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
+fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     let mut socket =
         Socket::new(NETLINK_NETFILTER).context("cannot communicate with the kernel")?;
     socket.bind_auto().context("cannot communicate with the kernel")?;
     let mut batch = Vec::new();
-    append(&mut batch, 0, control(ControlMessage::BatchBegin), NLM_F_REQUEST);
+    append_message(&mut batch, 0, control_message(ControlMessage::BatchBegin), NLM_F_REQUEST);
     let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
     for (sequence, (_, request)) in (1..).zip(requests) {
         let header = NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0);
-        append(&mut batch, sequence, NetfilterMessage::new(header, request.clone()), flags);
+        append_message(&mut batch, sequence, NetfilterMessage::new(header, request.clone()), flags);
     }
-    append(&mut batch, 0, control(ControlMessage::BatchEnd), NLM_F_REQUEST);
+    append_message(&mut batch, 0, control_message(ControlMessage::BatchEnd), NLM_F_REQUEST);
     let sent = socket.send(&batch, 0).context("cannot communicate with the kernel")?;
     if sent != batch.len() {
         bail!("the kernel accepted {sent} of {} bytes", batch.len());
@@ -64,7 +64,7 @@ fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     let mut answered = 0;
     while answered < requests.len() {
         let (bytes, _) = socket.recv_from_full().context("the kernel does not respond")?;
-        for answer in answers(&bytes)? {
+        for answer in parse_answers(&bytes)? {
             let Some(refusal) = answer.refusal else {
                 answered += 1;
                 continue;
@@ -72,7 +72,7 @@ fn transact(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
             let request = usize::try_from(answer.sequence).ok();
             let request = request.and_then(|number| requests.get(number.checked_sub(1)?));
             let what = request.map_or("the transaction", |(what, _)| what);
-            return Err(explained(refusal).context(format!("the kernel rejected {what}")));
+            return Err(add_hint(refusal).context(format!("the kernel rejected {what}")));
         }
     }
     Ok(())
@@ -85,7 +85,7 @@ struct Answer {
 }
 
 /// Parses all messages of a datagram, which are aligned to four bytes.
-fn answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
+fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -102,7 +102,7 @@ fn answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
 }
 
 /// Adds a hint to common errors.
-fn explained(refusal: io::Error) -> anyhow::Error {
+fn add_hint(refusal: io::Error) -> anyhow::Error {
     let remedy = match refusal.kind() {
         io::ErrorKind::PermissionDenied => {
             "run it as root with the capability NET_ADMIN in the network namespace"
@@ -116,7 +116,7 @@ fn explained(refusal: io::Error) -> anyhow::Error {
     anyhow::Error::from(refusal).context(remedy)
 }
 
-fn append(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: u16) {
+fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: u16) {
     let mut header = NetlinkHeader::default();
     header.flags = flags;
     header.sequence_number = sequence;
@@ -131,13 +131,13 @@ fn append(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: 
 
 /// The begin or end message of an nf_tables batch, with the subsystem number in the header
 /// (`NFNL_SUBSYS_NFTABLES`).
-fn control(message: ControlMessage) -> NetfilterMessage {
+fn control_message(message: ControlMessage) -> NetfilterMessage {
     const NFTABLES: u16 = 10;
     let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, NFTABLES);
     NetfilterMessage::new(header, NetfilterMessageInner::None(message))
 }
 
-fn table() -> TableMessage {
+fn table_message() -> TableMessage {
     TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
 }
 
@@ -149,7 +149,7 @@ fn chain_message(hook: Hook) -> ChainMessage {
     ChainMessage {
         attributes: vec![
             ChainAttribute::Table(TABLE.to_owned()),
-            ChainAttribute::Name(hook.name().to_owned()),
+            ChainAttribute::Name(hook.chain_name().to_owned()),
             ChainAttribute::Type("nat".to_owned()),
             ChainAttribute::Hook(vec![
                 HookAttribute::Number(HookNumber::Inet(number)),
@@ -160,25 +160,30 @@ fn chain_message(hook: Hook) -> ChainMessage {
 }
 
 fn rule_message(hook: Hook, rule: &Rule) -> RuleMessage {
-    let expressions = rule.matches.iter().flat_map(questions).chain(consequences(rule.verdict));
+    let expressions =
+        rule.matches.iter().flat_map(match_expressions).chain(verdict_expressions(rule.verdict));
     let expressions: Vec<ListAttribute<ExpressionAttribute>> =
         expressions.map(ListAttribute::from).collect();
     RuleMessage {
         attributes: vec![
             RuleAttribute::Table(TABLE.to_owned()),
-            RuleAttribute::Chain(hook.name().to_owned()),
+            RuleAttribute::Chain(hook.chain_name().to_owned()),
             RuleAttribute::Expressions(expressions),
         ],
     }
 }
 
 /// Translates a match to nf_tables expressions: load a register, compare it.
-fn questions(question: &Match) -> Vec<Expressions> {
+fn match_expressions(question: &Match) -> Vec<Expressions> {
     match question {
-        Match::Uid(uid) => vec![meta(MetaKey::SocketUserId), equals(uid.to_ne_bytes().to_vec())],
-        Match::To(name) => vec![meta(MetaKey::Oifname), equals(padded(name))],
-        Match::From(name) => vec![meta(MetaKey::Iifname), equals(padded(name))],
-        Match::Tcp => vec![meta(MetaKey::L4Proto), equals(vec![TCP])],
+        Match::Uid(uid) => {
+            vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
+        }
+        Match::To(name) => vec![load_meta(MetaKey::Oifname), compare_register(pad_interface(name))],
+        Match::From(name) => {
+            vec![load_meta(MetaKey::Iifname), compare_register(pad_interface(name))]
+        }
+        Match::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
         Match::Port(port) => to_port(TCP, *port),
         Match::UdpPort(port) => to_port(UDP, *port),
         Match::In(range) => {
@@ -188,11 +193,11 @@ fn questions(question: &Match) -> Vec<Expressions> {
             };
             let length = u32::try_from(first.len()).unwrap_or(0);
             vec![
-                meta(MetaKey::Nfproto),
-                equals(vec![family]),
-                header(BASE_NETWORK, offset, length),
-                masked(range.mask(), length),
-                equals(first),
+                load_meta(MetaKey::Nfproto),
+                compare_register(vec![family]),
+                load_header(BASE_NETWORK, offset, length),
+                mask_register(range.mask(), length),
+                compare_register(first),
             ]
         }
     }
@@ -200,14 +205,14 @@ fn questions(question: &Match) -> Vec<Expressions> {
 
 fn to_port(protocol: u8, port: u16) -> Vec<Expressions> {
     vec![
-        meta(MetaKey::L4Proto),
-        equals(vec![protocol]),
-        header(BASE_TRANSPORT, PORT_OFFSET, 2),
-        equals(port.to_be_bytes().to_vec()),
+        load_meta(MetaKey::L4Proto),
+        compare_register(vec![protocol]),
+        load_header(BASE_TRANSPORT, PORT_OFFSET, 2),
+        compare_register(port.to_be_bytes().to_vec()),
     ]
 }
 
-fn consequences(verdict: Verdict) -> Vec<Expressions> {
+fn verdict_expressions(verdict: Verdict) -> Vec<Expressions> {
     match verdict {
         Verdict::Return => vec![Expressions::Immediate(vec![
             Immediate::DestinationRegister(Register::Verdict),
@@ -231,11 +236,11 @@ fn consequences(verdict: Verdict) -> Vec<Expressions> {
     }
 }
 
-fn meta(key: MetaKey) -> Expressions {
+fn load_meta(key: MetaKey) -> Expressions {
     Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(Register::Reg1)])
 }
 
-fn header(base: u32, offset: u32, length: u32) -> Expressions {
+fn load_header(base: u32, offset: u32, length: u32) -> Expressions {
     Expressions::Payload(vec![
         Payload::DestinationRegister(Register::Reg1),
         Payload::Base(base),
@@ -244,7 +249,7 @@ fn header(base: u32, offset: u32, length: u32) -> Expressions {
     ])
 }
 
-fn masked(mask: Vec<u8>, length: u32) -> Expressions {
+fn mask_register(mask: Vec<u8>, length: u32) -> Expressions {
     let nothing = vec![0; mask.len()];
     Expressions::Bitwise(vec![
         Bitwise::SourceRegister(Register::Reg1),
@@ -255,7 +260,7 @@ fn masked(mask: Vec<u8>, length: u32) -> Expressions {
     ])
 }
 
-fn equals(value: Vec<u8>) -> Expressions {
+fn compare_register(value: Vec<u8>) -> Expressions {
     Expressions::Cmp(vec![
         Cmp::SourceRegister(Register::Reg1),
         Cmp::Op(Operator::Equal),
@@ -264,7 +269,7 @@ fn equals(value: Vec<u8>) -> Expressions {
 }
 
 /// Pads an interface name to register length.
-fn padded(name: &str) -> Vec<u8> {
+fn pad_interface(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(INTERFACE_BYTES, 0);
     bytes

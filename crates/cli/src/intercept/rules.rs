@@ -57,7 +57,7 @@ pub(super) enum Verdict {
 
 impl Hook {
     /// Returns the name of the chain, which `nft` uses for the hook as well.
-    pub(super) const fn name(self) -> &'static str {
+    pub(super) const fn chain_name(self) -> &'static str {
         match self {
             Self::Output => "output",
             Self::Prerouting => "prerouting",
@@ -75,7 +75,7 @@ pub(super) fn to_text(chains: &[Chain]) -> String {
 
 impl fmt::Display for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.hook.name();
+        let name = self.hook.chain_name();
         writeln!(f, "  chain {name} {{")?;
         writeln!(f, "    type nat hook {name} priority {PRIORITY}; policy accept;")?;
         for Rule { matches, verdict } in &self.rules {

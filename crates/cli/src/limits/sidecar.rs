@@ -56,24 +56,24 @@ struct Given<T> {
 impl SidecarLimitArgs {
     /// Applies the options to the limits of a proxy.
     pub(crate) fn apply(&self, limits: &mut Limits) {
-        for Given { value, limit, .. } in self.numbers() {
+        for Given { value, limit, .. } in self.given_numbers() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
-        for Given { value, limit, .. } in self.times() {
+        for Given { value, limit, .. } in self.given_times() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
     }
 
     /// Returns the options as arguments of another `leno proxy`.
-    pub(crate) fn options(&self) -> Vec<OsString> {
-        let numbers = self.numbers().into_iter();
+    pub(crate) fn to_arguments(&self) -> Vec<OsString> {
+        let numbers = self.given_numbers().into_iter();
         let numbers = numbers.filter_map(|given| Some((given.option, given.value?.to_string())));
-        let times = self.times().into_iter();
-        let times = times.filter_map(|given| Some((given.option, seconds(given.value?))));
+        let times = self.given_times().into_iter();
+        let times = times.filter_map(|given| Some((given.option, format_seconds(given.value?))));
         numbers.chain(times).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 
-    fn numbers(&self) -> [Given<usize>; 2] {
+    fn given_numbers(&self) -> [Given<usize>; 2] {
         let given = |option, value, limit| Given { option, value, limit };
         [
             given("--connections-max", self.connections_max, |l| &mut l.connections_max),
@@ -81,7 +81,7 @@ impl SidecarLimitArgs {
         ]
     }
 
-    fn times(&self) -> [Given<Duration>; 8] {
+    fn given_times(&self) -> [Given<Duration>; 8] {
         let given = |option, value, limit| Given { option, value, limit };
         [
             given("--head-timeout", self.head_timeout, |l| &mut l.head_timeout),
@@ -97,7 +97,7 @@ impl SidecarLimitArgs {
 }
 
 /// Formats a duration as an option value, to the nanosecond.
-fn seconds(time: Duration) -> String {
+fn format_seconds(time: Duration) -> String {
     format!("{}.{:09}s", time.as_secs(), time.subsec_nanos())
 }
 
@@ -114,7 +114,7 @@ mod tests {
         limits: SidecarLimitArgs,
     }
 
-    fn limits(words: &[OsString]) -> Limits {
+    fn parse_limits(words: &[OsString]) -> Limits {
         let words = [&[OsString::from("proxy")], words].concat();
         let mut limits = Limits::default();
         Line::try_parse_from(words).unwrap().limits.apply(&mut limits);
@@ -131,30 +131,30 @@ mod tests {
         };
         let none = SidecarLimitArgs::default();
         let mut default = Limits::default();
-        for Given { option, limit, .. } in none.numbers() {
+        for Given { option, limit, .. } in none.given_numbers() {
             assert_eq!(reported(option), limit(&mut default).to_string(), "{option}");
         }
-        for Given { option, limit, .. } in none.times() {
+        for Given { option, limit, .. } in none.given_times() {
             assert_eq!(parse_duration(&reported(option)), Ok(*limit(&mut default)), "{option}");
         }
     }
 
     #[test]
     fn what_is_passed_on_means_the_same_there() {
-        assert_eq!(SidecarLimitArgs::default().options(), [""; 0]);
+        assert_eq!(SidecarLimitArgs::default().to_arguments(), [""; 0]);
         let none = SidecarLimitArgs::default();
         let all: Vec<OsString> = none
-            .numbers()
+            .given_numbers()
             .map(|given| format!("{}=7", given.option))
             .into_iter()
-            .chain(none.times().map(|given| format!("{}=1m1.0005s", given.option)))
+            .chain(none.given_times().map(|given| format!("{}=1m1.0005s", given.option)))
             .map(OsString::from)
             .collect();
         let line = Line::try_parse_from([&[OsString::from("up")], &all[..]].concat()).unwrap();
-        let passed = limits(&line.limits.options());
-        assert_eq!(format!("{passed:?}"), format!("{:?}", limits(&all)));
+        let passed = parse_limits(&line.limits.to_arguments());
+        assert_eq!(format!("{passed:?}"), format!("{:?}", parse_limits(&all)));
         let odd = Duration::from_micros(61_000_500);
         assert_eq!((passed.connections_max, passed.body_stall_timeout), (7, odd));
-        assert_eq!(format!("{:?}", limits(&[])), format!("{:?}", Limits::default()));
+        assert_eq!(format!("{:?}", parse_limits(&[])), format!("{:?}", Limits::default()));
     }
 }

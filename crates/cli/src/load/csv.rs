@@ -10,13 +10,13 @@ pub(super) fn render(summary: &Summary) -> String {
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
     let mut text = format!("{}\n", NAMES.join(","));
     for step in steps {
-        let line = fields(step).join(",");
+        let line = format_fields(step).join(",");
         writeln!(text, "{line}").expect("writing to a String never fails");
     }
     text
 }
 
-fn fields(step: &Summary) -> [String; NAMES.len()] {
+fn format_fields(step: &Summary) -> [String; NAMES.len()] {
     let number = |number: Option<f64>| number.map(|n| format!("{n:.3}")).unwrap_or_default();
     let latency = step.latency_us;
     [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leno_load::{Counters, Pace, Plan};
 
-use crate::figures::counted;
+use crate::figures::format_count;
 
 /// Live progress of a run in one terminal line; silent otherwise.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ impl Live {
     }
 
     /// Shows the progress.
-    pub(super) fn show(&mut self, now: &Counters) {
+    pub(super) fn show_progress(&mut self, now: &Counters) {
         if self.terminal && now.elapsed >= self.last.elapsed + REFRESH {
-            write(&format!("\r\x1b[K{}", self.line(now)));
+            write(&format!("\r\x1b[K{}", self.progress_line(now)));
             self.last = *now;
         }
     }
@@ -46,7 +46,7 @@ impl Live {
         }
     }
 
-    fn line(&self, now: &Counters) -> String {
+    fn progress_line(&self, now: &Counters) -> String {
         let phase = if now.measuring { "measuring" } else { "warming up" };
         // Counters restart when the warm-up ends.
         let before = if now.measuring == self.last.measuring { self.last.requests } else { 0 };
@@ -57,7 +57,7 @@ impl Live {
             self.step,
             now.elapsed.as_secs_f64(),
             self.total.as_secs_f64(),
-            counted(now.requests, "request"),
+            format_count(now.requests, "request"),
             now.requests.saturating_sub(now.successes),
         )
     }
@@ -94,12 +94,12 @@ mod tests {
         };
         live.last = counters(1, false, 2000);
         assert_eq!(
-            live.line(&counters(2, false, 4000)),
+            live.progress_line(&counters(2, false, 4000)),
             "2 of 4, 2000/s: warming up, 2.0 of 12.0 s: 4000 requests, 2000/s, 1 failed"
         );
         live.last = counters(2, true, 100);
         assert_eq!(
-            live.line(&counters(4, true, 1100)),
+            live.progress_line(&counters(4, true, 1100)),
             "2 of 4, 2000/s: measuring, 4.0 of 12.0 s: 1100 requests, 500/s, 1 failed"
         );
     }

@@ -21,7 +21,7 @@ pub(super) struct Step {
 
 impl Measured {
     /// Describes the protocol.
-    pub(super) fn protocol(&self) -> String {
+    pub(super) fn describe_protocol(&self) -> String {
         match self.plan.protocol {
             Protocol::Http1 => "HTTP/1.1".to_owned(),
             Protocol::Http2 { streams: 1 } => "HTTP/2".to_owned(),
@@ -32,8 +32,8 @@ impl Measured {
     }
 
     /// Describes the settings in one line.
-    pub(super) fn setting(&self) -> String {
-        let connections = self.plan.pace.connections();
+    pub(super) fn describe_settings(&self) -> String {
+        let connections = self.plan.pace.connection_count();
         let plural = if connections == 1 { "" } else { "s" };
         let fresh = match self.plan.reuse {
             Reuse::Keep => "",
@@ -49,7 +49,7 @@ impl Measured {
         };
         format!(
             "{connections} connection{plural} of {}{fresh}; {pace}; {threads}; {:?} of warm-up",
-            self.protocol(),
+            self.describe_protocol(),
             self.plan.warm_up,
         )
     }

@@ -3,35 +3,38 @@
 use super::measured::{Measured, Step};
 use super::plot::{Axis, Line, Mark, Plot, Tick, escape};
 use super::summary::{Instant, Summary};
-use super::table::{share, time};
+use super::table::{format_share, format_time};
 
 /// Renders the report as a self-contained page: no scripts, fonts or images.
 pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
     let urls = measured.plan.targets.iter().map(|target| target.name.as_str());
     let urls: Vec<&str> = urls.collect();
     let mut page = Page::default();
-    page.put("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    page.put("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
-    page.put(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
-    page.put(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
-    page.put(&format!("<h1>Load on {}</h1>\n", escape(&named(&urls))));
-    page.put(&format!("<p class=\"setting\">{}</p>\n", escape(&measured.setting())));
-    page.figures(summary);
-    page.put("<h2>Latency by percentile</h2>\n");
-    page.put(&percentiles(measured).to_svg());
-    page.put("<h2>Throughput and errors over time</h2>\n");
-    page.put(&throughput(summary).to_svg());
-    page.put("<h2>Latency over time</h2>\n");
-    page.put(&latency_over_time(summary).to_svg());
-    page.rates(summary);
-    page.counts("Errors", "kind", &summary.errors_by_kind, summary.requests);
-    page.counts("Statuses", "status", &summary.statuses, summary.requests);
-    page.targets(summary);
-    page.put(&format!("<footer>{CAVEATS}</footer>\n</body>\n</html>\n"));
+    page.push_text("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    page.push_text("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    page.push_text(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
+    page.push_text(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n"));
+    page.push_text(&format!("<h1>Load on {}</h1>\n", escape(&join_urls(&urls))));
+    page.push_text(&format!(
+        "<p class=\"setting\">{}</p>\n",
+        escape(&measured.describe_settings())
+    ));
+    page.write_figures(summary);
+    page.push_text("<h2>Latency by percentile</h2>\n");
+    page.push_text(&percentile_plot(measured).to_svg());
+    page.push_text("<h2>Throughput and errors over time</h2>\n");
+    page.push_text(&throughput_plot(summary).to_svg());
+    page.push_text("<h2>Latency over time</h2>\n");
+    page.push_text(&latency_over_time(summary).to_svg());
+    page.write_rates(summary);
+    page.write_counts("Errors", "kind", &summary.errors_by_kind, summary.requests);
+    page.write_counts("Statuses", "status", &summary.statuses, summary.requests);
+    page.write_targets(summary);
+    page.push_text(&format!("<footer>{CAVEATS}</footer>\n</body>\n</html>\n"));
     page.text
 }
 
-fn named(urls: &[&str]) -> String {
+fn join_urls(urls: &[&str]) -> String {
     match urls {
         [url] => (*url).to_owned(),
         urls => format!("{} targets", urls.len()),
@@ -44,41 +47,41 @@ struct Page {
 }
 
 impl Page {
-    fn put(&mut self, text: &str) {
+    fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
     /// Writes the key figures.
-    fn figures(&mut self, summary: &Summary) {
+    fn write_figures(&mut self, summary: &Summary) {
         let latency = summary.latency_us;
         let figures = [
             ("requests per second", format!("{:.0}", summary.rps)),
             ("requests", summary.requests.to_string()),
-            ("errors", share(summary.errors, summary.requests)),
-            ("p50", time(latency.p50)),
-            ("p99", time(latency.p99)),
-            ("p99.9", time(latency.p999)),
-            ("longest", time(latency.max)),
+            ("errors", format_share(summary.errors, summary.requests)),
+            ("p50", format_time(latency.p50)),
+            ("p99", format_time(latency.p99)),
+            ("p99.9", format_time(latency.p999)),
+            ("longest", format_time(latency.max)),
         ];
-        self.put("<dl class=\"figures\">\n");
+        self.push_text("<dl class=\"figures\">\n");
         for (name, figure) in figures {
             let wrong =
                 if name == "errors" && summary.errors > 0 { " class=\"wrong\"" } else { "" };
-            self.put(&format!("<div{wrong}><dt>{name}</dt><dd>{figure}</dd></div>\n"));
+            self.push_text(&format!("<div{wrong}><dt>{name}</dt><dd>{figure}</dd></div>\n"));
         }
-        self.put("</dl>\n");
+        self.push_text("</dl>\n");
     }
 
-    fn rates(&mut self, summary: &Summary) {
+    fn write_rates(&mut self, summary: &Summary) {
         let steps = match summary.steps.as_slice() {
             [] => std::slice::from_ref(summary),
             steps => steps,
         };
-        self.put("<h2>In numbers</h2>\n<div class=\"wide\"><table>\n<tr>");
+        self.push_text("<h2>In numbers</h2>\n<div class=\"wide\"><table>\n<tr>");
         for name in RATE_COLUMNS {
-            self.put(&format!("<th>{name}</th>"));
+            self.push_text(&format!("<th>{name}</th>"));
         }
-        self.put("</tr>\n");
+        self.push_text("</tr>\n");
         for step in steps {
             let latency = step.latency_us;
             let rate = step.rate.map_or("unlimited".to_owned(), |rate| format!("{rate:.0}/s"));
@@ -95,13 +98,13 @@ impl Page {
                 step.own_cpu_us_per_request,
             ];
             let errors = [step.errors.to_string()];
-            let cells = counts.into_iter().chain(errors).chain(times.map(time));
-            self.row(cells);
+            let cells = counts.into_iter().chain(errors).chain(times.map(format_time));
+            self.write_row(cells);
         }
-        self.put("</table></div>\n");
+        self.push_text("</table></div>\n");
     }
 
-    fn counts<'a>(
+    fn write_counts<'a>(
         &mut self,
         title: &str,
         name: &str,
@@ -112,43 +115,43 @@ impl Page {
         if counts.peek().is_none() {
             return;
         }
-        self.put(&format!("<h2>{title}</h2>\n<table>\n<tr><th>{name}</th>"));
-        self.put("<th>count</th><th>share</th></tr>\n");
+        self.push_text(&format!("<h2>{title}</h2>\n<table>\n<tr><th>{name}</th>"));
+        self.push_text("<th>count</th><th>share</th></tr>\n");
         for (name, count) in counts {
-            self.row([name.clone(), count.to_string(), share(*count, total)]);
+            self.write_row([name.clone(), count.to_string(), format_share(*count, total)]);
         }
-        self.put("</table>\n");
+        self.push_text("</table>\n");
     }
 
-    fn targets(&mut self, summary: &Summary) {
+    fn write_targets(&mut self, summary: &Summary) {
         if summary.targets.len() < 2 {
             return;
         }
-        self.put("<h2>Targets</h2>\n<div class=\"wide\"><table>\n");
-        self.put("<tr><th>URL</th><th>requests</th><th>errors</th></tr>\n");
+        self.push_text("<h2>Targets</h2>\n<div class=\"wide\"><table>\n");
+        self.push_text("<tr><th>URL</th><th>requests</th><th>errors</th></tr>\n");
         for target in &summary.targets {
             let [requests, errors] = [target.requests, target.errors].map(|n| n.to_string());
-            self.row([target.url.clone(), requests, errors]);
+            self.write_row([target.url.clone(), requests, errors]);
         }
-        self.put("</table></div>\n");
+        self.push_text("</table></div>\n");
     }
 
-    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.put("<tr>");
+    fn write_row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.push_text("<tr>");
         for cell in cells {
-            self.put(&format!("<td>{}</td>", escape(&cell)));
+            self.push_text(&format!("<td>{}</td>", escape(&cell)));
         }
-        self.put("</tr>\n");
+        self.push_text("</tr>\n");
     }
 }
 
 /// Plots latency over percentiles, with a logarithmic axis that gives the tail enough room.
-fn percentiles(measured: &Measured) -> Plot {
+fn percentile_plot(measured: &Measured) -> Plot {
     let count = measured.steps.len();
     let mut nines: f64 = 1.0;
     let (mut low, mut high) = (f64::MAX, 1.0_f64);
     for Step { report, .. } in &measured.steps {
-        let latency = report.total().latency;
+        let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
         };
@@ -157,7 +160,7 @@ fn percentiles(measured: &Measured) -> Plot {
         high = high.max(max.as_nanos() as f64 / 1e3);
     }
     let lines = measured.steps.iter().enumerate().map(|(index, Step { rate, report })| {
-        let latency = report.total().latency;
+        let latency = report.sum_targets().latency;
         let at = |nines: f64| {
             let part = 1.0 - 10_f64.powf(-nines);
             latency.quantile(part).map(|latency| (part, latency.as_nanos() as f64 / 1e3))
@@ -169,7 +172,7 @@ fn percentiles(measured: &Measured) -> Plot {
         let marks = PERCENTILES.iter().filter_map(|(label, part)| {
             let x = -(1.0 - part).log10();
             let (_, us) = at(x).filter(|_| x <= nines)?;
-            let text = format!("{label}: {}", time(Some(us)));
+            let text = format!("{label}: {}", format_time(Some(us)));
             Some(Mark { x, y: us.max(1.0).log10(), text })
         });
         Line {
@@ -187,24 +190,24 @@ fn percentiles(measured: &Measured) -> Plot {
     Plot {
         title: "Latency by percentile",
         x: Axis { label: "share of the requests", low: 0.0, high: nines, ticks: ticks.collect() },
-        y: Axis { label: "at most", ..Axis::latencies(low.min(high), high) },
+        y: Axis { label: "at most", ..Axis::latency_axis(low.min(high), high) },
         lines: lines.collect(),
     }
 }
 
-fn throughput(summary: &Summary) -> Plot {
+fn throughput_plot(summary: &Summary) -> Plot {
     let per_second = |instant: &Instant, count: u64| count as f64 / instant.length_s;
-    let shown = || shown(summary);
+    let shown = || plotted_intervals(summary);
     let line = |name: &str, class, count: fn(&Instant) -> u64| Line {
         name: name.to_owned(),
         class,
         strength: 1.0,
-        points: shown().map(|i| Some((middle(i), per_second(i, count(i))))).collect(),
+        points: shown().map(|i| Some((interval_middle(i), per_second(i, count(i))))).collect(),
         // Marks of intervals without errors would hide the axis.
         marks: shown()
             .filter(|i| class != "wrong" || count(i) > 0)
             .map(|i| Mark {
-                x: middle(i),
+                x: interval_middle(i),
                 y: per_second(i, count(i)),
                 text: format!("{:.1} s: {:.0} {name} per second", i.at_s, per_second(i, count(i))),
             })
@@ -228,36 +231,36 @@ fn latency_over_time(summary: &Summary) -> Plot {
         name: name.to_owned(),
         class,
         strength: 1.0,
-        points: shown(summary)
-            .map(|i| quantile(i).map(|us| (middle(i), us.max(1.0).log10())))
+        points: plotted_intervals(summary)
+            .map(|i| quantile(i).map(|us| (interval_middle(i), us.max(1.0).log10())))
             .collect(),
-        marks: shown(summary)
+        marks: plotted_intervals(summary)
             .filter_map(|i| {
                 let us = quantile(i)?;
-                let text = format!("{:.1} s: {name} {}", i.at_s, time(Some(us)));
-                Some(Mark { x: middle(i), y: us.max(1.0).log10(), text })
+                let text = format!("{:.1} s: {name} {}", i.at_s, format_time(Some(us)));
+                Some(Mark { x: interval_middle(i), y: us.max(1.0).log10(), text })
             })
             .collect(),
     };
     let lines =
         vec![line("p50", "one", |instant| instant.p50), line("p99", "two", |instant| instant.p99)];
-    let all = || shown(summary).flat_map(|i| [i.p50, i.p99]).flatten();
+    let all = || plotted_intervals(summary).flat_map(|i| [i.p50, i.p99]).flatten();
     let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(1.0, f64::max));
     Plot {
         title: "Latency over time",
         x: Axis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: Axis { label: "at most", ..Axis::latencies(low.min(high), high) },
+        y: Axis { label: "at most", ..Axis::latency_axis(low.min(high), high) },
         lines,
     }
 }
 
 /// Returns the intervals with enough measured time to divide by.
-fn shown(summary: &Summary) -> impl Iterator<Item = &Instant> {
+fn plotted_intervals(summary: &Summary) -> impl Iterator<Item = &Instant> {
     let longest = summary.timeline.iter().map(|instant| instant.length_s).fold(0.0, f64::max);
     summary.timeline.iter().filter(move |instant| instant.length_s > longest / 2.0)
 }
 
-fn middle(instant: &Instant) -> f64 {
+fn interval_middle(instant: &Instant) -> f64 {
     instant.at_s + instant.length_s / 2.0
 }
 

@@ -56,9 +56,9 @@ impl Axis {
         let high = high.max(f64::MIN_POSITIVE);
         let step = round_step(high / 5.0);
         let label_of = |at: f64| match at {
-            at if at >= 1e6 => format!("{}M", trimmed(at / 1e6)),
-            at if at >= 1e4 => format!("{}k", trimmed(at / 1e3)),
-            at => trimmed(at),
+            at if at >= 1e6 => format!("{}M", format_trimmed(at / 1e6)),
+            at if at >= 1e4 => format!("{}k", format_trimmed(at / 1e3)),
+            at => format_trimmed(at),
         };
         let ticks = (0..=(high / step) as u32).map(|index| {
             let at = f64::from(index) * step;
@@ -68,7 +68,7 @@ impl Axis {
     }
 
     /// Creates a logarithmic axis for a range of microseconds, in powers of ten.
-    pub(super) fn latencies(low_us: f64, high_us: f64) -> Self {
+    pub(super) fn latency_axis(low_us: f64, high_us: f64) -> Self {
         let low = low_us.max(1.0).log10().floor();
         let high = high_us.max(1.0).log10().ceil().max(low + 1.0);
         let label_of = |power: i32| match power {
@@ -86,7 +86,7 @@ impl Plot {
     /// Renders the plot.
     pub(super) fn to_svg(&self) -> String {
         let mut svg = String::new();
-        put(
+        push_escaped(
             &mut svg,
             &format!(
                 "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n",
@@ -110,8 +110,8 @@ impl Plot {
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for tick in &self.y.ticks {
             let y = self.y(tick.at);
-            put(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
-            put(
+            push_escaped(svg, &format!("<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>"));
+            push_escaped(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
@@ -121,11 +121,11 @@ impl Plot {
                 ),
             );
         }
-        put(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
+        push_escaped(svg, &format!("<path class=\"axis\" d=\"M{LEFT} {bottom}H{right}\"/>\n"));
         for tick in &self.x.ticks {
             let x = self.x(tick.at);
-            put(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
-            put(
+            push_escaped(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
+            push_escaped(
                 svg,
                 &format!(
                     "<text class=\"tick\" x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
@@ -134,7 +134,7 @@ impl Plot {
                 ),
             );
         }
-        put(
+        push_escaped(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{right}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
@@ -142,7 +142,7 @@ impl Plot {
                 escape(self.x.label)
             ),
         );
-        put(
+        push_escaped(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{LEFT}\" y=\"12\">{}</text>\n",
@@ -159,11 +159,11 @@ impl Plot {
                 command = 'M';
                 continue;
             };
-            put(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
+            push_escaped(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
             command = 'L';
         }
         let Line { class, strength, .. } = line;
-        put(
+        push_escaped(
             svg,
             &format!("<path class=\"line {class}\" opacity=\"{strength:.2}\" d=\"{path}\"/>\n"),
         );
@@ -172,7 +172,7 @@ impl Plot {
     fn draw_marks(&self, svg: &mut String, line: &Line) {
         let Line { class, strength, .. } = line;
         for mark in &line.marks {
-            put(
+            push_escaped(
                 svg,
                 &format!(
                     "<circle class=\"mark {class}\" opacity=\"{strength:.2}\" cx=\"{:.1}\" cy=\"{:.1}\" \
@@ -197,7 +197,7 @@ impl Plot {
         for (y, line) in ends {
             let y = y.max(free);
             free = y + NAME_HEIGHT;
-            put(
+            push_escaped(
                 svg,
                 &format!(
                     "<text class=\"name {}\" x=\"{}\" y=\"{:.1}\">{}</text>\n",
@@ -211,11 +211,11 @@ impl Plot {
     }
 
     fn x(&self, at: f64) -> f64 {
-        LEFT + place(&self.x, at) * (WIDTH - LEFT - RIGHT)
+        LEFT + axis_position(&self.x, at) * (WIDTH - LEFT - RIGHT)
     }
 
     fn y(&self, at: f64) -> f64 {
-        HEIGHT - BOTTOM - place(&self.y, at) * (HEIGHT - TOP - BOTTOM)
+        HEIGHT - BOTTOM - axis_position(&self.y, at) * (HEIGHT - TOP - BOTTOM)
     }
 }
 
@@ -236,7 +236,7 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Returns the position of a value on an axis, from 0 to 1.
-fn place(axis: &Axis, at: f64) -> f64 {
+fn axis_position(axis: &Axis, at: f64) -> f64 {
     ((at - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
 }
 
@@ -250,12 +250,12 @@ fn round_step(least: f64) -> f64 {
         .unwrap_or(10.0 * power)
 }
 
-fn trimmed(number: f64) -> String {
+fn format_trimmed(number: f64) -> String {
     let text = format!("{number:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn put(out: &mut String, text: &str) {
+fn push_escaped(out: &mut String, text: &str) {
     write!(out, "{text}").expect("writing to a String never fails");
 }
 
@@ -280,8 +280,11 @@ mod tests {
         assert_eq!(labels(&Axis::from_zero("", 150_000.0)), ["0", "50k", "100k", "150k"]);
         assert_eq!(labels(&Axis::from_zero("", 2.5)), ["0", "0.5", "1", "1.5", "2", "2.5"]);
         assert_eq!(labels(&Axis::from_zero("", 0.0)).first().unwrap(), "0");
-        assert_eq!(labels(&Axis::latencies(40.0, 2_500.0)), ["10 µs", "100 µs", "1 ms", "10 ms"]);
-        assert_eq!(labels(&Axis::latencies(1e6, 1e6)), ["1 s", "10 s"]);
+        assert_eq!(
+            labels(&Axis::latency_axis(40.0, 2_500.0)),
+            ["10 µs", "100 µs", "1 ms", "10 ms"]
+        );
+        assert_eq!(labels(&Axis::latency_axis(1e6, 1e6)), ["1 s", "10 s"]);
     }
 
     #[test]

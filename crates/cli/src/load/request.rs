@@ -53,7 +53,7 @@ impl LoadArgs {
     ///
     /// # Errors
     /// If a name does not resolve, or a body cannot be read.
-    pub(super) async fn requests(&self) -> anyhow::Result<Vec<Target>> {
+    pub(super) async fn build_requests(&self) -> anyhow::Result<Vec<Target>> {
         let proxy = match &self.proxy {
             None => None,
             Some(proxy) => {
@@ -62,7 +62,7 @@ impl LoadArgs {
                 Some(authority.resolve().await.context("the proxy")?)
             }
         };
-        let body = self.body()?;
+        let body = self.read_body()?;
         let hosts = self.header.iter().filter(|header| header.is_host());
         let host = hosts.map(|header| header.value.as_str()).next_back();
         let method = match (&self.method, &body) {
@@ -93,7 +93,7 @@ impl LoadArgs {
         Ok(targets)
     }
 
-    fn body(&self) -> anyhow::Result<Option<Vec<u8>>> {
+    fn read_body(&self) -> anyhow::Result<Option<Vec<u8>>> {
         Ok(match (&self.body, &self.body_file, self.body_size) {
             (Some(text), _, _) => Some(text.clone().into_bytes()),
             (_, Some(path), _) => Some(body::from_file(path)?),

@@ -22,30 +22,30 @@ use crate::{output, stop};
 /// # Errors
 /// [`WrongUsage`], and all errors that prevent the measurement.
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
-    let plan = args.plan().await?;
+    let plan = args.build_plan().await?;
     // An output file that cannot be written fails before the run, not after it.
     let page = args
         .html
         .as_ref()
         .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
     let page = page.transpose()?;
-    let measured = measure(&args, plan).await?;
-    let summary = Summary::of(&measured);
+    let measured = run_rates(&args, plan).await?;
+    let summary = Summary::from_measured(&measured);
     match args.output {
-        ReportFormat::Table => output::print(&table::render(&measured, &summary))?,
+        ReportFormat::Table => output::print_raw(&table::render(&measured, &summary))?,
         ReportFormat::Json => output::print_json(&summary)?,
-        ReportFormat::Csv => output::print(&csv::render(&summary))?,
+        ReportFormat::Csv => output::print_raw(&csv::render(&summary))?,
     }
     if let Some(mut page) = page {
         let text = page::render(&measured, &summary);
         page.write_all(text.as_bytes()).context("cannot write the page")?;
     }
-    Ok(verdict(&summary, args.max_errors))
+    Ok(exit_code(&summary, args.max_errors))
 }
 
 impl LoadArgs {
     /// Returns the plan, except for the pace.
-    async fn plan(&self) -> anyhow::Result<Plan> {
+    async fn build_plan(&self) -> anyhow::Result<Plan> {
         let protocol = self.protocol()?;
         let bounded = self.requests.is_some();
         let duration = self.step_duration.or(self.duration);
@@ -58,13 +58,13 @@ impl LoadArgs {
             requests: self.requests,
             timeout: self.timeout,
             seed: self.seed,
-            ..Plan::new(self.requests().await?)
+            ..Plan::new(self.build_requests().await?)
         })
     }
 }
 
 /// Runs the rates in turn, until all are done or a signal ends the run.
-async fn measure(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
+async fn run_rates(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
     let rates: Vec<Option<u32>> = match &args.rate {
         None => vec![None],
         Some(rates) => rates.0.iter().copied().map(Some).collect(),
@@ -85,14 +85,19 @@ async fn measure(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
             ..measured.plan.clone()
         };
         let mut live = Live::new(&plan, index, count);
-        let report = step(plan, args.threads, &stop, &mut live).await;
+        let report = run_step(plan, args.threads, &stop, &mut live).await;
         live.clear();
         measured.steps.push(Step { rate, report: report? });
     }
     Ok(measured)
 }
 
-async fn step(plan: Plan, threads: usize, ask: &Stop, live: &mut Live) -> anyhow::Result<Report> {
+async fn run_step(
+    plan: Plan,
+    threads: usize,
+    ask: &Stop,
+    live: &mut Live,
+) -> anyhow::Result<Report> {
     let (progress, mut counters) = watch::channel(Counters::default());
     let mut running = pin!(drive_on_threads(threads, plan, ask.clone(), progress));
     let mut signal = pin!(signal_after(Duration::ZERO));
@@ -110,22 +115,22 @@ async fn step(plan: Plan, threads: usize, ask: &Stop, live: &mut Live) -> anyhow
                 ask.stop();
                 signal.set(signal_after(SIGNAL_PAUSE));
             }
-            Ok(()) = counters.changed() => live.show(&counters.borrow_and_update()),
+            Ok(()) = counters.changed() => live.show_progress(&counters.borrow_and_update()),
         }
     }
 }
 
 /// Waits for a stop signal that arrives after a pause.
 async fn signal_after(pause: Duration) -> anyhow::Result<()> {
-    let signals = stop::signals()?;
+    let signals = stop::stop_signal()?;
     tokio::time::sleep(pause).await;
     drop(signals);
-    stop::signals()?.await;
+    stop::stop_signal()?.await;
     Ok(())
 }
 
 /// Returns the exit code: failure if all requests failed, or the share of errors exceeds the limit.
-fn verdict(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
+fn exit_code(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
     let share = summary.errors as f64 / summary.requests.max(1) as f64;
     let too_many = max_errors.is_some_and(|max| share > max);
     match summary.requests == summary.errors || too_many {

@@ -74,8 +74,8 @@ pub(super) struct TargetSummary {
 
 impl Summary {
     /// Summarizes the results, over all rates and for each.
-    pub(super) fn of(measured: &Measured) -> Self {
-        let connections = measured.plan.pace.connections();
+    pub(super) fn from_measured(measured: &Measured) -> Self {
+        let connections = measured.plan.pace.connection_count();
         let one = |step: &Step| Self::of_report(&step.report, step.rate, connections);
         let mut steps: Vec<Self> = measured.steps.iter().map(one).collect();
         if steps.len() == 1 {
@@ -89,57 +89,57 @@ impl Summary {
     }
 
     fn of_report(report: &Report, rate: Option<u32>, connections: usize) -> Self {
-        let total = report.total();
+        let total = report.sum_targets();
         let targets = report.targets.iter().map(|target| TargetSummary {
             url: target.name.clone(),
-            requests: target.requests(),
-            errors: target.requests() - target.successes(),
+            requests: target.request_count(),
+            errors: target.request_count() - target.success_count(),
         });
-        let statuses = total.statuses().map(|(status, count)| (status.to_string(), count));
+        let statuses = total.status_counts().map(|(status, count)| (status.to_string(), count));
         Self {
-            requests: total.requests(),
-            errors: total.requests() - total.successes(),
+            requests: total.request_count(),
+            errors: total.request_count() - total.success_count(),
             errors_by_kind: total.errors_by_kind().collect(),
             statuses: statuses.collect(),
             duration_s: report.elapsed.as_secs_f64(),
             rps: report.responses_per_second(),
-            latency_us: LatencyUs::of(&total.latency),
+            latency_us: LatencyUs::from_latency(&total.latency),
             bytes_in: report.bytes_received,
             bytes_out: report.bytes_sent,
             connections,
             rate: rate.map(f64::from),
             steps: Vec::new(),
-            timeline: timeline(report),
+            timeline: summarize_timeline(report),
             targets: targets.collect(),
-            own_cpu_us_per_request: report.cpu_per_request().map(microseconds),
+            own_cpu_us_per_request: report.cpu_per_request().map(to_microseconds),
         }
     }
 }
 
 impl LatencyUs {
-    fn of(latency: &Latency) -> Self {
-        let quantile = |part| latency.quantile(part).map(microseconds);
+    fn from_latency(latency: &Latency) -> Self {
+        let quantile = |part| latency.quantile(part).map(to_microseconds);
         Self {
-            min: latency.min().map(microseconds),
-            mean: latency.mean().map(microseconds),
+            min: latency.min().map(to_microseconds),
+            mean: latency.mean().map(to_microseconds),
             p50: quantile(0.5),
             p90: quantile(0.9),
             p95: quantile(0.95),
             p99: quantile(0.99),
             p999: quantile(0.999),
-            max: latency.max().map(microseconds),
+            max: latency.max().map(to_microseconds),
         }
     }
 }
 
-fn timeline(report: &Report) -> Vec<Instant> {
+fn summarize_timeline(report: &Report) -> Vec<Instant> {
     let interval = report.timeline.interval();
     let moments = report.timeline.moments().map(|moment| Instant {
         at_s: moment.at.as_secs_f64(),
         requests: moment.requests,
         errors: moment.errors,
-        p50: moment.p50.map(microseconds),
-        p99: moment.p99.map(microseconds),
+        p50: moment.p50.map(to_microseconds),
+        p99: moment.p99.map(to_microseconds),
         length_s: report.elapsed.saturating_sub(moment.at).min(interval).as_secs_f64(),
     });
     moments.collect()
@@ -158,6 +158,6 @@ fn one_after_the_other(steps: &[Summary]) -> Vec<Instant> {
     timeline
 }
 
-fn microseconds(duration: Duration) -> f64 {
+fn to_microseconds(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e3
 }

@@ -10,24 +10,24 @@ use crate::output::{Column, Format, Listing};
 pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
     let mut text = String::new();
     for target in &measured.plan.targets {
-        line(&mut text, &target.name);
+        append_line(&mut text, &target.name);
     }
-    line(&mut text, &measured.setting());
-    section(&mut text, rates(summary));
+    append_line(&mut text, &measured.describe_settings());
+    append_section(&mut text, rate_table(summary));
     if !summary.errors_by_kind.is_empty() {
-        section(&mut text, errors(summary));
+        append_section(&mut text, error_table(summary));
     }
     if summary.statuses.len() > 1 {
-        section(&mut text, statuses(summary));
+        append_section(&mut text, status_table(summary));
     }
     if summary.targets.len() > 1 {
-        section(&mut text, targets(summary));
+        append_section(&mut text, target_table(summary));
     }
     text
 }
 
 /// Formats a time in a suitable unit: `850 µs`, `12.3 ms`, `1.20 s`; a dash if absent.
-pub(super) fn time(microseconds: Option<f64>) -> String {
+pub(super) fn format_time(microseconds: Option<f64>) -> String {
     let Some(microseconds) = microseconds else {
         return "-".to_owned();
     };
@@ -45,11 +45,11 @@ pub(super) fn time(microseconds: Option<f64>) -> String {
 }
 
 /// Formats a share in percent.
-pub(super) fn share(count: u64, total: u64) -> String {
+pub(super) fn format_share(count: u64, total: u64) -> String {
     format!("{:.2} %", count as f64 * 100.0 / total.max(1) as f64)
 }
 
-fn rates(summary: &Summary) -> Listing {
+fn rate_table(summary: &Summary) -> Listing {
     let mut listing = Listing::new(if is_open(summary) { OPEN } else { CLOSED });
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
@@ -59,33 +59,37 @@ fn rates(summary: &Summary) -> Listing {
         let rate = step.rate.map(|rate| format!("{rate:.0}/s"));
         let counts =
             [step.requests.to_string(), format!("{:.0}/s", step.rps), step.errors.to_string()];
-        let times = times.into_iter().chain([step.own_cpu_us_per_request]).map(time);
-        listing.row(rate.into_iter().chain(counts).chain(times));
+        let times = times.into_iter().chain([step.own_cpu_us_per_request]).map(format_time);
+        listing.add_row(rate.into_iter().chain(counts).chain(times));
     }
     listing
 }
 
-fn errors(summary: &Summary) -> Listing {
+fn error_table(summary: &Summary) -> Listing {
     let mut listing = Listing::new(ERRORS);
     for (kind, count) in &summary.errors_by_kind {
-        listing.row([kind.clone(), count.to_string(), share(*count, summary.requests)]);
+        listing.add_row([kind.clone(), count.to_string(), format_share(*count, summary.requests)]);
     }
     listing
 }
 
-fn statuses(summary: &Summary) -> Listing {
+fn status_table(summary: &Summary) -> Listing {
     let mut listing = Listing::new(STATUSES);
     for (status, count) in &summary.statuses {
-        listing.row([status.clone(), count.to_string(), share(*count, summary.requests)]);
+        listing.add_row([
+            status.clone(),
+            count.to_string(),
+            format_share(*count, summary.requests),
+        ]);
     }
     listing
 }
 
-fn targets(summary: &Summary) -> Listing {
+fn target_table(summary: &Summary) -> Listing {
     let mut listing = Listing::new(TARGETS);
     for target in &summary.targets {
         let counts = [target.requests, target.errors].map(|count| count.to_string());
-        listing.row([target.url.clone()].into_iter().chain(counts));
+        listing.add_row([target.url.clone()].into_iter().chain(counts));
     }
     listing
 }
@@ -94,12 +98,12 @@ fn is_open(summary: &Summary) -> bool {
     summary.rate.is_some() || !summary.steps.is_empty()
 }
 
-fn section(text: &mut String, listing: Listing) {
-    line(text, "");
+fn append_section(text: &mut String, listing: Listing) {
+    append_line(text, "");
     text.push_str(&listing.render(Format::Table));
 }
 
-fn line(text: &mut String, line: &str) {
+fn append_line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("writing to a String never fails");
 }
 
@@ -153,7 +157,7 @@ mod tests {
             (Some(1_200_000.0), "1.20 s"),
             (None, "-"),
         ] {
-            assert_eq!(time(microseconds), text);
+            assert_eq!(format_time(microseconds), text);
         }
     }
 }

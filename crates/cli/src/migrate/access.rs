@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::terms::access_request;
 
 /// Converts to an `AccessPolicy`, or returns the reason why its meaning would differ.
-pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
+pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
     let TrafficTarget { name, destination, sources, rules } = target;
     let is_taken = objects
         .iter()
@@ -26,7 +26,7 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
     for rule in rules {
         match rule {
             TargetRule::Http { group, matches } => {
-                let found = find(objects, |object| match object {
+                let found = find_object(objects, |object| match object {
                     Object::HttpRouteGroup(it) if it.name == *group => Some(it),
                     _ => None,
                 });
@@ -40,12 +40,12 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
                 }
             }
             TargetRule::Tcp { route } => {
-                let found = find(objects, |object| match object {
+                let found = find_object(objects, |object| match object {
                     Object::TcpRoute(it) if it.name == *route => Some(it),
                     _ => None,
                 });
                 let route: &TcpRoute = found.ok_or_else(|| format!("no TCPRoute {route}"))?;
-                allow.push(opened(objects, target, (route, &from))?);
+                allow.push(tcp_rule(objects, target, (route, &from))?);
             }
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn policy(objects: &[&Object], target: &TrafficTarget) -> Result<Valu
 
 /// Returns the rule that opens the ports of a `TCPRoute`. It also admits HTTP, so the meaning is equal only if
 /// no workload serves HTTP on these ports.
-fn opened(
+fn tcp_rule(
     objects: &[&Object],
     target: &TrafficTarget,
     (route, from): (&TcpRoute, &[Value]),
@@ -96,7 +96,7 @@ fn opened(
     })
 }
 
-fn find<'a, T>(objects: &[&'a Object], is: impl Fn(&'a Object) -> Option<T>) -> Option<T> {
+fn find_object<'a, T>(objects: &[&'a Object], is: impl Fn(&'a Object) -> Option<T>) -> Option<T> {
     objects.iter().find_map(|object| is(object))
 }
 

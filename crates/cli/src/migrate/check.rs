@@ -44,11 +44,12 @@ impl CheckArgs {
         let (documents, unread): (_, Vec<Unread>) = match self.file.is_empty() {
             false => (document::read(&self.file, &self.namespace)?, Vec::new()),
             true => cluster::run(async {
-                let client = cluster::client(self.context.as_deref()).await?;
+                let client = cluster::connect_to_context(self.context.as_deref()).await?;
                 living::read(&client).await
             })?,
         };
-        let report = Report::of(&documents, &rewrite(&documents, &self.namespace)).with(unread);
+        let report = Report::from_fates(&documents, &rewrite(&documents, &self.namespace))
+            .with_unread(unread);
         match self.output {
             CheckFormat::Text => output::print_text(&report.to_text())?,
             CheckFormat::Json => output::print_json(&report.entries())?,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use leno_model::{Egress, Object};
-use leno_registry::{FileSource, Rejected, outline, read_str};
+use leno_registry::{FileSource, Rejected, outline_document, read_str};
 
 use super::published::Item;
 use super::{mesh_config, published};
@@ -67,7 +67,7 @@ impl Document {
     pub(super) fn may_keep_out(&self) -> bool {
         match &self.found {
             Found::Object(_) | Found::Comments => false,
-            Found::Published(item) => published::limits(item),
+            Found::Published(item) => published::is_limit(item),
             Found::Settings { others, .. } => others.iter().any(|it| it.contains(ASKS_ANOTHER)),
             Found::Unread { may_keep_out, .. } => *may_keep_out,
         }
@@ -105,7 +105,7 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
     let mut reading = Reading::default();
     let mut targets: Vec<PathBuf> = Vec::new();
     for path in paths {
-        for file in files(path)? {
+        for file in find_files(path)? {
             let target = match file.strip_prefix(path) {
                 Ok(below) if !below.as_os_str().is_empty() => below.to_owned(),
                 _ => file.file_name().map(PathBuf::from).context("a file has a name")?,
@@ -122,7 +122,7 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
             reading.read(&file, &target, &text, namespace);
         }
     }
-    reading.finish()
+    reading.into_documents()
 }
 
 /// Reads all documents of one text, in order.
@@ -132,7 +132,7 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
 pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<Document>> {
     let mut reading = Reading::default();
     reading.read(Path::new("text"), Path::new("text"), text, namespace);
-    reading.finish()
+    reading.into_documents()
 }
 
 /// The documents of the files so far, and the problems.
@@ -145,9 +145,9 @@ struct Reading {
 impl Reading {
     /// Reads one file; its documents go to the output file `target`.
     fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
-        for (line, text) in split(text) {
-            let place = format!("{}:{line}", output::line(&file.display()));
-            let items = published::items(text);
+        for (line, text) in split_documents(text) {
+            let place = format!("{}:{line}", output::format_line(&file.display()));
+            let items = published::parse_items(text);
             if !items.is_empty() {
                 let place = (place, target.to_owned());
                 let read = items.into_iter().map(|item| read_item(item, namespace, &place));
@@ -170,7 +170,7 @@ impl Reading {
         }
     }
 
-    fn finish(self) -> anyhow::Result<Vec<Document>> {
+    fn into_documents(self) -> anyhow::Result<Vec<Document>> {
         let Self { documents, refused } = self;
         if !refused.is_empty() {
             bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
@@ -193,8 +193,8 @@ fn read_item(
 }
 
 /// Returns the files of a path, like every other command.
-fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let found = FileSource::files(path);
+fn find_files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let found = FileSource::list_files(path);
     if found.is_empty() {
         bail!("{} has no YAML files, or is not readable", path.display());
     }
@@ -208,8 +208,8 @@ fn read_one(
     text: &str,
     whence: Whence,
 ) -> Result<Option<(String, Found)>, String> {
-    let name = output::line(&file.display());
-    let values = outline(text);
+    let name = output::format_line(&file.display());
+    let values = outline_document(text);
     let value = |path: &str| {
         let found = values.iter().flatten().find(|(known, _)| known == path);
         found.map(|(_, value)| value.as_str())
@@ -219,7 +219,7 @@ fn read_one(
     }
     let (mut objects, rejected) = read_str(&name, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
-        let title = object.key().to_string();
+        let title = object.object_key().to_string();
         return Ok(Some((title, Found::Object(Box::new(object)))));
     }
     if rejected.is_empty() {
@@ -274,7 +274,7 @@ fn read_one(
 }
 
 /// Splits a text into documents at lines that begin with `---`, each with its first line number.
-fn split(text: &str) -> Vec<(usize, &str)> {
+fn split_documents(text: &str) -> Vec<(usize, &str)> {
     let mut documents = Vec::new();
     let (mut begin, mut first, mut at) = (0, 1, 0);
     for (line, number) in text.split_inclusive('\n').zip(1..) {
@@ -340,7 +340,7 @@ const CLUSTER: &str = "in the cluster";
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Whence, is_foreign, read_one, split};
+    use super::{Found, Whence, is_foreign, read_one, split_documents};
 
     #[test]
     fn domains_of_other_meshes_are_known_with_all_below_them() {
@@ -375,7 +375,7 @@ mod tests {
             ("a: ---x\n---x: 1\n", &[(1, "a: ---x\n---x: 1\n")]),
             ("", &[]),
         ] {
-            assert_eq!(split(text), expected, "{text:?}");
+            assert_eq!(split_documents(text), expected, "{text:?}");
         }
     }
 }

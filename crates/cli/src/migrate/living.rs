@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::document::{Document, is_foreign};
 use super::report::Unread;
-use crate::cluster::plain;
+use crate::cluster::format_api_error;
 use crate::yaml;
 
 /// Reads all objects in the API groups of other meshes, the services that their rules reference, and unused
@@ -24,7 +24,7 @@ use crate::yaml;
 /// If the API server does not answer or rejects a request, or if an object of a native kind is rejected.
 pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<Unread>)> {
     let discovered = Discovery::new(client.clone()).run().await;
-    let discovered = discovered.map_err(|error| plain(ApiError::from(error)))?;
+    let discovered = discovered.map_err(|error| format_api_error(ApiError::from(error)))?;
     let mut documents = Vec::new();
     for group in discovered.groups().filter(|group| is_foreign(group.name())) {
         for (resource, capabilities) in group.recommended_resources() {
@@ -32,27 +32,31 @@ pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<
                 continue;
             }
             let is_cluster_wide = capabilities.scope == Scope::Cluster;
-            for object in all(client, &resource).await? {
-                documents.extend(document(object, &resource, is_cluster_wide)?);
+            for object in list_objects(client, &resource).await? {
+                documents.extend(to_document(object, &resource, is_cluster_wide)?);
             }
         }
     }
     // The ports of a service determine the conversion of a split.
     let services = ApiResource::erase::<Service>(&());
-    for object in all(client, &services).await? {
+    for object in list_objects(client, &services).await? {
         // An unreadable service does not belong to other meshes.
-        documents.extend(document(object, &services, false).ok().flatten());
+        documents.extend(to_document(object, &services, false).ok().flatten());
     }
-    Ok((documents, marks(client).await?))
+    Ok((documents, list_foreign_marks(client).await?))
 }
 
 /// Lists all objects of a kind, page by page.
-async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<DynamicObject>> {
-    let api = ObjectApi::dynamic(client.clone(), None, resource).map_err(plain)?;
+async fn list_objects(
+    client: &Client,
+    resource: &ApiResource,
+) -> anyhow::Result<Vec<DynamicObject>> {
+    let api =
+        ObjectApi::for_dynamic_kind(client.clone(), None, resource).map_err(format_api_error)?;
     let mut found = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let listed = api.list(&page).await.map_err(plain)?;
+        let listed = api.list(&page).await.map_err(format_api_error)?;
         found.extend(listed.items);
         if found.len() > OBJECTS_MAX {
             anyhow::bail!(
@@ -68,7 +72,7 @@ async fn all(client: &Client, resource: &ApiResource) -> anyhow::Result<Vec<Dyna
 }
 
 /// Returns an object as its author wrote it, without the fields of the API server.
-fn document(
+fn to_document(
     object: DynamicObject,
     resource: &ApiResource,
     is_cluster_wide: bool,
@@ -90,10 +94,10 @@ fn document(
 }
 
 /// Lists the annotations and labels of other meshes, with their locations.
-async fn marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
+async fn list_foreign_marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    collect::<Namespace>(client, "Namespace", &mut found).await?;
-    collect::<Pod>(client, "Pod", &mut found).await?;
+    collect_marks::<Namespace>(client, "Namespace", &mut found).await?;
+    collect_marks::<Pod>(client, "Pod", &mut found).await?;
     let unread = found.into_iter().map(|(mark, places)| {
         let more = places.len().saturating_sub(PLACES_MAX);
         let mut place = places.into_iter().take(PLACES_MAX).collect::<Vec<_>>().join(", ");
@@ -106,7 +110,7 @@ async fn marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
     Ok(unread.collect())
 }
 
-async fn collect<K>(
+async fn collect_marks<K>(
     client: &Client,
     kind: &str,
     found: &mut BTreeMap<String, Vec<String>>,
@@ -114,10 +118,10 @@ async fn collect<K>(
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
-    let api: ObjectApi<K> = ObjectApi::all(client.clone());
+    let api: ObjectApi<K> = ObjectApi::for_all_namespaces(client.clone());
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let listed = api.list_metadata(&page).await.map_err(plain)?;
+        let listed = api.list_metadata(&page).await.map_err(format_api_error)?;
         for PartialObjectMeta { metadata, .. } in listed.items {
             let name = metadata.name.unwrap_or_default();
             let place = match metadata.namespace {
@@ -198,7 +202,7 @@ mod tests {
         let version =
             kube::core::GroupVersionKind::gvk("policy.openservicemesh.io", "v1alpha1", "Egress");
         let resource = ApiResource::from_gvk(&version);
-        let document = document(object, &resource, false).unwrap().unwrap();
+        let document = to_document(object, &resource, false).unwrap().unwrap();
         assert!(document.object().is_some());
         assert!(!document.text.contains("status") && !document.text.contains("uid"));
     }

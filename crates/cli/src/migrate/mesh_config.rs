@@ -36,14 +36,14 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
     let others = unheeded
         .chain(lists)
         .chain(gateway)
-        .filter(|(field, _)| asks(values, field))
+        .filter(|(field, _)| is_enabled(values, field))
         .chain(switched_off)
         .map(|(field, remedy)| format!("{field}: {remedy}"));
     Some(Found::Settings { permissive, egress, others: others.collect() })
 }
 
 /// True if a field, or a field below it, enables something.
-fn asks(values: &[(String, String)], field: &str) -> bool {
+fn is_enabled(values: &[(String, String)], field: &str) -> bool {
     let below = |path: &str| {
         let rest = path.strip_prefix(field);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
@@ -53,7 +53,7 @@ fn asks(values: &[(String, String)], field: &str) -> bool {
 }
 
 /// Returns the equivalent native MeshConfig.
-pub(super) fn native(permissive: bool, egress: Egress) -> Value {
+pub(super) fn native_config(permissive: bool, egress: Egress) -> Value {
     let mode = if permissive { "permissive" } else { "strict" };
     json!({
         "apiVersion": "leno.dev/v1alpha1",
@@ -71,12 +71,12 @@ const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
 mod tests {
     use super::*;
 
-    fn lost(spec: &str, whence: Whence) -> Vec<String> {
+    fn lost_fields(spec: &str, whence: Whence) -> Vec<String> {
         let text = format!(
             "apiVersion: config.openservicemesh.io/v1alpha2\nkind: MeshConfig\n\
              metadata: {{name: osm-mesh-config}}\nspec: {spec}\n"
         );
-        match read(&leno_registry::outline(&text).unwrap(), whence) {
+        match read(&leno_registry::outline_document(&text).unwrap(), whence) {
             Some(Found::Settings { others, .. }) => {
                 let field = |it: &String| it.split(": ").next().unwrap().to_owned();
                 others.iter().map(field).collect()
@@ -92,7 +92,7 @@ mod tests {
                     observability: {osmLogLevel: info, tracing: {enable: false, port: 9411}}, \
                     sidecar: {resources: {}, maxDataPlaneConnections: 0}, \
                     certificate: {certKeyBitSize: 2048}}";
-        assert_eq!(lost(spec, Whence::File), [""; 0]);
+        assert_eq!(lost_fields(spec, Whence::File), [""; 0]);
     }
 
     #[test]
@@ -102,15 +102,15 @@ mod tests {
                     certificate: {ingressGateway: {secret: {name: a, namespace: b}}}}";
         let both =
             ["spec.traffic.inboundExternalAuthorization.enable", "spec.sidecar.cipherSuites"];
-        assert_eq!(lost(spec, Whence::Cluster), both);
+        assert_eq!(lost_fields(spec, Whence::Cluster), both);
         let list = "spec.traffic.outboundPortExclusionList";
         let gateway = "spec.certificate.ingressGateway";
-        assert_eq!(lost(spec, Whence::File), [both[0], both[1], list, gateway]);
+        assert_eq!(lost_fields(spec, Whence::File), [both[0], both[1], list, gateway]);
     }
 
     #[test]
     fn what_is_switched_off_and_holds_here_is_reported() {
         let spec = "{featureFlags: {enableEgressPolicy: false, enableIngressBackendPolicy: true}}";
-        assert_eq!(lost(spec, Whence::File), ["spec.featureFlags.enableEgressPolicy"]);
+        assert_eq!(lost_fields(spec, Whence::File), ["spec.featureFlags.enableEgressPolicy"]);
     }
 }

@@ -4,7 +4,7 @@ mod group;
 mod rule;
 
 use leno_model::Object;
-use leno_registry::{outline, read_str};
+use leno_registry::{outline_document, read_str};
 use serde_json::{Value, json};
 
 use super::document::Found;
@@ -24,8 +24,8 @@ pub(super) struct Item {
 ///
 /// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
 /// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
-pub(super) fn items(text: &str) -> Vec<Item> {
-    let Some(values) = outline(text) else { return Vec::new() };
+pub(super) fn parse_items(text: &str) -> Vec<Item> {
+    let Some(values) = outline_document(text) else { return Vec::new() };
     if values.iter().any(|(path, _)| path == "apiVersion") {
         return Vec::new();
     }
@@ -75,7 +75,7 @@ fn is_key(text: &str) -> bool {
 /// # Errors
 /// The problems, if it is a supported rule that is rejected.
 pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found), String> {
-    let Some(wrapped) = wrapped(&item, namespace) else {
+    let Some(wrapped) = wrap_item(&item, namespace) else {
         let title = format!("item {}", item.key);
         return Ok((title, format!("{}:\n{}", item.key, item.content), Found::Published(item)));
     };
@@ -83,7 +83,7 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
     let (mut objects, rejected) = read_str("item", &text);
     match (objects.pop(), rejected.is_empty()) {
         (Some((object, _)), true) => {
-            Ok((object.key().to_string(), text, Found::Object(Box::new(object))))
+            Ok((object.object_key().to_string(), text, Found::Object(Box::new(object))))
         }
         _ => {
             let reported = rejected.iter().map(|refusal| {
@@ -96,7 +96,7 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
 }
 
 /// Returns the object that wraps an item, if Leno reads the item unchanged.
-fn wrapped(item: &Item, namespace: &str) -> Option<Value> {
+fn wrap_item(item: &Item, namespace: &str) -> Option<Value> {
     let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
     let is_route = routes.iter().any(|known| {
         let rest = item.key.strip_prefix(known);
@@ -135,17 +135,22 @@ fn name_of(text: &str) -> String {
 }
 
 /// Converts an item about traffic; items of one scene belong together.
-pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace: &str) -> Fate {
+pub(super) fn convert_item(
+    items: &[&Item],
+    objects: &[&Object],
+    item: &Item,
+    namespace: &str,
+) -> Fate {
     if let Some(why) = rule::of_another_switch(&item.key) {
         return Fate::Lost(why);
     }
-    let Some((family, scope)) = parts(item) else {
+    let Some((family, scope)) = split_key(item) else {
         return Fate::Lost("unknown key, and without a scene".to_owned());
     };
-    let of_scope = || items.iter().filter(|it| parts(it).is_some_and(|(_, it)| it == scope));
+    let of_scope = || items.iter().filter(|it| split_key(it).is_some_and(|(_, it)| it == scope));
     if family == "matchGroup" {
         let others = of_scope().filter(|it| it.key != item.key);
-        let mut fates = others.map(|it| fate(items, objects, it, namespace));
+        let mut fates = others.map(|it| convert_item(items, objects, it, namespace));
         return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
             true => Fate::Dropped("its conditions are part of the converted rules of its scene"),
             false => Fate::Lost("no rule of its scene is converted".to_owned()),
@@ -158,8 +163,10 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
     };
     let written = group::read(&matches.content)
         .map_err(|why| format!("{}: {why}", matches.key))
-        .and_then(|group| rule::native(family, (&name_of(scope), namespace), &group, &item.content))
-        .and_then(|written| conflicts(items, objects, item, written));
+        .and_then(|group| {
+            rule::convert_rule(family, (&name_of(scope), namespace), &group, &item.content)
+        })
+        .and_then(|written| reject_conflict(items, objects, item, written));
     match written {
         Ok((object, difference)) => Fate::Nearly(vec![object], vec![difference]),
         Err(why) => Fate::Lost(why),
@@ -167,20 +174,23 @@ pub(super) fn fate(items: &[&Item], objects: &[&Object], item: &Item, namespace:
 }
 
 /// Rejects a second policy of one kind for a service, as only one of them applies.
-fn conflicts(
+fn reject_conflict(
     items: &[&Item],
     objects: &[&Object],
     item: &Item,
     written: (Value, &'static str),
 ) -> Result<(Value, &'static str), String> {
     let kind = written.0["kind"].as_str().unwrap_or_default();
-    let family = parts(item).map(|(family, _)| family);
-    let other = items.iter().find(|it| it.key != item.key && parts(it).map(|it| it.0) == family);
+    let family = split_key(item).map(|(family, _)| family);
+    let other =
+        items.iter().find(|it| it.key != item.key && split_key(it).map(|it| it.0) == family);
     if let Some(other) = other {
         return Err(format!("{} is a second one: write one {kind} for both manually", other.key));
     }
     let conflict = objects.iter().find_map(|object| match object {
-        Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => Some(object.key()),
+        Object::ServicePolicy(policy) if policy.name.kind.as_str() == kind => {
+            Some(object.object_key())
+        }
         _ => None,
     });
     match conflict {
@@ -192,13 +202,13 @@ fn conflicts(
 }
 
 /// Splits a key into family and scene.
-fn parts(item: &Item) -> Option<(&str, &str)> {
+fn split_key(item: &Item) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }
 
 /// True if an item is a rule that limits incoming requests.
-pub(super) fn limits(item: &Item) -> bool {
-    parts(item).is_some_and(|(family, _)| LIMITING.contains(&family))
+pub(super) fn is_limit(item: &Item) -> bool {
+    split_key(item).is_some_and(|(family, _)| LIMITING.contains(&family))
 }
 
 /// The families with rules that reject requests.
@@ -207,7 +217,7 @@ const REMOVAL: &str = "sermant.removal.config";
 
 #[cfg(test)]
 mod tests {
-    use super::{Item, items, name_of};
+    use super::{Item, name_of, parse_items};
 
     #[test]
     fn items_are_found_as_they_lie() {
@@ -228,7 +238,7 @@ mod tests {
             ("key: other\nvalue: 'a: 1'\n", Vec::new()),
             ("apiVersion: v1\nkey: servicecomb.rateLimiting.a\nvalue: 'a: 1'\n", Vec::new()),
         ] {
-            assert_eq!(items(text), expected, "{text}");
+            assert_eq!(parse_items(text), expected, "{text}");
         }
     }
 

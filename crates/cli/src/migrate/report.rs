@@ -46,7 +46,7 @@ enum Outcome {
 pub(super) struct Report(Vec<Entry>);
 
 impl Report {
-    pub(super) fn of(documents: &[Document], fates: &[Fate]) -> Self {
+    pub(super) fn from_fates(documents: &[Document], fates: &[Fate]) -> Self {
         let mut entries = Vec::new();
         for (document, fate) in documents.iter().zip(fates) {
             if matches!(document.found, Found::Comments) {
@@ -60,7 +60,8 @@ impl Report {
                 reasons,
                 widens: false,
             };
-            let names = |objects: &[serde_json::Value]| objects.iter().map(yaml::name).collect();
+            let names =
+                |objects: &[serde_json::Value]| objects.iter().map(yaml::object_name).collect();
             let one = |why: &str| vec![why.to_owned()];
             entries.push(match fate {
                 Fate::Native => entry(Outcome::Native, Vec::new(), Vec::new()),
@@ -89,7 +90,7 @@ impl Report {
     }
 
     /// Adds findings outside documents.
-    pub(super) fn with(mut self, unread: Vec<Unread>) -> Self {
+    pub(super) fn with_unread(mut self, unread: Vec<Unread>) -> Self {
         self.0.extend(unread.into_iter().map(|Unread { object, place, why }| Entry {
             object,
             place,
@@ -109,7 +110,7 @@ impl Report {
 
     /// True if no rule is dropped.
     pub(super) fn keeps_all(&self) -> bool {
-        self.count(Outcome::NotKept) == 0
+        self.count_outcome(Outcome::NotKept) == 0
     }
 
     /// Returns the entries, for programs.
@@ -117,13 +118,13 @@ impl Report {
         &self.0
     }
 
-    fn count(&self, outcome: Outcome) -> usize {
+    fn count_outcome(&self, outcome: Outcome) -> usize {
         self.0.iter().filter(|entry| entry.outcome == outcome).count()
     }
 
     /// Formats the report for people, identical before and after the files are written.
     pub(super) fn to_text(&self) -> String {
-        let changed = self.count(Outcome::Changed);
+        let changed = self.count_outcome(Outcome::Changed);
         let but = match changed {
             0 => String::new(),
             1 => " (1 differs in rare cases)".to_owned(),
@@ -131,17 +132,17 @@ impl Report {
         };
         let mut text = String::new();
         for entry in &self.0 {
-            let Some(line) = entry.line() else { continue };
+            let Some(line) = entry.report_line() else { continue };
             let wider = if entry.widens { WIDENS } else { "" };
             text.extend([&*line, wider, "\n"]);
         }
         text.push_str(&format!(
             "{} native already, {} rewritten{but}, {} not needed, {} left as they are, {} not kept\n",
-            self.count(Outcome::Native),
-            self.count(Outcome::Rewritten) + changed,
-            self.count(Outcome::NotNeeded),
-            self.count(Outcome::Left),
-            self.count(Outcome::NotKept),
+            self.count_outcome(Outcome::Native),
+            self.count_outcome(Outcome::Rewritten) + changed,
+            self.count_outcome(Outcome::NotNeeded),
+            self.count_outcome(Outcome::Left),
+            self.count_outcome(Outcome::NotKept),
         ));
         text
     }
@@ -149,7 +150,7 @@ impl Report {
 
 impl Entry {
     /// Returns the line of a document that is not native.
-    fn line(&self) -> Option<String> {
+    fn report_line(&self) -> Option<String> {
         let (becomes, why) = (self.becomes.join(" and "), self.reasons.join("; "));
         Some(match self.outcome {
             Outcome::Native => return None,

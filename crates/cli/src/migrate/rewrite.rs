@@ -48,15 +48,17 @@ pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
             }
             Found::Settings { permissive, egress, .. } => {
                 has_config = true;
-                Fate::Rewritten(vec![mesh_config::native(*permissive, *egress)])
+                Fate::Rewritten(vec![mesh_config::native_config(*permissive, *egress)])
             }
-            Found::Published(item) => match published::fate(&items, &objects, item, namespace) {
-                Fate::Nearly(objects, differences) => match readable(&objects) {
-                    Ok(()) => Fate::Nearly(objects, differences),
-                    Err(why) => Fate::Lost(why),
-                },
-                fate => fate,
-            },
+            Found::Published(item) => {
+                match published::convert_item(&items, &objects, item, namespace) {
+                    Fate::Nearly(objects, differences) => match validate_converted(&objects) {
+                        Ok(()) => Fate::Nearly(objects, differences),
+                        Err(why) => Fate::Lost(why),
+                    },
+                    fate => fate,
+                }
+            }
             Found::Unread { why, .. } => Fate::Lost(why.clone()),
             Found::Comments => Fate::Native,
         })
@@ -69,8 +71,8 @@ pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
 
 fn of_object(objects: &[&Object], object: &Object) -> Fate {
     let outcome = match object {
-        Object::TrafficTarget(target) => access::policy(objects, target).map(|it| vec![it]),
-        Object::TrafficSplit(split) => split::routes(objects, split),
+        Object::TrafficTarget(target) => access::convert_target(objects, target).map(|it| vec![it]),
+        Object::TrafficSplit(split) => split::convert_split(objects, split),
         // Their content is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
             // Corrected below, for references from unconverted documents.
@@ -79,16 +81,16 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
                 referenced it",
             );
         }
-        Object::ServicePolicy(policy) => match setting::policies(objects, policy) {
+        Object::ServicePolicy(policy) => match setting::convert_policy(objects, policy) {
             Some(outcome) => outcome,
             None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
                 Err("an OutlierRemoval has another algorithm: write one manually".to_owned())
             }
             None => return Fate::Native,
         },
-        Object::SermantRouteRule(item) => match sermant::native(objects, item) {
+        Object::SermantRouteRule(item) => match sermant::convert_item(objects, item) {
             Ok(Native { objects, differences }) if !differences.is_empty() => {
-                return match readable(&objects) {
+                return match validate_converted(&objects) {
                     Ok(()) => Fate::Nearly(objects, differences),
                     Err(why) => Fate::Left(why),
                 };
@@ -100,19 +102,19 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         }
         _ => return Fate::Native,
     };
-    match outcome.and_then(|written| readable(&written).map(|()| written)) {
+    match outcome.and_then(|written| validate_converted(&written).map(|()| written)) {
         Ok(written) => Fate::Rewritten(written),
         Err(why) => Fate::Left(why),
     }
 }
 
 /// Validates converted objects: if native kinds have narrower bounds, the original stays.
-fn readable(written: &[Value]) -> Result<(), String> {
+fn validate_converted(written: &[Value]) -> Result<(), String> {
     for object in written {
         let (_, rejected) = read_str("new", &yaml::write(object));
         if let Some(refusal) = rejected.first() {
             let field = refusal.at.field.as_deref().unwrap_or_default();
-            return Err(format!("{}: {field}: {}", yaml::name(object), refusal.problem));
+            return Err(format!("{}: {field}: {}", yaml::object_name(object), refusal.problem));
         }
     }
     Ok(())
@@ -123,10 +125,10 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
     let kept = documents.iter().zip(fates.iter());
     let kept = kept.filter(|(_, fate)| matches!(fate, Fate::Native | Fate::Left(_)));
     let mut taken: BTreeSet<String> =
-        kept.filter_map(|(it, _)| Some(it.object()?.key().to_string())).collect();
+        kept.filter_map(|(it, _)| Some(it.object()?.object_key().to_string())).collect();
     for (document, fate) in documents.iter().zip(fates) {
         let (Fate::Rewritten(objects) | Fate::Nearly(objects, _)) = &*fate else { continue };
-        let names: Vec<String> = objects.iter().map(yaml::name).collect();
+        let names: Vec<String> = objects.iter().map(yaml::object_name).collect();
         match names.iter().find(|name| taken.contains(*name)) {
             Some(name) => {
                 let why = format!("it would become a second {name}");
@@ -145,8 +147,8 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
         let both = documents.iter().zip(fates.iter());
         both.filter(|(_, fate)| matches!(fate, Fate::Left(_))).filter_map(|(it, _)| it.object())
     };
-    let groups: Vec<RouteGroupName> = left().flat_map(groups).collect();
-    let routes: Vec<TcpRouteName> = left().flat_map(routes).collect();
+    let groups: Vec<RouteGroupName> = left().flat_map(referenced_groups).collect();
+    let routes: Vec<TcpRouteName> = left().flat_map(referenced_routes).collect();
     for (document, fate) in documents.iter().zip(fates) {
         let is_used = match document.object() {
             Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
@@ -166,8 +168,8 @@ fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
         return;
     }
     let read = || documents.iter().filter_map(Document::object);
-    let groups: Vec<RouteGroupName> = read().flat_map(groups).collect();
-    let routes: Vec<TcpRouteName> = read().flat_map(routes).collect();
+    let groups: Vec<RouteGroupName> = read().flat_map(referenced_groups).collect();
+    let routes: Vec<TcpRouteName> = read().flat_map(referenced_routes).collect();
     for (document, fate) in documents.iter().zip(fates) {
         let is_used = match document.object() {
             Some(Object::HttpRouteGroup(group)) => groups.contains(&group.name),
@@ -180,7 +182,7 @@ fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
     }
 }
 
-fn groups(object: &Object) -> Vec<RouteGroupName> {
+fn referenced_groups(object: &Object) -> Vec<RouteGroupName> {
     match object {
         Object::TrafficTarget(TrafficTarget { rules, .. }) => rules
             .iter()
@@ -196,7 +198,7 @@ fn groups(object: &Object) -> Vec<RouteGroupName> {
     }
 }
 
-fn routes(object: &Object) -> Vec<TcpRouteName> {
+fn referenced_routes(object: &Object) -> Vec<TcpRouteName> {
     let Object::TrafficTarget(target) = object else { return Vec::new() };
     let routes = target.rules.iter().filter_map(|rule| match rule {
         TargetRule::Tcp { route } => Some(route.clone()),

@@ -8,8 +8,8 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use self::native::{Differences, lanes, rules};
-use self::write::{lane_rule, otherwise, preference, rule};
+use self::native::{Differences, convert_lanes, convert_rules};
+use self::write::{lane_rule, write_fallbacks, write_preference, write_rule};
 
 /// The equivalent objects, and their remaining differences.
 pub(super) struct Native {
@@ -18,11 +18,11 @@ pub(super) struct Native {
 }
 
 /// Converts to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
-pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Native, String> {
+pub(super) fn convert_item(objects: &[&Object], item: &SermantRouteRule) -> Result<Native, String> {
     let mut differences = Differences::default();
     let mut written = Vec::new();
     for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
-        if let Some(conflict) = conflict(objects, item, scope) {
+        if let Some(conflict) = find_conflict(objects, item, scope) {
             return Err(conflict);
         }
         let name = match (scope, item.entries.len()) {
@@ -37,11 +37,11 @@ pub(super) fn native(objects: &[&Object], item: &SermantRouteRule) -> Result<Nat
                 "spec": spec,
             })
         };
-        let found = rules(found, &mut differences)?;
+        let found = convert_rules(found, &mut differences)?;
         if !found.is_empty() {
             written.push(object("TagRoute", tag_route(scope, &found)?));
         }
-        let marks = lanes(marks, &mut differences)?;
+        let marks = convert_lanes(marks, &mut differences)?;
         if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, marks.is_empty()) {
             let rules: Result<Vec<Value>, String> = marks.iter().map(lane_rule).collect();
             written.push(object("Lane", json!({"service": name.as_str(), "rules": rules?})));
@@ -63,13 +63,13 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
         TagScope::Mesh => json!({"scope": "mesh"}),
     };
     if !found.rules.is_empty() {
-        let rules: Result<Vec<Value>, String> = found.rules.iter().map(rule).collect();
-        spec["otherwise"] = otherwise(&found.otherwise);
+        let rules: Result<Vec<Value>, String> = found.rules.iter().map(write_rule).collect();
+        spec["otherwise"] = write_fallbacks(&found.otherwise);
         spec["rules"] = rules?.into();
     }
     if !found.by_caller.is_empty() {
         let preferences: Result<Vec<Value>, String> =
-            found.by_caller.iter().map(preference).collect();
+            found.by_caller.iter().map(write_preference).collect();
         spec["sameTag"] = preferences?.into();
     }
     Ok(spec)
@@ -77,7 +77,7 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
 
 /// Returns a rule that would apply together with the converted rules, but not with the original: only the first
 /// of two items with one key counts, and native rules take precedence over published ones.
-fn conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
+fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
     let rules = item.entries.iter().filter(|(known, _)| known == scope);
     let (mut by_request, mut by_caller) = (false, false);
     for (_, SermantRules { rules, .. }) in rules {
@@ -101,6 +101,6 @@ fn conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> O
             }
             _ => None,
         };
-        why.map(|why| format!("{} has the same scope: {why}", object.key()))
+        why.map(|why| format!("{} has the same scope: {why}", object.object_key()))
     })
 }

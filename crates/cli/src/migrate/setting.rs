@@ -6,29 +6,29 @@ use leno_model::{
 };
 use serde_json::{Map, Value, json};
 
-use super::terms::time;
+use super::terms::format_time;
 
 /// Converts to native policies, or returns the reason why their meaning would differ; `None` for other
 /// policies.
-pub(super) fn policies(
+pub(super) fn convert_policy(
     objects: &[&Object],
     policy: &ServicePolicy,
 ) -> Option<Result<Vec<Value>, String>> {
     match &policy.rule {
         ServiceRule::UpstreamTrafficSetting(both) => {
-            Some(written(objects, policy, (&both.0, &both.1)))
+            Some(convert_limits(objects, policy, (&both.0, &both.1)))
         }
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
         {
-            Some(warming(objects, policy, rule.warm_up))
+            Some(convert_warm_up(objects, policy, rule.warm_up))
         }
         _ => None,
     }
 }
 
 /// Converts a `TrafficWarmup` to a `LoadBalancing`, of which one applies to a service.
-fn warming(
+fn convert_warm_up(
     objects: &[&Object],
     policy: &ServicePolicy,
     warm_up: Option<WarmUp>,
@@ -42,7 +42,10 @@ fn warming(
         _ => false,
     });
     if let Some(conflict) = conflict {
-        return Err(format!("add its warm-up to {}: only one of the two applies", conflict.key()));
+        return Err(format!(
+            "add its warm-up to {}: only one of the two applies",
+            conflict.object_key()
+        ));
     }
     let Some(WarmUp { time, percent_min }) = warm_up else {
         return Err("it is disabled: remove it".to_owned());
@@ -53,12 +56,12 @@ fn warming(
         "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
         "spec": {
             "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
-            "warmUp": {"time": exact(time)?, "minPercent": percent_min},
+            "warmUp": {"time": format_exact_time(time)?, "minPercent": percent_min},
         },
     })])
 }
 
-fn written(
+fn convert_limits(
     objects: &[&Object],
     policy: &ServicePolicy,
     (breaker, limits): (&CircuitBreaker, &RateLimits),
@@ -73,7 +76,7 @@ fn written(
         _ => false,
     });
     if let Some(taken) = taken {
-        return Err(format!("a {} exists already", taken.key()));
+        return Err(format!("a {} exists already", taken.object_key()));
     }
     if limits.global.is_some() {
         let why = "it uses a rate limit service: write it as `global` of a RateLimit manually";
@@ -100,15 +103,15 @@ fn written(
     };
     let mut written = Vec::new();
     if *breaker != CircuitBreaker::default() {
-        written.push(object(ServicePolicyKind::CircuitBreaker, breaking(breaker)?));
+        written.push(object(ServicePolicyKind::CircuitBreaker, circuit_breaker_spec(breaker)?));
     }
     if !limits.is_empty() {
-        written.push(object(ServicePolicyKind::RateLimit, limiting(limits)?));
+        written.push(object(ServicePolicyKind::RateLimit, rate_limit_spec(limits)?));
     }
     Ok(written)
 }
 
-fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
+fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     let mut limits = Map::new();
     for (key, most, least) in [
@@ -129,10 +132,10 @@ fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
         spec.insert("limits".to_owned(), Value::Object(limits));
     }
     if let Some(timeout) = breaker.connect_timeout {
-        spec.insert("connectTimeout".to_owned(), json!(exact(timeout)?));
+        spec.insert("connectTimeout".to_owned(), json!(format_exact_time(timeout)?));
     }
     if let Some(trip) = &breaker.trip {
-        spec.insert("trip".to_owned(), Value::Object(tripping(trip)?));
+        spec.insert("trip".to_owned(), Value::Object(trip_spec(trip)?));
         let FixedAnswer { status, body, .. } = &breaker.answer;
         let mut answer = Map::new();
         if let Some(status) = status {
@@ -151,27 +154,30 @@ fn breaking(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
     Ok(spec)
 }
 
-fn tripping(trip: &Trip) -> Result<Map<String, Value>, String> {
+fn trip_spec(trip: &Trip) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     terms.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
-    terms.insert("window".to_owned(), json!(exact(trip.window)?));
+    terms.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
     terms.insert("steps".to_owned(), json!(trip.steps));
     terms.insert("minimumRequests".to_owned(), json!(trip.requests_min));
-    if let Some(percent) = percent(trip.failed)? {
+    if let Some(percent) = whole_percent(trip.failed)? {
         terms.insert("percent".to_owned(), json!(percent));
     }
     if let Some(slow) = trip.slow {
         let percent =
-            percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
-        terms.insert("slow".to_owned(), json!({"from": exact(slow.from)?, "percent": percent}));
+            whole_percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
+        terms.insert(
+            "slow".to_owned(),
+            json!({"from": format_exact_time(slow.from)?, "percent": percent}),
+        );
     }
-    terms.insert("openFor".to_owned(), json!(exact(trip.open_for)?));
+    terms.insert("openFor".to_owned(), json!(format_exact_time(trip.open_for)?));
     terms.insert("probes".to_owned(), json!(trip.probes));
     Ok(terms)
 }
 
 /// Converts a ratio to whole percent.
-fn percent(too_many: TooMany) -> Result<Option<u32>, String> {
+fn whole_percent(too_many: TooMany) -> Result<Option<u32>, String> {
     match too_many {
         TooMany { number: Some(_), .. } => {
             Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
@@ -183,14 +189,14 @@ fn percent(too_many: TooMany) -> Result<Option<u32>, String> {
     }
 }
 
-fn limiting(limits: &RateLimits) -> Result<Map<String, Value>, String> {
+fn rate_limit_spec(limits: &RateLimits) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     if let Some(rate) = limits.connections {
-        spec.insert("connections".to_owned(), Value::Object(rated(rate, "count")?));
+        spec.insert("connections".to_owned(), Value::Object(rate_spec(rate, "count")?));
     }
     let mut rules = Vec::new();
     for rule in &limits.rules {
-        rules.push(Value::Object(limit(rule)?));
+        rules.push(Value::Object(rate_rule_spec(rule)?));
     }
     if !rules.is_empty() {
         spec.insert("rules".to_owned(), Value::Array(rules));
@@ -198,7 +204,7 @@ fn limiting(limits: &RateLimits) -> Result<Map<String, Value>, String> {
     Ok(spec)
 }
 
-fn limit(rule: &RateRule) -> Result<Map<String, Value>, String> {
+fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     let mut matches = Vec::new();
     for request in &rule.requests {
@@ -211,7 +217,7 @@ fn limit(rule: &RateRule) -> Result<Map<String, Value>, String> {
         terms.insert("matches".to_owned(), Value::Array(matches));
     }
     debug_assert_eq!(rule.each, Each::Nothing, "the schema has one bucket for all");
-    terms.extend(rated(rule.rate, "requests")?);
+    terms.extend(rate_spec(rule.rate, "requests")?);
     if rule.is_last {
         terms.insert("last".to_owned(), json!(true));
     }
@@ -234,16 +240,16 @@ fn limit(rule: &RateRule) -> Result<Map<String, Value>, String> {
     Ok(terms)
 }
 
-fn rated(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
+fn rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     terms.insert(key.to_owned(), json!(rate.count));
-    terms.insert("in".to_owned(), json!(exact(rate.time)?));
+    terms.insert("in".to_owned(), json!(format_exact_time(rate.time)?));
     if rate.size != rate.count {
         terms.insert("burst".to_owned(), json!(rate.size));
     }
     Ok(terms)
 }
 
-fn exact(duration: std::time::Duration) -> Result<String, String> {
-    time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
+fn format_exact_time(duration: std::time::Duration) -> Result<String, String> {
+    format_time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }

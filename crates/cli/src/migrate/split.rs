@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use super::terms::route_matches;
 
 /// Converts to routes, one per port of the root service, or returns the reason why their meaning would differ.
-pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Value>, String> {
+pub(super) fn convert_split(
+    objects: &[&Object],
+    split: &TrafficSplit,
+) -> Result<Vec<Value>, String> {
     let root = &split.root.service;
     let service = objects.iter().find_map(|object| match object {
         Object::Service(service) if service.name == *root => Some(service),
@@ -39,8 +42,8 @@ pub(super) fn routes(objects: &[&Object], split: &TrafficSplit) -> Result<Vec<Va
         }
         // Matches do not apply to ports without HTTP requests.
         if split.groups.is_none() {
-            let rule = json!({"backendRefs": backends(split, port.port)});
-            routes.push(route("TCPRoute", "v1alpha2", (split, &name, port), json!([rule])));
+            let rule = json!({"backendRefs": weighted_backends(split, port.port)});
+            routes.push(route_object("TCPRoute", "v1alpha2", (split, &name, port), json!([rule])));
         }
     }
     Ok(routes)
@@ -54,13 +57,13 @@ fn refuse_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
     for object in objects {
         let (is_conflict, key) = match object {
             Object::TrafficSplit(other) => {
-                (other.root.service == *names && other.name != split.name, object.key())
+                (other.root.service == *names && other.name != split.name, object.object_key())
             }
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-                (is_for(&route.parents), object.key())
+                (is_for(&route.parents), object.object_key())
             }
-            Object::TlsRoute(route) => (is_for(&route.parents), object.key()),
-            Object::GatewayTcpRoute(route) => (is_for(&route.parents), object.key()),
+            Object::TlsRoute(route) => (is_for(&route.parents), object.object_key()),
+            Object::GatewayTcpRoute(route) => (is_for(&route.parents), object.object_key()),
             _ => continue,
         };
         let same_name = matches!(
@@ -83,10 +86,10 @@ fn http_route(
     split: &TrafficSplit,
     (name, port): (&str, &ServicePort),
 ) -> Result<Value, String> {
-    let shares = backends(split, port.port);
+    let shares = weighted_backends(split, port.port);
     let Some(groups) = &split.groups else {
         let rules = json!([{"backendRefs": shares}]);
-        return Ok(route("HTTPRoute", "v1", (split, name, port), rules));
+        return Ok(route_object("HTTPRoute", "v1", (split, name, port), rules));
     };
     let mut matches: Vec<Value> = Vec::new();
     for wanted in groups {
@@ -102,10 +105,10 @@ fn http_route(
     }
     let own = json!({"name": split.root.service.name.as_str(), "port": port.port});
     let rules = json!([{"matches": matches, "backendRefs": shares}, {"backendRefs": [own]}]);
-    Ok(route("HTTPRoute", "v1", (split, name, port), rules))
+    Ok(route_object("HTTPRoute", "v1", (split, name, port), rules))
 }
 
-fn route(
+fn route_object(
     kind: &str,
     version: &str,
     (split, name, port): (&TrafficSplit, &str, &ServicePort),
@@ -122,7 +125,7 @@ fn route(
     })
 }
 
-fn backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
+fn weighted_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
     let backend = |it: &leno_model::SplitBackend| json!({"name": it.service.name.as_str(), "port": port, "weight": it.weight});
     split.backends.iter().map(backend).collect()
 }

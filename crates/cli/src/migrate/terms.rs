@@ -45,12 +45,12 @@ fn add_path_and_headers(request: &RequestMatch, terms: &mut Map<String, Value>) 
         terms.insert("path".to_owned(), json!({"type": kind, "value": value}));
     }
     if !request.headers.is_empty() {
-        let headers: Vec<Value> = request.headers.iter().map(header).collect();
+        let headers: Vec<Value> = request.headers.iter().map(header_match).collect();
         terms.insert("headers".to_owned(), Value::Array(headers));
     }
 }
 
-fn header(field: &FieldMatch) -> Value {
+fn header_match(field: &FieldMatch) -> Value {
     let name = match field.name.as_str() {
         ":authority" => "host",
         name => name,
@@ -63,7 +63,7 @@ fn header(field: &FieldMatch) -> Value {
 }
 
 /// Formats a duration for manifests; `None` if it is finer than a millisecond.
-pub(super) fn time(time: Duration) -> Option<String> {
+pub(super) fn format_time(time: Duration) -> Option<String> {
     let milliseconds = time.subsec_millis();
     if time.subsec_nanos() != milliseconds * 1_000_000 {
         return None;
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn times_are_written_in_seconds_and_milliseconds() {
-        let time = |micros| time(Duration::from_micros(micros));
+        let time = |micros| format_time(Duration::from_micros(micros));
         assert_eq!(time(3_600_000_000).as_deref(), Some("3600s"));
         assert_eq!(time(250_000).as_deref(), Some("250ms"));
         assert_eq!(time(1_500_000).as_deref(), Some("1s500ms"));

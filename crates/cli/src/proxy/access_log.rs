@@ -16,7 +16,7 @@ pub(crate) struct AccessLogArgs {
     #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
     access_log_template: Option<LogTemplate>,
     /// Share of successful requests that are logged; failed requests are always logged
-    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percentage)]
     access_log_sampling: Option<Sampling>,
 }
 
@@ -44,7 +44,7 @@ impl Format {
 
 impl AccessLogArgs {
     /// Returns the choice for a sidecar; a template or a share alone enables the log.
-    pub(crate) fn choice(&self) -> LogChoice {
+    pub(crate) fn log_choice(&self) -> LogChoice {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
         let is_asked = template.is_some() || sampling.is_some();
         match self.access_log {
@@ -61,7 +61,7 @@ impl AccessLogArgs {
     }
 
     /// Returns the choice as command line options.
-    pub(crate) fn options(&self) -> Vec<OsString> {
+    pub(crate) fn to_arguments(&self) -> Vec<OsString> {
         let template = self.access_log_template.as_ref();
         let template = template.map(|it| format!("--access-log-template={it}"));
         let sampling = self.access_log_sampling.map(|it| format!("--access-log-sampling={it}"));
@@ -70,7 +70,7 @@ impl AccessLogArgs {
     }
 }
 
-fn percentage(text: &str) -> Result<Sampling, String> {
+fn parse_percentage(text: &str) -> Result<Sampling, String> {
     let remedy = "use one from 0% to 100% with at most four decimals, such as 1%";
     Sampling::parse(text).ok_or_else(|| remedy.to_owned())
 }
@@ -97,10 +97,10 @@ mod tests {
             &["--access-log-template={method} {path}", "--access-log-sampling=10%"],
         ] {
             let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
-            let options = line.log.options();
+            let options = line.log.to_arguments();
             let again = std::iter::once("proxy".into()).chain(options);
             let again = Line::try_parse_from(again).unwrap();
-            assert_eq!(again.log.choice(), line.log.choice(), "{words:?}");
+            assert_eq!(again.log.log_choice(), line.log.log_choice(), "{words:?}");
         }
         for bad in ["--access-log-sampling=2", "--access-log-template={x}", "--access-log=on"] {
             assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");

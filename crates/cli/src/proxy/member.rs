@@ -50,24 +50,24 @@ pub(crate) struct MemberArgs {
 
 impl MemberArgs {
     /// Returns the proxy configuration from these options; all other settings have their defaults.
-    pub(crate) fn config(self) -> anyhow::Result<Config> {
+    pub(crate) fn build_config(self) -> anyhow::Result<Config> {
         let workload = self.workload;
         let state = match self.state {
             Some(path) => path,
             None => {
-                let proxies = self.home.state()?.join("proxies");
+                let proxies = self.home.state_directory()?.join("proxies");
                 proxies.join(workload.namespace.as_str()).join(workload.name.as_str())
             }
         };
         create_private(&state)?;
         let account_token = match self.service_account_token {
             Some(file) => {
-                let roots = trusted(self.roots, self.roots_text.as_deref())?;
+                let roots = trusted_roots(self.roots, self.roots_text.as_deref())?;
                 Some(AccountToken { file, roots })
             }
             None => None,
         };
-        let known = Known::find(&state, self.token_file.as_deref(), &workload)?;
+        let known = Known::find_known(&state, self.token_file.as_deref(), &workload)?;
         let trust_domain = self.trust_domain.or(known.trust_domain).with_context(|| {
             let problem = known.problem.as_ref();
             let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
@@ -88,8 +88,8 @@ impl MemberArgs {
                  expires: pass --control ADDRESS"
             );
         }
-        remember(&state, &control)?;
-        let mut config = Config::sidecar(workload, trust_domain, state);
+        save_addresses(&state, &control)?;
+        let mut config = Config::for_sidecar(workload, trust_domain, state);
         config.control = control;
         config.token_file = self.token_file;
         config.account_token = account_token;
@@ -98,7 +98,7 @@ impl MemberArgs {
 }
 
 /// Returns the roots to trust before the proxy has a certificate.
-fn trusted(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedRoots> {
+fn trusted_roots(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<TrustedRoots> {
     match (file, text) {
         (Some(file), _) => Ok(TrustedRoots::File(file)),
         (None, Some(text)) => {
@@ -124,7 +124,7 @@ struct Known {
 impl Known {
     /// Reads the certificate of the last run while it is valid, otherwise the token file. Either may list
     /// control planes that the other lacks.
-    fn find(
+    fn find_known(
         state: &Path,
         token_file: Option<&Path>,
         workload: &WorkloadName,
@@ -171,7 +171,7 @@ impl Known {
 
 /// Saves the control planes in use for the next run: the token file is deleted after the first run, so the
 /// addresses need not be repeated.
-fn remember(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
+fn save_addresses(state: &Path, control: &[ControlAddress]) -> anyhow::Result<()> {
     let path = state.join(CONTROL_FILE);
     let text: String = control.iter().map(|address| format!("{address}\n")).collect();
     if read_control(&path).is_ok_and(|known| known == text) {
@@ -198,11 +198,11 @@ mod tests {
     #[test]
     fn whom_to_trust_is_said_by_a_file_or_by_the_environment() {
         let file = PathBuf::from("/roots.pem");
-        let given = trusted(Some(file.clone()), Some("nonsense")).unwrap();
+        let given = trusted_roots(Some(file.clone()), Some("nonsense")).unwrap();
         assert_eq!(given, TrustedRoots::File(file));
-        let refused = trusted(None, Some("nonsense")).unwrap_err();
+        let refused = trusted_roots(None, Some("nonsense")).unwrap_err();
         assert!(format!("{refused:#}").contains("LENO_ROOTS"), "{refused:#}");
-        let nothing = trusted(None, None).unwrap_err().to_string();
+        let nothing = trusted_roots(None, None).unwrap_err().to_string();
         assert!(nothing.contains("--roots FILE"), "{nothing}");
     }
 
@@ -220,7 +220,7 @@ mod tests {
             let given = ["proxy", "--workload", "shop/cart-1", "--state", state];
             let found = command.get_matches_from(given);
             let arguments = MemberArgs::from_arg_matches(&found).unwrap();
-            let error = arguments.config().unwrap_err().to_string();
+            let error = arguments.build_config().unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
     }
@@ -229,14 +229,14 @@ mod tests {
     fn control_planes_that_were_used_are_known_the_next_time() {
         let scratch = tempfile::tempdir().unwrap();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        let known = || Known::find(scratch.path(), None, &workload).unwrap().control;
+        let known = || Known::find_known(scratch.path(), None, &workload).unwrap().control;
         assert_eq!(known(), []);
         for addresses in
             [vec!["192.0.2.1:15010", "[2001:db8::1]:15010"], vec!["leno-control.leno-system.svc:1"]]
         {
             let control: Vec<ControlAddress> =
                 addresses.iter().map(|address| address.parse().unwrap()).collect();
-            remember(scratch.path(), &control).unwrap();
+            save_addresses(scratch.path(), &control).unwrap();
             assert_eq!(known(), control);
         }
     }

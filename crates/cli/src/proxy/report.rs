@@ -103,18 +103,18 @@ pub(super) struct Reported<F> {
 ///
 /// # Errors
 /// If a supervisor is expected and standard input is not its socket.
-pub(super) fn reports<F: Fn() -> u64>(
+pub(super) fn report_listeners<F: Fn() -> u64>(
     reported: Reported<F>,
     supervised: bool,
 ) -> anyhow::Result<impl Future<Output = Infallible>> {
     let supervisor = match supervised {
-        true => Some(supervisor().context("standard input is not the supervisor's socket")?),
+        true => Some(open_supervisor().context("standard input is not the supervisor's socket")?),
         false => None,
     };
-    Ok(report(reported, supervisor))
+    Ok(report_changes(reported, supervisor))
 }
 
-async fn report<F: Fn() -> u64>(
+async fn report_changes<F: Fn() -> u64>(
     mut reported: Reported<F>,
     supervisor: Option<UnixStream>,
 ) -> Infallible {
@@ -123,7 +123,7 @@ async fn report<F: Fn() -> u64>(
         None => (None, None),
     };
     let (counting, mut counts) = watch::channel(false);
-    let obeying = obey(orders, &reported.application, &counting);
+    let obeying = execute_orders(orders, &reported.application, &counting);
     tokio::pin!(obeying);
     let mut tick = interval(COUNT_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -148,7 +148,7 @@ async fn report<F: Fn() -> u64>(
             if last.as_ref() != Some(&report)
                 && let Some(socket) = &mut to
             {
-                if let Err(error) = tell(socket, &report).await {
+                if let Err(error) = send_report(socket, &report).await {
                     tracing::warn!(%error, "cannot send to the supervisor");
                     to = None;
                 }
@@ -165,7 +165,7 @@ async fn report<F: Fn() -> u64>(
 }
 
 /// Executes orders; never returns.
-async fn obey(
+async fn execute_orders(
     orders: Option<OwnedReadHalf>,
     application: &ApplicationPorts,
     counting: &watch::Sender<bool>,
@@ -183,14 +183,14 @@ async fn obey(
         match serde_json::from_str::<Order>(&line) {
             Ok(order) => {
                 counting.send_replace(order.count_requests);
-                application.set(order.into());
+                application.set_states(order.into());
             }
             Err(error) => tracing::warn!(%error, "invalid message of the supervisor"),
         }
     }
 }
 
-fn supervisor() -> io::Result<UnixStream> {
+fn open_supervisor() -> io::Result<UnixStream> {
     let socket = StandardStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // Only sockets have a peer address, unlike files and terminals.
     socket.peer_addr()?;
@@ -198,7 +198,7 @@ fn supervisor() -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-async fn tell(socket: &mut OwnedWriteHalf, report: &Report) -> io::Result<()> {
+async fn send_report(socket: &mut OwnedWriteHalf, report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');
     timeout(TELL_TIMEOUT, socket.write_all(line.as_bytes())).await?

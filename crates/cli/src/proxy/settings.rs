@@ -85,20 +85,20 @@ impl SettingArgs {
     /// Applies the options to a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
         config.interception = match self.redirected {
-            Some(address) if self.uid_exempt => Interception::in_pod(address, self.versions()),
-            Some(address) => Interception::redirected(address, self.versions()),
+            Some(address) if self.uid_exempt => Interception::in_pod(address, self.ip_versions()),
+            Some(address) => Interception::redirect_to(address, self.ip_versions()),
             None => {
                 Interception::Listeners { inbound: self.inbound, http_proxy: self.http_proxy.0 }
             }
         };
         config.look_ups =
-            self.dns.then(|| LookUps::in_pod(self.cluster_domain.clone(), self.versions()));
+            self.dns.then(|| LookUps::in_pod(self.cluster_domain.clone(), self.ip_versions()));
         self.serving.apply(config);
     }
 
     /// Rejects a configuration without an upstream DNS resolver: every query for a name outside the mesh would
     /// fail.
-    pub(crate) fn check(config: &Config) -> anyhow::Result<()> {
+    pub(crate) fn check_resolver(config: &Config) -> anyhow::Result<()> {
         let Some(look_ups) = &config.look_ups else { return Ok(()) };
         anyhow::ensure!(
             look_ups.have_resolvers(),
@@ -110,7 +110,7 @@ impl SettingArgs {
         Ok(())
     }
 
-    fn versions(&self) -> Versions {
+    fn ip_versions(&self) -> Versions {
         // `leno intercept` redirects both IP versions in a pod, whichever of them it has.
         let has_both = self.uid_exempt && has_v6();
         match self.redirected_v6 || has_both {
@@ -128,7 +128,7 @@ impl ServingArgs {
         config.collector_roots.clone_from(&self.collector_roots);
         config.cores = usize::from(self.cores);
         config.upgrades.clone_from(&self.upgrades);
-        config.access_log = self.access_log.choice();
+        config.access_log = self.access_log.log_choice();
         config.on_expiry = match self.on_expiry {
             ExpiryPolicy::Continue => OnExpiry::Continue,
             ExpiryPolicy::Fail => OnExpiry::Fail,
@@ -180,10 +180,10 @@ mod tests {
         settings: SettingArgs,
     }
 
-    fn config(words: &[&str]) -> Config {
+    fn parse_config(words: &[&str]) -> Config {
         let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
         let workload = WorkloadName::new("a", "b").unwrap();
-        let mut config = Config::sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
+        let mut config = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
         line.settings.apply(&mut config);
         config
     }
@@ -191,8 +191,8 @@ mod tests {
     #[test]
     fn what_is_left_out_is_as_the_proxy_would_have_it() {
         let workload = WorkloadName::new("a", "b").unwrap();
-        let default = Config::sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
-        assert_eq!(format!("{:?}", config(&[])), format!("{default:?}"));
+        let default = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
+        assert_eq!(format!("{:?}", parse_config(&[])), format!("{default:?}"));
     }
 
     #[test]
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn options_arrive_where_they_belong() {
-        let config = config(&[
+        let config = parse_config(&[
             "--inbound=192.0.2.7",
             "--http-proxy=off",
             "--admin=127.0.0.1:15000",
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
-        let pod = self::config(&["--redirected=10.1.2.3", "--uid-exempt"]);
+        let pod = parse_config(&["--redirected=10.1.2.3", "--uid-exempt"]);
         let Interception::Redirect { address, inbound, dns: None, mark: None, .. } =
             pod.interception
         else {
@@ -238,11 +238,11 @@ mod tests {
         assert_eq!((address, inbound), ([10, 1, 2, 3].into(), "0.0.0.0:15003".parse().unwrap()));
         let line =
             ["--redirected=10.1.2.3", "--uid-exempt", "--dns", "--cluster-domain=Corp.Example."];
-        let look_ups = self::config(&line).look_ups.unwrap();
+        let look_ups = parse_config(&line).look_ups.unwrap();
         assert_eq!(look_ups.domain.to_string(), "corp.example");
         assert_eq!(look_ups.at[0], "127.0.0.1:15053".parse().unwrap());
         let scratch = tempfile::tempdir().unwrap();
-        let mut config = self::config(&line);
+        let mut config = parse_config(&line);
         let file = scratch.path().join("resolv.conf");
         config.look_ups.as_mut().unwrap().resolvers.clone_from(&file);
         for (text, is_good) in [
@@ -251,7 +251,7 @@ mod tests {
             ("search example.com\n", false),
         ] {
             std::fs::write(&file, text).unwrap();
-            let refused = SettingArgs::check(&config).map_err(|error| error.to_string());
+            let refused = SettingArgs::check_resolver(&config).map_err(|error| error.to_string());
             assert_eq!(refused.is_ok(), is_good, "{text}: {refused:?}");
             assert!(refused.err().is_none_or(|it| it.contains("omit leno.dev/dns")));
         }

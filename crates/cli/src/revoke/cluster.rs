@@ -12,23 +12,26 @@ use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use serde_json::{Value, json};
 
 use super::{Change, Outcome, RevokeArgs};
-use crate::cluster::plain;
+use crate::cluster::format_api_error;
 
 pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Outcome> {
-    let client = args.cluster.client().await?;
+    let client = args.cluster.connect_client().await?;
     let uid = match (&args.workload, &args.uid) {
         (Some(workload), None) if !args.by_name && change == Change::Revoke => {
             Some(uid_now(&client, workload).await?)
         }
         (_, uid) => uid.clone(),
     };
-    let meant = args.meant(uid);
+    let meant = args.revoked_workload(uid);
     for _ in 0..ATTEMPTS_MAX {
         let mut config = mesh_config(&client).await?;
-        let mut entries = entries(&config)?;
-        let Some(meant) = &meant else { return Ok(Outcome { all: all(&entries), changed: None }) };
-        let changed = edit(&mut entries, meant, change);
-        let outcome = Outcome { all: all(&entries), changed: Some((meant.clone(), changed)) };
+        let mut entries = revoked_entries(&config)?;
+        let Some(meant) = &meant else {
+            return Ok(Outcome { all: revoked_workloads(&entries), changed: None });
+        };
+        let changed = edit_entries(&mut entries, meant, change);
+        let outcome =
+            Outcome { all: revoked_workloads(&entries), changed: Some((meant.clone(), changed)) };
         if !changed {
             return Ok(outcome);
         }
@@ -38,10 +41,12 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
         let name = config.metadata.name.clone().unwrap_or_default();
         // The object carries the resource version that it replaces.
         let name = ObjectName::new(&name)?;
-        match api(&client)?.replace(&name, &PostParams::default(), &config).await {
+        match mesh_config_api(&client)?.replace(&name, &PostParams::default(), &config).await {
             Ok(_) => return Ok(outcome),
-            Err(error) if error.code() == Some(409) => {}
-            Err(error) => return Err(plain(error)).context("cannot change the MeshConfig"),
+            Err(error) if error.status_code() == Some(409) => {}
+            Err(error) => {
+                return Err(format_api_error(error)).context("cannot change the MeshConfig");
+            }
         }
     }
     bail!("too many concurrent changes of the MeshConfig: try again")
@@ -50,9 +55,9 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
 /// Returns the UID of the pod that has this name now.
 async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid> {
     let namespace = NamespaceName::new(workload.namespace.as_str())?;
-    let pods = ObjectApi::<Pod>::namespaced(client.clone(), &namespace);
+    let pods = ObjectApi::<Pod>::for_namespace(client.clone(), &namespace);
     let name = ObjectName::from(&workload.name);
-    let pod = pods.get_opt(&name).await.map_err(plain)?;
+    let pod = pods.get_opt(&name).await.map_err(format_api_error)?;
     let uid = pod.and_then(|pod| Uid::new(pod.metadata.uid.as_deref()?).ok());
     uid.with_context(|| {
         format!(
@@ -63,8 +68,8 @@ async fn uid_now(client: &Client, workload: &WorkloadName) -> anyhow::Result<Uid
 
 /// Returns the single MeshConfig.
 async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
-    let found = api(client)?.list(&ListParams::default().limit(2)).await;
-    let mut found = found.map_err(plain).context("cannot read the MeshConfig")?.items;
+    let found = mesh_config_api(client)?.list(&ListParams::default().limit(2)).await;
+    let mut found = found.map_err(format_api_error).context("cannot read the MeshConfig")?.items;
     match (found.pop(), found.is_empty()) {
         (Some(config), true) => Ok(config),
         (Some(_), false) => bail!("the cluster has several MeshConfigs: remove all but one"),
@@ -75,13 +80,13 @@ async fn mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
     }
 }
 
-fn api(client: &Client) -> anyhow::Result<ObjectApi<DynamicObject>> {
+fn mesh_config_api(client: &Client) -> anyhow::Result<ObjectApi<DynamicObject>> {
     let kind = GroupVersionKind::gvk("leno.dev", "v1alpha1", "MeshConfig");
     let resource = ApiResource::from_gvk_with_plural(&kind, "meshconfigs");
-    ObjectApi::dynamic(client.clone(), None, &resource).map_err(plain)
+    ObjectApi::for_dynamic_kind(client.clone(), None, &resource).map_err(format_api_error)
 }
 
-fn entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
+fn revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
     match config.data.pointer("/spec/revoked") {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::Array(entries)) => Ok(entries.clone()),
@@ -90,11 +95,11 @@ fn entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Adds or removes an entry; false if no change is needed.
-fn edit(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bool {
+fn edit_entries(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bool {
     let before = entries.len();
     match change {
         Change::Revoke => {
-            if !all(entries).contains(meant) {
+            if !revoked_workloads(entries).contains(meant) {
                 let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = meant;
                 let mut entry = json!({
                     "kind": "Pod", "namespace": namespace.as_str(), "name": name.as_str(),
@@ -116,7 +121,7 @@ fn edit(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bo
 }
 
 /// Returns the workloads among the entries.
-fn all(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
+fn revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
     entries.iter().filter_map(read).collect()
 }
 
@@ -146,13 +151,13 @@ mod tests {
             workload: "shop/web-0".parse().unwrap(),
             uid: uid.map(|uid| Uid::new(uid).unwrap()),
         };
-        assert!(edit(&mut entries, &of(Some("a")), Change::Revoke));
-        assert!(!edit(&mut entries, &of(Some("a")), Change::Revoke));
-        assert!(edit(&mut entries, &of(Some("b")), Change::Revoke));
+        assert!(edit_entries(&mut entries, &of(Some("a")), Change::Revoke));
+        assert!(!edit_entries(&mut entries, &of(Some("a")), Change::Revoke));
+        assert!(edit_entries(&mut entries, &of(Some("b")), Change::Revoke));
         assert_eq!(entries[1]["uid"], "a");
-        assert_eq!(all(&entries), [of(Some("a")), of(Some("b"))].into());
-        assert!(!edit(&mut entries, &of(Some("c")), Change::Undo));
-        assert!(edit(&mut entries, &of(None), Change::Undo));
+        assert_eq!(revoked_workloads(&entries), [of(Some("a")), of(Some("b"))].into());
+        assert!(!edit_entries(&mut entries, &of(Some("c")), Change::Undo));
+        assert!(edit_entries(&mut entries, &of(None), Change::Undo));
         assert_eq!(entries, [account]);
     }
 }

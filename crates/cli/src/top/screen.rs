@@ -7,9 +7,12 @@ use leno_control::status::{
 };
 
 use super::Order;
-use crate::figures::{AILING, FAILING, cpu, latency, memory, rate, share, sparkline};
-use crate::get::scope;
-use crate::output::{Column, Format, Listing, shown};
+use crate::figures::{
+    AILING, FAILING, format_cpu, format_latency, format_memory, format_rate, format_share,
+    render_sparkline,
+};
+use crate::get::describe_scope;
+use crate::output::{Column, Format, Listing, escape_cell};
 
 /// The content to show.
 pub(super) struct View {
@@ -41,14 +44,14 @@ impl View {
         let by_name = order == Order::Name;
         self.traffic.sidecars.sort_by(|one, other| {
             let by_cpu = other.cpu_cores.total_cmp(&one.cpu_cores);
-            let by_rate = carried(other).total_cmp(&carried(one));
+            let by_rate = total_per_second(other).total_cmp(&total_per_second(one));
             let figures = if by_name { Ordering::Equal } else { by_cpu.then(by_rate) };
             figures.then_with(|| one.workload.cmp(&other.workload))
         });
     }
 }
 
-fn carried(sidecar: &SidecarTraffic) -> f64 {
+fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
     sidecar.inbound_per_second + sidecar.outbound_per_second
 }
 
@@ -65,9 +68,10 @@ fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: Order) -> Orde
 }
 
 /// Renders everything, for a pipe.
-pub(super) fn plain(view: &View, format: Format) -> String {
-    let tables = [services(view), rejections(view), routes(view), sidecars(view)]
-        .map(|it| it.render(format));
+pub(super) fn render_all(view: &View, format: Format) -> String {
+    let tables =
+        [service_table(view), rejection_table(view), route_table(view), sidecar_table(view)]
+            .map(|it| it.render(format));
     let tables = tables.into_iter().zip([
         view.traffic.services.len(),
         view.traffic.rejections.len(),
@@ -77,12 +81,12 @@ pub(super) fn plain(view: &View, format: Format) -> String {
     let parts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
     let text = parts.collect::<Vec<_>>().join("\n");
     match text.is_empty() {
-        true => format!("{}\n", nothing(view)),
+        true => format!("{}\n", no_traffic_text(view)),
         false => text,
     }
 }
 
-fn nothing(view: &View) -> &'static str {
+fn no_traffic_text(view: &View) -> &'static str {
     match view.traffic.report_every_ms {
         Some(_) => "no traffic yet: sidecars report it every few seconds",
         None => {
@@ -92,22 +96,22 @@ fn nothing(view: &View) -> &'static str {
 }
 
 /// Renders one screen; every line but the last ends with a newline.
-pub(super) fn render(view: &View, size: Size, look: Look) -> String {
-    let mut lines = vec![header(view, size, look), String::new()];
+pub(super) fn render_screen(view: &View, size: Size, look: Look) -> String {
+    let mut lines = vec![render_header(view, size, look), String::new()];
     let tables = [
-        (services(view).render(Format::Table), verdicts(&view.traffic.services)),
-        (rejections(view).render(Format::Table), rejection_verdicts(&view.traffic.rejections)),
-        (routes(view).render(Format::Table), verdicts(&view.traffic.routes)),
-        (sidecars(view).render(Format::Table), Vec::new()),
+        (service_table(view).render(Format::Table), rate_verdicts(&view.traffic.services)),
+        (rejection_table(view).render(Format::Table), rejection_verdicts(&view.traffic.rejections)),
+        (route_table(view).render(Format::Table), rate_verdicts(&view.traffic.routes)),
+        (sidecar_table(view).render(Format::Table), Vec::new()),
     ];
     let tables: Vec<_> =
         tables.into_iter().filter(|(table, _)| table.lines().count() > 1).collect();
     if tables.is_empty() {
-        lines.push(cut(nothing(view), size.columns));
+        lines.push(truncate_line(no_traffic_text(view), size.columns));
     }
     // The header, a blank line after each table, and the line with the keys.
     let room = size.rows.saturating_sub(3 + tables.len());
-    for ((table, verdicts), rows) in tables.iter().zip(shares(&tables, room)) {
+    for ((table, verdicts), rows) in tables.iter().zip(distribute_lines(&tables, room)) {
         let all: Vec<&str> = table.lines().collect();
         let shown = match all.len() <= rows {
             true => all.len(),
@@ -118,22 +122,23 @@ pub(super) fn render(view: &View, size: Size, look: Look) -> String {
                 None => Verdict::Header,
                 Some(row) => verdicts.get(row).copied().unwrap_or(Verdict::Well),
             };
-            lines.push(look.paint(&cut(line, size.columns), verdict));
+            lines.push(look.paint(&truncate_line(line, size.columns), verdict));
         }
         if shown < all.len() && rows > 0 {
             let more = format!("… {} more", all.len() - shown);
-            lines.push(look.paint(&cut(&more, size.columns), Verdict::Quiet));
+            lines.push(look.paint(&truncate_line(&more, size.columns), Verdict::Quiet));
         }
         lines.push(String::new());
     }
     lines.truncate(size.rows.saturating_sub(1));
     lines.resize(size.rows.saturating_sub(1), String::new());
-    lines.push(look.paint(&cut(&keys(look.order), size.columns), Verdict::Quiet));
+    lines
+        .push(look.paint(&truncate_line(&describe_keys(look.order), size.columns), Verdict::Quiet));
     lines.join("\n")
 }
 
 /// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
-fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
+fn distribute_lines(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
     let wanted: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
     let mut given: Vec<usize> = wanted.iter().map(|lines| (*lines).min(FEW_LINES)).collect();
     let mut left = room.saturating_sub(given.iter().sum());
@@ -145,7 +150,7 @@ fn shares(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
     given
 }
 
-fn header(view: &View, size: Size, look: Look) -> String {
+fn render_header(view: &View, size: Size, look: Look) -> String {
     let Status { trust_domain, traffic_mode, proxies, behind, workloads, .. } = &view.status;
     // Every request enters the mesh once, from a workload to a service.
     let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
@@ -153,10 +158,10 @@ fn header(view: &View, size: Size, look: Look) -> String {
     let text = format!(
         "leno top · {trust_domain} · {traffic_mode} · {proxies} of {workloads} sidecars, {behind} \
          out of sync · {}",
-        rate(total)
+        format_rate(total)
     );
-    let line = |text: &str| cut(&shown(text), size.columns);
-    let text = match scope(&view.status) {
+    let line = |text: &str| truncate_line(&escape_cell(text), size.columns);
+    let text = match describe_scope(&view.status) {
         Some(scope) => format!("{text} · {scope}"),
         None => text,
     };
@@ -168,7 +173,7 @@ fn header(view: &View, size: Size, look: Look) -> String {
     }
 }
 
-fn keys(order: Order) -> String {
+fn describe_keys(order: Order) -> String {
     let by = match order {
         Order::Rate => "rate",
         Order::Success => "success",
@@ -179,7 +184,7 @@ fn keys(order: Order) -> String {
     format!("by {by} · r rate  s success  5 p50  9 p99  n name  q quit")
 }
 
-fn services(view: &View) -> Listing {
+fn service_table(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("service"),
         Column::always("rate"),
@@ -190,10 +195,10 @@ fn services(view: &View) -> Listing {
         Column::wide("requests"),
         Column::wide("failed"),
     ];
-    rated(COLUMNS, &view.traffic.services)
+    rate_table(COLUMNS, &view.traffic.services)
 }
 
-fn routes(view: &View) -> Listing {
+fn route_table(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("route"),
         Column::always("rate"),
@@ -204,20 +209,20 @@ fn routes(view: &View) -> Listing {
         Column::wide("requests"),
         Column::wide("failed"),
     ];
-    rated(COLUMNS, &view.traffic.routes)
+    rate_table(COLUMNS, &view.traffic.routes)
 }
 
-fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
+fn rate_table(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
     let mut listing = Listing::new(columns);
     for NamedRateStatus { name, rates } in rated {
-        listing.row([
+        listing.add_row([
             name.clone(),
-            rate(rates.per_second),
-            share(rates.success),
-            latency(rates.p50_ms),
-            latency(rates.p99_ms),
+            format_rate(rates.per_second),
+            format_share(rates.success),
+            format_latency(rates.p50_ms),
+            format_latency(rates.p99_ms),
             // The last interval is still incomplete.
-            sparkline(rates.recent.split_last().map_or(&[], |(_, past)| past)),
+            render_sparkline(rates.recent.split_last().map_or(&[], |(_, past)| past)),
             rates.requests.to_string(),
             rates.failed.to_string(),
         ]);
@@ -226,7 +231,7 @@ fn rated(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
 }
 
 /// Lists requests that the mesh rejected within the last 30 seconds.
-fn rejections(view: &View) -> Listing {
+fn rejection_table(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("rejected"),
         Column::always("reason"),
@@ -238,10 +243,10 @@ fn rejections(view: &View) -> Listing {
     ];
     let mut listing = Listing::new(COLUMNS);
     for rejection in &view.traffic.rejections {
-        listing.row([
+        listing.add_row([
             rejection.destination().to_owned(),
             rejection.reason.clone(),
-            share(Some(rejection.share)),
+            format_share(Some(rejection.share)),
             rejection.requests.to_string(),
             rejection.by.clone(),
             rejection.sidecars.join(", "),
@@ -251,7 +256,7 @@ fn rejections(view: &View) -> Listing {
     listing
 }
 
-fn sidecars(view: &View) -> Listing {
+fn sidecar_table(view: &View) -> Listing {
     const COLUMNS: &[Column] = &[
         Column::always("sidecar"),
         Column::always("cpu"),
@@ -261,12 +266,12 @@ fn sidecars(view: &View) -> Listing {
     ];
     let mut listing = Listing::new(COLUMNS);
     for sidecar in &view.traffic.sidecars {
-        listing.row([
+        listing.add_row([
             sidecar.workload.clone(),
-            cpu(sidecar.cpu_cores),
-            memory(sidecar.memory_kib),
-            rate(sidecar.inbound_per_second),
-            rate(sidecar.outbound_per_second),
+            format_cpu(sidecar.cpu_cores),
+            format_memory(sidecar.memory_kib),
+            format_rate(sidecar.inbound_per_second),
+            format_rate(sidecar.outbound_per_second),
         ]);
     }
     listing
@@ -283,7 +288,7 @@ enum Verdict {
     Quiet,
 }
 
-fn verdicts(rated: &[NamedRateStatus]) -> Vec<Verdict> {
+fn rate_verdicts(rated: &[NamedRateStatus]) -> Vec<Verdict> {
     let verdict = |rated: &NamedRateStatus| match rated.rates.success {
         None => Verdict::Quiet,
         Some(share) if share < FAILING => Verdict::Failing,
@@ -319,7 +324,7 @@ impl Look {
 }
 
 /// Truncates a line to the screen width.
-fn cut(line: &str, columns: usize) -> String {
+fn truncate_line(line: &str, columns: usize) -> String {
     line.chars().take(columns).collect()
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Key {
 
 impl Terminal {
     /// Switches the terminal to live mode.
-    pub(super) fn enter() -> io::Result<Self> {
+    pub(super) fn enter_live_mode() -> io::Result<Self> {
         let stdin = io::stdin();
         let before = termios::tcgetattr(&stdin)?;
         let mut ours = before.clone();
@@ -46,7 +46,7 @@ impl Terminal {
     }
 
     /// Returns pressed keys as they arrive. The reading thread ends once the receiver is dropped.
-    pub(super) fn keys(&self) -> io::Result<mpsc::Receiver<Key>> {
+    pub(super) fn read_keys(&self) -> io::Result<mpsc::Receiver<Key>> {
         let (pressed, keys) = mpsc::channel(KEYS_MAX);
         std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
             let mut stdin = io::stdin().lock();
@@ -55,7 +55,7 @@ impl Terminal {
                 match stdin.read(&mut byte) {
                     // No key was pressed within the timeout.
                     Ok(0) => {}
-                    Ok(_) => drop(pressed.try_send(key(byte[0]))),
+                    Ok(_) => drop(pressed.try_send(parse_key(byte[0]))),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(_) => return,
                 }
@@ -92,7 +92,7 @@ impl Drop for Terminal {
     }
 }
 
-fn key(byte: u8) -> Key {
+fn parse_key(byte: u8) -> Key {
     match byte {
         b'q' | b'Q' => Key::Quit,
         b'r' => Key::Sort(Order::Rate),

@@ -73,7 +73,7 @@ impl Progress {
     }
 
     /// Returns the state for the control plane. `None` for an application that the user runs.
-    pub(super) fn reported(&self) -> Option<Application> {
+    pub(super) fn to_application(&self) -> Option<Application> {
         let state = match self.state {
             State::Foreign => return None,
             State::Waiting => ApplicationState::Waiting,
@@ -83,7 +83,8 @@ impl Progress {
             State::Stopped => ApplicationState::Stopped,
         };
         let problems = self.ports.iter();
-        let problems = problems.filter_map(|(port, state)| Some((*port, state.problem()?)));
+        let problems =
+            problems.filter_map(|(port, state)| Some((*port, state.describe_problem()?)));
         Some(Application {
             state,
             since: self.since,
@@ -95,7 +96,7 @@ impl Progress {
     }
 
     /// Returns the state for the sidecar.
-    pub(super) fn order(&self) -> Order {
+    pub(super) fn to_order(&self) -> Order {
         let (ports, otherwise) = match self.state {
             State::Foreign => (BTreeMap::new(), PortOrder::Open),
             State::Waiting => (BTreeMap::new(), PortOrder::Starting),
@@ -123,7 +124,7 @@ impl Progress {
 }
 
 /// Changes the state. The time of the change stays if the state is the same.
-fn change(progress: &watch::Sender<Progress>, state: State) {
+fn change_state(progress: &watch::Sender<Progress>, state: State) {
     progress.send_if_modified(|progress| {
         let differs = progress.state != state;
         if differs {
@@ -154,7 +155,7 @@ pub(super) struct Signals {
 
 /// Keeps the application of a workload running until `stop`. A change of its command or environment restarts
 /// it; other changes do not.
-pub(super) async fn keep(
+pub(super) async fn supervise(
     launcher: &Launcher,
     placement: &Placement,
     mut on: Signals,
@@ -167,24 +168,24 @@ pub(super) async fn keep(
         let began = Instant::now();
         let ended = run(launcher, (&launch, placement), &mut on, state).await;
         // All processes of its group have ended.
-        groups::forget(&launcher.record_of(&name));
-        launcher.runs().forget(&name);
+        groups::remove_record(&launcher.record_of(&name));
+        launcher.runs().remove_run(&name);
         let (reason, child) = match ended {
             Ended::Stopped => break,
             Ended::Outdated => {
                 tracing::info!(%name, "the command of the application changed: it is restarted");
-                restarts.forget();
+                restarts.reset_failures();
                 continue;
             }
             Ended::Exited(reason, child) => (reason, child),
         };
-        let delay = restarts.after(began.elapsed());
+        let delay = restarts.delay_after(began.elapsed());
         state.send_modify(|progress| {
             progress.restarts += 1;
-            progress.failures = restarts.failures();
+            progress.failures = restarts.failure_count();
             progress.last_exit = Some(reason.clone());
         });
-        change(state, State::Restarting);
+        change_state(state, State::Restarting);
         if let Some(child) = child {
             child.leave_output(&mut outputs).await;
         }
@@ -192,11 +193,11 @@ pub(super) async fn keep(
         let Signals { workload, reports, stop } = &mut on;
         tokio::select! {
             () = sleep(delay) => {}
-            () = outdated(workload, reports, &launch) => restarts.forget(),
+            () = wait_until_outdated(workload, reports, &launch) => restarts.reset_failures(),
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    change(state, State::Stopped);
+    change_state(state, State::Stopped);
 }
 
 /// The end of a run.
@@ -215,7 +216,7 @@ async fn run(
 ) -> Ended {
     let workload = on.workload.borrow().name.clone();
     let name = workload.to_string();
-    let command = launcher.application(&workload, launch, placement);
+    let command = launcher.application_command(&workload, launch, placement);
     let before = ports::listening_now();
     let speaker = Speaker::new(name.clone(), &name);
     let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {
@@ -223,31 +224,31 @@ async fn run(
         Err(error) => return Ended::Exited(error.to_string(), None),
     };
     let pid = child.pid();
-    let mut descendants = Run::of(pid);
+    let mut descendants = Run::from_leader(pid);
     if let Some(run) = descendants.clone() {
-        launcher.runs().note(&workload, run);
+        launcher.runs().add_run(&workload, run);
     }
-    change(state, State::Starting(pid));
+    change_state(state, State::Starting(pid));
     let is_apart = !placement.wrapper.is_empty();
     let workload = on.workload.clone();
     let watching = watch_ports(Observed { pid, workload, before, is_apart }, state);
     let record = launcher.record_of(&on.workload.borrow().name);
     let Signals { workload, reports, stop } = on;
-    let outdated = outdated(workload, reports, launch);
+    let outdated = wait_until_outdated(workload, reports, launch);
     let ended = tokio::select! {
-        status = child.ended() => {
+        status = child.wait_until_ended() => {
             let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
-            end(&name, descendants.as_ref(), Duration::ZERO).await;
+            end_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
             return Ended::Exited(reason, Some(Box::new(child)));
         }
         () = outdated => Ended::Outdated,
         _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
         never = watching => match never {},
-        never = groups::keep(&record, pid) => match never {},
+        never = groups::maintain_record(&record, pid) => match never {},
     };
     if matches!(ended, Ended::Outdated) {
         // New requests wait for the next process while this one completes its requests.
-        change(state, State::Waiting);
+        change_state(state, State::Waiting);
         if !workload.borrow().ports.is_empty() {
             tracing::info!(
                 name,
@@ -256,8 +257,8 @@ async fn run(
             state.send_modify(|progress| progress.is_draining = true);
             let max_wait = launcher.drain_timeout() / 2;
             tokio::select! {
-                () = sidecar::quiet(|| is_busy(reports), max_wait) => {}
-                _ = child.ended() => {}
+                () = sidecar::wait_until_quiet(|| is_busy(reports), max_wait) => {}
+                _ = child.wait_until_ended() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
             state.send_modify(|progress| progress.is_draining = false);
@@ -265,21 +266,21 @@ async fn run(
     }
     let until = Instant::now() + STOP_MAX_WAIT;
     // The first process ends the others in its own order, as supervisors do.
-    descendants.iter_mut().for_each(Run::look);
+    descendants.iter_mut().for_each(Run::remember_descendants);
     if child.stop(STOP_MAX_WAIT).await == End::Forced {
         tracing::warn!(name, "the application did not end on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
     let left = until.saturating_duration_since(Instant::now()).max(LAST_MAX_WAIT);
-    end(&name, descendants.as_ref(), left).await;
+    end_leftovers(&name, descendants.as_ref(), left).await;
     ended
 }
 
 /// Ends the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
-async fn end(name: &str, descendants: Option<&Run>, max_wait: Duration) {
+async fn end_leftovers(name: &str, descendants: Option<&Run>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
-    for ended in descendants.end(max_wait).await {
+    for ended in descendants.wait_or_kill(max_wait).await {
         tracing::info!(name, ended, "killed a process that the application started");
     }
 }
@@ -293,7 +294,7 @@ fn is_busy(reports: &watch::Receiver<Option<Report>>) -> bool {
 async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> Infallible {
     let pid = observed.pid;
     if observed.workload.borrow().ports.is_empty() {
-        change(progress, State::Running(pid));
+        change_state(progress, State::Running(pid));
     }
     let (ports, mut changes) = watch::channel(Ports::new());
     let observing = ports::observe(observed, &ports);
@@ -306,7 +307,7 @@ async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> 
             let is_up = ports.values().all(|port| matches!(port, Port::Ready | Port::Silent));
             progress.send_modify(|progress| progress.ports = ports);
             if is_up {
-                change(progress, State::Running(pid));
+                change_state(progress, State::Running(pid));
             }
         }
     };
@@ -324,11 +325,11 @@ impl Signals {
             let workload = self.workload.borrow_and_update().clone();
             let report = self.reports.borrow_and_update().clone();
             if workload.run.is_empty() {
-                change(state, State::Foreign);
+                change_state(state, State::Foreign);
             } else {
-                change(state, State::Waiting);
+                change_state(state, State::Waiting);
                 if let Some(report) = &report {
-                    return Some(Launch::of(&workload, report));
+                    return Some(Launch::from_report(&workload, report));
                 }
             }
             tokio::select! {
@@ -342,7 +343,7 @@ impl Signals {
 
 /// Resolves when the application should be launched differently. While its sidecar is down, only changes of its
 /// command and options count.
-async fn outdated(
+async fn wait_until_outdated(
     workload: &mut watch::Receiver<Arc<Workload>>,
     reports: &mut watch::Receiver<Option<Report>>,
     launch: &Launch,
@@ -351,7 +352,7 @@ async fn outdated(
         let current = workload.borrow_and_update().clone();
         let report = reports.borrow_and_update().clone();
         let differs = match &report {
-            Some(report) => Launch::of(&current, report) != *launch,
+            Some(report) => Launch::from_report(&current, report) != *launch,
             None => current.run != launch.command || *current.run_options != launch.options,
         };
         if differs {
@@ -377,7 +378,7 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    fn of(workload: &Workload, report: &Report) -> Self {
+    fn from_report(workload: &Workload, report: &Report) -> Self {
         let mut environment = BTreeMap::new();
         // With redirection there is no HTTP proxy listener, and these variables are not set.
         if let Some(listener) = report.http_proxy() {
@@ -415,8 +416,8 @@ mod tests {
 
     #[test]
     fn an_application_learns_its_http_proxy_and_its_author_has_the_last_word() {
-        let mut workload = workload();
-        let launch = Launch::of(&workload, &report(15080));
+        let mut workload = sample_workload();
+        let launch = Launch::from_report(&workload, &sample_report(15080));
         let environment = |launch: &Launch, name: &str| launch.environment.get(name).cloned();
         let listener = Some("http://127.0.0.1:15080".to_owned());
         assert_eq!(environment(&launch, "HTTP_PROXY"), listener);
@@ -427,7 +428,7 @@ mod tests {
 
         workload.address = "192.0.2.7".parse().unwrap();
         workload.run_options.env.insert("http_proxy".to_owned(), "mine".to_owned());
-        let launch = Launch::of(&workload, &report(15080));
+        let launch = Launch::from_report(&workload, &sample_report(15080));
         assert_eq!(environment(&launch, "http_proxy"), Some("mine".to_owned()));
         let direct = environment(&launch, "NO_PROXY").unwrap();
         assert!(direct.ends_with(",192.0.2.7"), "{direct}");
@@ -435,35 +436,35 @@ mod tests {
 
     #[test]
     fn without_an_http_proxy_listener_nothing_is_said_of_one() {
-        let report = Report { open_listeners: BTreeMap::new(), ..report(0) };
-        let launch = Launch::of(&workload(), &report);
+        let report = Report { open_listeners: BTreeMap::new(), ..sample_report(0) };
+        let launch = Launch::from_report(&sample_workload(), &report);
         assert!(launch.environment.is_empty());
     }
 
     #[tokio::test]
     async fn only_its_own_settings_restart_an_application() {
-        let first = Arc::new(workload());
-        let launch = Launch::of(&first, &report(15080));
-        let mut labelled = workload();
+        let first = Arc::new(sample_workload());
+        let launch = Launch::from_report(&first, &sample_report(15080));
+        let mut labelled = sample_workload();
         labelled.labels.insert("version".to_owned(), "v2".to_owned());
         labelled.ports.clear();
-        let mut other_run = workload();
+        let mut other_run = sample_workload();
         other_run.run.push("more".to_owned());
-        let mut other_env = workload();
+        let mut other_env = sample_workload();
         other_env.run_options.env.insert("a".to_owned(), "b".to_owned());
         for (change, report, restarts) in [
-            (workload(), Some(report(15080)), false),
-            (labelled, Some(report(15080)), false),
-            (workload(), None, false),
-            (workload(), Some(report(15081)), true),
-            (other_run.clone(), Some(report(15080)), true),
+            (sample_workload(), Some(sample_report(15080)), false),
+            (labelled, Some(sample_report(15080)), false),
+            (sample_workload(), None, false),
+            (sample_workload(), Some(sample_report(15081)), true),
+            (other_run.clone(), Some(sample_report(15080)), true),
             (other_run, None, true),
-            (other_env, Some(report(15080)), true),
+            (other_env, Some(sample_report(15080)), true),
         ] {
             let shown = format!("{change:?} {report:?}");
             let (_workload, mut workloads) = watch::channel(Arc::new(change));
             let (_report, mut reports) = watch::channel(report);
-            let outdated = outdated(&mut workloads, &mut reports, &launch);
+            let outdated = wait_until_outdated(&mut workloads, &mut reports, &launch);
             let now = std::future::ready(());
             let is_outdated = tokio::select! {
                 biased;
@@ -474,13 +475,13 @@ mod tests {
         }
     }
 
-    fn report(port: u16) -> Report {
+    fn sample_report(port: u16) -> Report {
         let listener = ([127, 0, 0, 1], port).into();
         let open_listeners = BTreeMap::from([("http-proxy".to_owned(), listener)]);
         Report { pid: 1, admin: listener, open_listeners, closed: BTreeMap::new(), in_flight: None }
     }
 
-    fn workload() -> Workload {
+    fn sample_workload() -> Workload {
         let text = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
                     metadata: {name: a-1, namespace: b, labels: {app: a}}\n\
                     spec: {serviceAccount: a, ports: [{port: 9080}], run: [\"true\"]}\n";

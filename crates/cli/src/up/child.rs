@@ -58,16 +58,16 @@ impl Child {
         let pid = process.id().and_then(|id| i32::try_from(id).ok());
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
-        started().insert(pid.as_raw_nonzero().get());
+        started_pids().insert(pid.as_raw_nonzero().get());
         let (mut output, shown) = (JoinSet::new(), Progress::default());
         let follow = |to| (console.clone(), speaker.clone(), (to, shown.clone()));
         if let Some(source) = process.stdout.take() {
-            let (console, speaker, to) = follow(console.standard());
-            output.spawn_local(console.follow(speaker, to, source));
+            let (console, speaker, to) = follow(console.standard_output());
+            output.spawn_local(console.forward_output(speaker, to, source));
         }
         if let Some(source) = process.stderr.take() {
             let (console, speaker, to) = follow(Output::Error);
-            output.spawn_local(console.follow(speaker, to, source));
+            output.spawn_local(console.forward_output(speaker, to, source));
         }
         Ok(Self { process, pid, reach, gone: false, output, shown })
     }
@@ -79,7 +79,7 @@ impl Child {
 
     /// Waits until it has exited. Part of its output may still be unread, see [`Child::finish_output`]. Cancel
     /// safe: may be dropped and called again.
-    pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
+    pub(super) async fn wait_until_ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
         self.kill();
         Ok(status)
@@ -91,9 +91,9 @@ impl Child {
     /// exit come first; they are on the console once no line follows for `LAST_WORDS`.
     pub(super) async fn finish_output(&mut self) {
         let until = Instant::now() + LAST_WORDS_MAX;
-        let mut shown = self.shown.lines();
-        while timeout(LAST_WORDS, self.silence()).await.is_err() && Instant::now() < until {
-            match self.shown.lines() {
+        let mut shown = self.shown.line_count();
+        while timeout(LAST_WORDS, self.wait_for_output()).await.is_err() && Instant::now() < until {
+            match self.shown.line_count() {
                 lines if lines == shown => break,
                 lines => shown = lines,
             }
@@ -103,7 +103,7 @@ impl Child {
     /// Waits up to `OUTPUT_FIRST` for the output of an exited process, and leaves the rest to one of `tasks`,
     /// so that the caller can continue.
     pub(super) async fn leave_output(mut self, tasks: &mut JoinSet<()>) {
-        if timeout(OUTPUT_FIRST, self.silence()).await.is_ok() {
+        if timeout(OUTPUT_FIRST, self.wait_for_output()).await.is_ok() {
             return;
         }
         while tasks.try_join_next().is_some() {}
@@ -116,14 +116,14 @@ impl Child {
     /// Sends SIGTERM, and SIGKILL if it has not ended after `max_wait`.
     pub(super) async fn stop(mut self, max_wait: Duration) -> End {
         let until = Instant::now() + max_wait;
-        self.signal(Signal::TERM);
-        let end = match timeout_at(until, self.departed()).await {
+        self.send_signal(Signal::TERM);
+        let end = match timeout_at(until, self.wait_until_gone()).await {
             Ok(()) => End::Orderly,
             Err(_) => End::Forced,
         };
         self.kill();
         let complete = async {
-            drop(self.ended().await);
+            drop(self.wait_until_ended().await);
             self.finish_output().await;
         };
         drop(timeout(KILL_MAX_WAIT, complete).await);
@@ -131,7 +131,7 @@ impl Child {
     }
 
     /// Waits until all processes within reach have ended.
-    async fn departed(&mut self) {
+    async fn wait_until_gone(&mut self) {
         drop(self.process.wait().await);
         if self.reach == Reach::Process {
             return;
@@ -141,21 +141,21 @@ impl Child {
         while test_kill_process_group(self.pid).is_ok() {
             // Orphaned members may be children of this process.
             while let Ok(Some(_)) = waitpgid(self.pid, WaitOptions::NOHANG) {}
-            if timeout(GROUP_LOOK_EVERY, self.silence()).await.is_ok() {
+            if timeout(GROUP_LOOK_EVERY, self.wait_for_output()).await.is_ok() {
                 return;
             }
         }
     }
 
     /// Waits until no process can write to its output and all of it is on the console.
-    async fn silence(&mut self) {
+    async fn wait_for_output(&mut self) {
         while self.output.join_next().await.is_some() {}
     }
 
     /// Kills the remaining processes.
     fn kill(&mut self) {
         if !self.gone {
-            self.signal(Signal::KILL);
+            self.send_signal(Signal::KILL);
             // After the process is reaped, its ID may belong to another process.
             self.gone = self.process.id().is_none();
         }
@@ -163,7 +163,7 @@ impl Child {
 
     /// Signals the process or its group. A group ID is reserved while the group has members, a process ID until
     /// the process is reaped.
-    fn signal(&self, signal: Signal) {
+    fn send_signal(&self, signal: Signal) {
         if self.gone {
             return;
         }
@@ -181,16 +181,16 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
-        started().remove(&self.pid());
+        started_pids().remove(&self.pid());
     }
 }
 
 /// True if this process ID belongs to a [`Child`] that is not dropped yet.
 pub(super) fn is_started(pid: i32) -> bool {
-    started().contains(&pid)
+    started_pids().contains(&pid)
 }
 
-fn started() -> MutexGuard<'static, BTreeSet<i32>> {
+fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
     static STARTED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
     STARTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -240,18 +240,18 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let mut ours = UnixStream::from_std(ours).unwrap();
         let mut word = [0; 6];
-        within(ours.read_exact(&mut word)).await.unwrap();
+        within_limit(ours.read_exact(&mut word)).await.unwrap();
         assert_eq!(&word, b"ready\n");
         (child, ours)
     }
 
     /// The timeout makes a test fail instead of hang.
-    async fn within<T>(what: impl Future<Output = T>) -> T {
+    async fn within_limit<T>(what: impl Future<Output = T>) -> T {
         timeout(Duration::from_secs(20), what).await.expect("it happens at all")
     }
 
     async fn all_have_ended(mut socket: UnixStream) {
-        assert_eq!(within(socket.read(&mut [0; 1])).await.unwrap(), 0);
+        assert_eq!(within_limit(socket.read(&mut [0; 1])).await.unwrap(), 0);
     }
 
     #[tokio::test]
@@ -259,7 +259,7 @@ mod tests {
         let all = async {
             let script = "trap '' TERM; sleep 1000 & echo ready >&3; exit 7";
             let (mut child, socket) = start(script).await;
-            assert_eq!(within(child.ended()).await.unwrap().code(), Some(7));
+            assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
             all_have_ended(socket).await;
             let (child, socket) = start("sleep 1000 & echo ready >&3; wait").await;
             drop(child);
@@ -276,7 +276,7 @@ mod tests {
             let (mut child, mut socket) = start(script).await;
             socket.write_all(b"go\n").await.unwrap();
             let began = Instant::now();
-            assert_eq!(within(child.ended()).await.unwrap().code(), Some(7));
+            assert_eq!(within_limit(child.wait_until_ended()).await.unwrap().code(), Some(7));
             let mut outputs = JoinSet::new();
             child.leave_output(&mut outputs).await;
             assert!(began.elapsed() < LAST_WORDS_MAX, "{:?}", began.elapsed());
@@ -298,7 +298,7 @@ mod tests {
                 ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, End::Forced),
             ] {
                 let (child, socket) = start(script).await;
-                assert_eq!(within(child.stop(max_wait)).await, expected, "{script}");
+                assert_eq!(within_limit(child.stop(max_wait)).await, expected, "{script}");
                 all_have_ended(socket).await;
             }
         };

@@ -36,11 +36,11 @@ pub(crate) enum Output {
 pub(super) struct Progress(Arc<AtomicUsize>);
 
 impl Progress {
-    fn advance(&self) {
+    fn count_line(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn lines(&self) -> usize {
+    pub(super) fn line_count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -56,34 +56,34 @@ impl Console {
     }
 
     /// Returns the destination of the standard output of processes.
-    pub(super) fn standard(&self) -> Output {
+    pub(super) fn standard_output(&self) -> Output {
         self.standard
     }
 
     /// Copies `source` line by line until it ends.
-    pub(super) async fn follow(
+    pub(super) async fn forward_output(
         self,
         speaker: Speaker,
         (output, progress): (Output, Progress),
         mut source: impl AsyncRead + Unpin,
     ) {
         let width = self.width.fetch_max(speaker.name.len(), Ordering::Relaxed);
-        let prefix = |width: usize| speaker.prefix(width, output);
+        let prefix = |width: usize| speaker.line_prefix(width, output);
         let mut cutter = LineCutter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut shown = prefix(width.max(speaker.name.len()));
         loop {
             let count = source.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..count) {
-                Some(bytes) if !bytes.is_empty() => cutter.cut(bytes),
-                _ => cutter.rest(),
+                Some(bytes) if !bytes.is_empty() => cutter.cut_lines(bytes),
+                _ => cutter.remaining_lines(),
             };
             if !lines.is_empty() {
                 shown = prefix(self.width.load(Ordering::Relaxed));
             }
             for line in lines {
                 self.write(output, &[shown.as_bytes(), &line, b"\n"].concat()).await;
-                progress.advance();
+                progress.count_line();
             }
             if count == 0 {
                 return;
@@ -92,7 +92,7 @@ impl Console {
     }
 
     /// Writes text of `leno up` itself.
-    pub(super) async fn say(&self, output: Output, text: String) {
+    pub(super) async fn print_text(&self, output: Output, text: String) {
         self.write(output, text.as_bytes()).await;
     }
 
@@ -129,7 +129,7 @@ impl Speaker {
         Self { name, color: COLORS.get(index).copied().unwrap_or(39) }
     }
 
-    fn prefix(&self, width: usize, output: Output) -> String {
+    fn line_prefix(&self, width: usize, output: Output) -> String {
         let Self { name, color } = self;
         let colored = match output {
             Output::Out => io::stdout().is_terminal(),
@@ -150,7 +150,7 @@ struct LineCutter {
 
 impl LineCutter {
     /// Returns the complete lines, and those of the maximum length.
-    fn cut(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    fn cut_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = bytes.split_at(end);
@@ -169,7 +169,7 @@ impl LineCutter {
     }
 
     /// Returns the remaining bytes at the end of the input.
-    fn rest(&mut self) -> Vec<Vec<u8>> {
+    fn remaining_lines(&mut self) -> Vec<Vec<u8>> {
         match self.begun.is_empty() {
             true => Vec::new(),
             false => vec![std::mem::take(&mut self.begun)],
@@ -199,10 +199,10 @@ mod tests {
             let lines = lines.into_iter();
             lines.map(|line| String::from_utf8(line).unwrap()).collect()
         };
-        assert_eq!(text(cutter.cut(b"on")), [""; 0]);
-        assert_eq!(text(cutter.cut(b"e\r\n\ntw")), ["one", ""]);
-        assert_eq!(text(cutter.rest()), ["tw"]);
-        assert_eq!(text(cutter.rest()), [""; 0]);
+        assert_eq!(text(cutter.cut_lines(b"on")), [""; 0]);
+        assert_eq!(text(cutter.cut_lines(b"e\r\n\ntw")), ["one", ""]);
+        assert_eq!(text(cutter.remaining_lines()), ["tw"]);
+        assert_eq!(text(cutter.remaining_lines()), [""; 0]);
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let mut cutter = LineCutter::default();
         let mut pieces = Vec::new();
         for _ in 0..10 {
-            pieces.extend(cutter.cut(&[b'x'; CHUNK_BYTES]));
+            pieces.extend(cutter.cut_lines(&[b'x'; CHUNK_BYTES]));
         }
         assert!(!pieces.is_empty());
         assert!(pieces.iter().all(|piece| piece.len() < LINE_BYTES_MAX + CHUNK_BYTES));

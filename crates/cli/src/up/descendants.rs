@@ -35,9 +35,9 @@ pub(crate) struct Run {
 
 impl Run {
     /// Returns the run with this first process. `None` if the process has ended.
-    pub(crate) fn of(leader: i32) -> Option<Self> {
+    pub(crate) fn from_leader(leader: i32) -> Option<Self> {
         let namespace = fs::read_link(NAMESPACE).ok()?;
-        let started = sockets::process(leader)?.started;
+        let started = sockets::read_process(leader)?.started;
         Some(Self::new(&namespace.to_string_lossy(), leader, started))
     }
 
@@ -48,34 +48,35 @@ impl Run {
     }
 
     /// Returns the name and the value of the variable.
-    pub(crate) fn variable(&self) -> Option<(&str, &str)> {
+    pub(crate) fn mark_variable(&self) -> Option<(&str, &str)> {
         self.mark.split_once('=')
     }
 
     /// Signals the live processes.
     pub(super) fn signal_all(&self, signal: Signal) {
-        for pid in self.members() {
+        for pid in self.member_processes() {
             // A process that has just ended needs no signal.
-            let _is_sent = self.send(pid, signal);
+            let _is_sent = self.send_signal(pid, signal);
         }
     }
 
     /// Records the descendants of the first process, while it lives.
-    pub(super) fn look(&mut self) {
-        if sockets::process(self.leader).is_none_or(|it| it.started != self.started) {
+    pub(super) fn remember_descendants(&mut self) {
+        if sockets::read_process(self.leader).is_none_or(|it| it.started != self.started) {
             return;
         }
-        let found = sockets::tree(self.leader).into_iter();
-        self.seen = found.filter_map(|pid| Some((pid, sockets::process(pid)?.started))).collect();
+        let found = sockets::process_tree(self.leader).into_iter();
+        self.seen =
+            found.filter_map(|pid| Some((pid, sockets::read_process(pid)?.started))).collect();
     }
 
     /// Waits for its processes to end, and kills those that remain after `max_wait`, including those started
     /// meanwhile. Returns descriptions of the killed ones.
-    pub(super) async fn end(&self, max_wait: Duration) -> Vec<String> {
+    pub(super) async fn wait_or_kill(&self, max_wait: Duration) -> Vec<String> {
         let began = Instant::now();
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
         loop {
-            let members = self.living();
+            let members = self.living_processes();
             let waited = began.elapsed();
             // A process that executes a new program shows no environment for a moment.
             if members.is_empty() && was_empty {
@@ -88,8 +89,8 @@ impl Run {
             }
             if waited >= max_wait {
                 for pid in members {
-                    let description = sockets::described(pid);
-                    if self.send(pid, Signal::KILL) {
+                    let description = sockets::describe_process(pid);
+                    if self.send_signal(pid, Signal::KILL) {
                         killed.insert(pid, description);
                     }
                 }
@@ -101,35 +102,35 @@ impl Run {
     }
 
     /// Returns the live processes, including those that `leno up` adopted and that have no variable.
-    fn living(&self) -> Vec<i32> {
-        sockets::pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
+    fn living_processes(&self) -> Vec<i32> {
+        sockets::all_pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
     }
 
     /// Returns the live processes.
-    pub(super) fn members(&self) -> Vec<i32> {
-        sockets::pids().filter(|pid| self.contains(*pid)).collect()
+    pub(super) fn member_processes(&self) -> Vec<i32> {
+        sockets::all_pids().filter(|pid| self.contains(*pid)).collect()
     }
 
     fn contains(&self, pid: i32) -> bool {
-        let Some(process) = sockets::process(pid) else { return false };
+        let Some(process) = sockets::read_process(pid) else { return false };
         let is_seen = self.seen.get(&pid) == Some(&process.started);
-        !process.is_zombie && process.started >= self.started && (is_seen || self.marks(pid))
+        !process.is_zombie && process.started >= self.started && (is_seen || self.has_mark(pid))
     }
 
     /// True for an adopted process without the variable: it belongs to this run, or to another one that has
     /// ended.
     fn may_contain(&self, pid: i32) -> bool {
-        adopted(pid).is_some_and(|it| !it.is_zombie && it.started >= self.started)
+        adopted_process(pid).is_some_and(|it| !it.is_zombie && it.started >= self.started)
             && !has_line(pid, |line| line.starts_with(VARIABLE.as_bytes()))
     }
 
     /// True for a process that started with the variable.
-    pub(super) fn marks(&self, pid: i32) -> bool {
+    pub(super) fn has_mark(&self, pid: i32) -> bool {
         has_line(pid, |line| line == self.mark.as_bytes())
     }
 
     /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
-    fn send(&self, pid: i32, signal: Signal) -> bool {
+    fn send_signal(&self, pid: i32, signal: Signal) -> bool {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
         (self.contains(pid) || self.may_contain(pid)) && pidfd_send_signal(handle, signal).is_ok()
@@ -157,8 +158,8 @@ pub(super) fn adopt_orphans() -> anyhow::Result<()> {
 
 /// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The
 /// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
-fn adopted(pid: i32) -> Option<Process> {
-    let (process, own) = (sockets::process(pid)?, getpid().as_raw_nonzero().get());
+fn adopted_process(pid: i32) -> Option<Process> {
+    let (process, own) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
     let is_adopted = process.parent == own
         && process.group != getpgrp().as_raw_nonzero().get()
         && !child::is_started(pid)
@@ -168,7 +169,9 @@ fn adopted(pid: i32) -> Option<Process> {
 
 /// Reaps adopted processes that have ended.
 fn reap_adopted() {
-    for pid in sockets::pids().filter(|pid| adopted(*pid).is_some_and(|it| it.is_zombie)) {
+    for pid in
+        sockets::all_pids().filter(|pid| adopted_process(*pid).is_some_and(|it| it.is_zombie))
+    {
         // Another call may have reaped it.
         let _is_reaped = waitpid(Pid::from_raw(pid), WaitOptions::NOHANG).is_ok();
     }
@@ -180,25 +183,25 @@ pub(super) struct Runs(Rc<RefCell<BTreeMap<WorkloadName, Run>>>);
 
 impl Runs {
     /// Adds an application that has started.
-    pub(super) fn note(&self, workload: &WorkloadName, run: Run) {
+    pub(super) fn add_run(&self, workload: &WorkloadName, run: Run) {
         self.0.borrow_mut().insert(workload.clone(), run);
     }
 
     /// Removes an application after all its processes have ended.
-    pub(super) fn forget(&self, workload: &WorkloadName) {
+    pub(super) fn remove_run(&self, workload: &WorkloadName) {
         self.0.borrow_mut().remove(workload);
     }
 
     /// Kills all processes of the applications, including those in other sessions. `drop_supervisors` ends the
     /// tasks that would restart applications.
-    pub(super) async fn kill(&self, drop_supervisors: impl FnOnce()) {
+    pub(super) async fn kill_all(&self, drop_supervisors: impl FnOnce()) {
         let mut runs: Vec<Run> = self.0.borrow().values().cloned().collect();
-        runs.iter_mut().for_each(Run::look);
+        runs.iter_mut().for_each(Run::remember_descendants);
         drop_supervisors();
         runs.iter().for_each(|run| run.signal_all(Signal::KILL));
         let all_ended = async {
             for run in &runs {
-                run.end(Duration::ZERO).await;
+                run.wait_or_kill(Duration::ZERO).await;
             }
         };
         if tokio::time::timeout(END_MAX_WAIT, all_ended).await.is_err() {
@@ -213,7 +216,7 @@ impl Runs {
 /// If `/proc` does not contain it.
 pub(crate) fn own_run() -> anyhow::Result<Run> {
     let own = i32::try_from(std::process::id())?;
-    Run::of(own).context("/proc does not show this process")
+    Run::from_leader(own).context("/proc does not show this process")
 }
 
 /// The variable in the environment of applications.
@@ -233,9 +236,13 @@ mod tests {
 
     /// A shell with a child in another session, and the run of both. The first process of the run is the test
     /// itself.
-    fn shell(script: &str, run: &Run) -> Child {
+    fn start_shell(script: &str, run: &Run) -> Child {
         let mut shell = Command::new("sh");
-        shell.args(["-c", script]).process_group(0).stdout(Stdio::piped()).envs(run.variable());
+        shell
+            .args(["-c", script])
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .envs(run.mark_variable());
         let mut shell = shell.spawn().unwrap();
         shell.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         shell
@@ -243,7 +250,7 @@ mod tests {
 
     async fn until_members(run: &Run, count: usize) {
         let found = async {
-            while run.members().len() != count {
+            while run.member_processes().len() != count {
                 tokio::task::yield_now().await;
             }
         };
@@ -255,18 +262,18 @@ mod tests {
         let own = own_run().unwrap();
         let run = Run::new("of a test", own.leader, own.started);
         let other = Run::new("of another test", own.leader, own.started);
-        let mut external_client = shell("echo; exec sleep 600", &other);
-        let mut parent = shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
+        let mut external_client = start_shell("echo; exec sleep 600", &other);
+        let mut parent = start_shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
         until_members(&run, 2).await;
         parent.kill().unwrap();
         parent.wait().unwrap();
         until_members(&run, 1).await;
         // Its start precedes that of the run.
         let later = Run { started: u64::MAX, ..run.clone() };
-        assert!(later.members().is_empty());
-        let ended = run.end(Duration::ZERO).await;
+        assert!(later.member_processes().is_empty());
+        let ended = run.wait_or_kill(Duration::ZERO).await;
         assert_eq!(ended.len(), 1, "{ended:?}");
-        assert!(run.members().is_empty());
+        assert!(run.member_processes().is_empty());
         until_members(&other, 1).await;
         external_client.kill().unwrap();
         external_client.wait().unwrap();
@@ -278,12 +285,12 @@ mod tests {
         parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let mut run = Run::of(i32::try_from(parent.id()).unwrap()).unwrap();
-        run.look();
+        let mut run = Run::from_leader(i32::try_from(parent.id()).unwrap()).unwrap();
+        run.remember_descendants();
         run.signal_all(Signal::TERM);
         parent.kill().unwrap();
         parent.wait().unwrap();
-        run.end(Duration::ZERO).await;
-        assert!(run.members().is_empty());
+        run.wait_or_kill(Duration::ZERO).await;
+        assert!(run.member_processes().is_empty());
     }
 }

@@ -90,7 +90,7 @@ impl Standing {
 
     /// True if its application has exited and has not run for long since.
     pub(crate) fn does_not_stay_up(&self) -> bool {
-        let reported = self.application.reported();
+        let reported = self.application.to_application();
         reported.is_some_and(|application| {
             application.state == ApplicationState::Restarting
                 || application.keeps_exiting(Instant::now())
@@ -104,7 +104,7 @@ impl Standing {
 
     /// Returns the ports that its application does not serve, each with the cause.
     pub(crate) fn port_problems(&self) -> BTreeMap<u16, String> {
-        self.application.reported().map(|application| application.ports).unwrap_or_default()
+        self.application.to_application().map(|application| application.ports).unwrap_or_default()
     }
 }
 
@@ -144,14 +144,14 @@ impl Fleet {
     }
 
     /// Starts, updates and stops members until they match the registry.
-    pub(super) fn want(&mut self, workloads: &[Workload]) {
+    pub(super) fn set_wanted(&mut self, workloads: &[Workload]) {
         let wanted = |workload: &Workload| (workload.name.clone(), Arc::new(workload.clone()));
         self.wanted = workloads.iter().map(wanted).collect();
-        self.converge();
+        self.converge_members();
     }
 
     /// Resolves when the state of a member may have changed.
-    pub(super) async fn changed(&mut self) {
+    pub(super) async fn wait_for_change(&mut self) {
         tokio::select! {
             () = self.changed.notified() => {}
             Some(departed) = self.tasks.join_next() => {
@@ -163,13 +163,13 @@ impl Fleet {
                     }
                 }
                 // The workload may be wanted again with another account.
-                self.converge();
+                self.converge_members();
             }
         }
     }
 
     /// Returns the states of the members.
-    pub(super) fn standing(&self) -> Vec<Standing> {
+    pub(super) fn member_statuses(&self) -> Vec<Standing> {
         let standing = |member: &Member| Standing {
             workload: member.workload.borrow().clone(),
             report: member.reports.borrow().clone(),
@@ -186,23 +186,23 @@ impl Fleet {
         self.wanted.clear();
         let is_client = |member: &&Member| member.workload.borrow().ports.is_empty();
         for member in self.members.values().filter(is_client) {
-            member.advance(Stage::Leaving);
+            member.advance_to(Stage::Leaving);
         }
         for member in self.members.values().filter(is_client) {
             let mut drained = member.drained.clone();
             // An error means that the member is gone.
             drop(drained.wait_for(|drained| *drained).await);
         }
-        self.quiet(self.launcher.drain_timeout() / 2).await;
+        self.wait_until_quiet(self.launcher.drain_timeout() / 2).await;
         for member in self.members.values() {
-            member.advance(Stage::Leaving);
+            member.advance_to(Stage::Leaving);
         }
         while self.tasks.join_next().await.is_some() {}
         self.members.clear();
     }
 
     /// Waits until no sidecar has a request in progress, for `max_wait` at most.
-    async fn quiet(&self, max_wait: Duration) {
+    async fn wait_until_quiet(&self, max_wait: Duration) {
         for member in self.members.values() {
             member.counting.send_replace(true);
         }
@@ -210,10 +210,10 @@ impl Fleet {
             let report = member.reports.borrow();
             report.as_ref().is_some_and(|report| report.in_flight != Some(0))
         };
-        sidecar::quiet(|| self.members.values().any(is_busy), max_wait).await;
+        sidecar::wait_until_quiet(|| self.members.values().any(is_busy), max_wait).await;
     }
 
-    fn converge(&mut self) {
+    fn converge_members(&mut self) {
         for (name, member) in &self.members {
             let current = member.workload.borrow().clone();
             match self.wanted.get(name) {
@@ -223,7 +223,7 @@ impl Fleet {
                         member.workload.send_replace(Arc::clone(wanted));
                     }
                 }
-                _ => member.advance(Stage::Leaving),
+                _ => member.advance_to(Stage::Leaving),
             }
         }
         for (name, workload) in &self.wanted {
@@ -252,19 +252,19 @@ impl Member {
         let (gone, drained) = watch::channel(false);
         let mut posts = Posts { workloads, stages, report, state, counts, gone, changed };
         let task = tasks.spawn_local(async move {
-            if let Some(placement) = posts.place(&launcher, &name).await {
-                posts.keep(&launcher, &placement).await;
+            if let Some(placement) = posts.wait_for_placement(&launcher, &name).await {
+                posts.supervise(&launcher, &placement).await;
             }
             posts.gone.send_replace(true);
-            launcher.control().applications().report(&name, None);
-            launcher.placements().release(&name).await;
+            launcher.control().applications().set_state(&name, None);
+            launcher.placements().release_workload(&name).await;
             name
         });
         let task = task.id();
         Self { workload, stage, reports, application, counting, drained, task }
     }
 
-    fn advance(&self, to: Stage) {
+    fn advance_to(&self, to: Stage) {
         self.stage.send_if_modified(|stage| {
             let further = *stage < to;
             *stage = to.max(*stage);
@@ -286,15 +286,19 @@ struct Posts {
 
 impl Posts {
     /// Returns the placement of the member's processes once there is one; `None` if it is no longer wanted.
-    async fn place(&mut self, launcher: &Launcher, name: &WorkloadName) -> Option<Placement> {
+    async fn wait_for_placement(
+        &mut self,
+        launcher: &Launcher,
+        name: &WorkloadName,
+    ) -> Option<Placement> {
         let mut restarts = Restarts::default();
         loop {
-            let error = match launcher.placements().place(name).await {
+            let error = match launcher.placements().place_workload(name).await {
                 Ok(placement) => return Some(placement),
                 Err(error) => error,
             };
-            let delay = restarts.after(Duration::ZERO);
-            tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::failure(&error));
+            let delay = restarts.delay_after(Duration::ZERO);
+            tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::format_error(&error));
             tokio::select! {
                 () = sleep(delay) => {}
                 _ = self.stages.wait_for(|stage| *stage >= Stage::Leaving) => return None,
@@ -303,7 +307,7 @@ impl Posts {
     }
 
     /// Supervises both processes until the member has left.
-    async fn keep(&self, launcher: &Launcher, placement: &Placement) {
+    async fn supervise(&self, launcher: &Launcher, placement: &Placement) {
         let first = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
@@ -324,15 +328,15 @@ impl Posts {
             stop_sidecar.send_replace(true);
         };
         let sidecar = async {
-            sidecar::keep((launcher, placement), &first, &self.report, to_sidecar).await;
+            sidecar::supervise((launcher, placement), &first, &self.report, to_sidecar).await;
             self.gone.send_replace(true);
             stop_application.send_replace(true);
         };
-        let tell = tell(self.report.subscribe(), self.state.subscribe(), &self.changed);
-        let report = report(launcher, &first, self.state.subscribe());
+        let tell = notify_changes(self.report.subscribe(), self.state.subscribe(), &self.changed);
+        let report = report_application(launcher, &first, self.state.subscribe());
         let both = async {
             tokio::join!(
-                application::keep(launcher, placement, signals, &self.state),
+                application::supervise(launcher, placement, signals, &self.state),
                 sidecar,
                 leaving,
             )
@@ -347,14 +351,14 @@ impl Posts {
 }
 
 /// Reports the state of an application to the control plane. Never returns.
-async fn report(
+async fn report_application(
     launcher: &Launcher,
     workload: &Workload,
     mut application: watch::Receiver<Progress>,
 ) {
     loop {
-        let reported = application.borrow_and_update().reported();
-        launcher.control().applications().report(&workload.name, reported);
+        let reported = application.borrow_and_update().to_application();
+        launcher.control().applications().set_state(&workload.name, reported);
         if application.changed().await.is_err() {
             return std::future::pending().await;
         }
@@ -362,7 +366,7 @@ async fn report(
 }
 
 /// Notifies the fleet when the state of a member's processes changes. Never returns.
-async fn tell(
+async fn notify_changes(
     mut reports: watch::Receiver<Option<Report>>,
     mut application: watch::Receiver<Progress>,
     changed: &Notify,

@@ -45,13 +45,13 @@ pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn record(path: &Path) -> anyhow::Result<()> {
+pub(crate) fn record_group(path: &Path) -> anyhow::Result<()> {
     write(path, i32::try_from(std::process::id())?)
 }
 
 /// Restores the record of a running application whenever it is missing, as after the removal of the data
 /// directory. Never returns.
-pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
+pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
     let mut is_reported = false;
     loop {
         sleep(RECORD_LOOK_EVERY).await;
@@ -66,7 +66,7 @@ pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
             }
             Err(error) if !is_reported => {
                 is_reported = true;
-                let error = output::failure(&error);
+                let error = output::format_error(&error);
                 tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be restored");
             }
             Err(_) => {}
@@ -76,10 +76,10 @@ pub(super) async fn keep(path: &Path, pid: i32) -> Infallible {
 
 /// Records the process group of an application with this first process, a child of `leno up`.
 fn write(path: &Path, pid: i32) -> anyhow::Result<()> {
-    let own = sockets::process(pid).filter(|it| !it.is_zombie);
+    let own = sockets::read_process(pid).filter(|it| !it.is_zombie);
     let own = own.with_context(|| format!("/proc does not show the process {pid}"))?;
-    let (boot, namespace) = (boot()?, namespace()?);
-    let supervisor = (own.parent, sockets::process(own.parent).map_or(0, |it| it.started));
+    let (boot, namespace) = (boot_id()?, pid_namespace()?);
+    let supervisor = (own.parent, sockets::read_process(own.parent).map_or(0, |it| it.started));
     let Process { group, session, started, .. } = own;
     let group = Group { boot, namespace, leader: group, started, session, supervisor };
     let text = serde_json::to_vec(&group)?;
@@ -91,7 +91,7 @@ fn write(path: &Path, pid: i32) -> anyhow::Result<()> {
 }
 
 /// Removes the record of a process group that has ended.
-pub(super) fn forget(path: &Path) {
+pub(super) fn remove_record(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != ErrorKind::NotFound
     {
@@ -103,23 +103,24 @@ pub(super) fn forget(path: &Path) {
 /// has claimed the data directory, so that no other `leno up` runs them.
 pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
     let mut ended = Vec::new();
-    for path in files(&data.join(DIRECTORY)).iter().flat_map(|namespace| files(namespace)) {
+    for path in list_files(&data.join(DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
+    {
         let text = read_regular(&path, FileOrigin::Leno, RECORD_BYTES_MAX).ok().flatten();
         let group = text.and_then(|text| serde_json::from_slice::<Group>(&text).ok());
         let is_over = match group {
             Some(group) if group.is_leftover() => {
-                ended.extend(group.end().await);
+                ended.extend(group.kill_all().await);
                 // Processes that left the group.
                 let run = Run::new(&group.namespace, group.leader, group.started);
-                ended.extend(run.end(Duration::ZERO).await);
-                group.members().is_empty() && run.members().is_empty()
+                ended.extend(run.wait_or_kill(Duration::ZERO).await);
+                group.living_members().is_empty() && run.member_processes().is_empty()
             }
             // Its supervisor may be running and need the record.
-            Some(group) => boot().is_ok_and(|boot| boot != group.boot),
+            Some(group) => boot_id().is_ok_and(|boot| boot != group.boot),
             None => true,
         };
         if is_over {
-            forget(&path);
+            remove_record(&path);
         }
     }
     ended
@@ -130,18 +131,18 @@ impl Group {
     /// directory does not prove the latter: the directory may have been removed while in use.
     fn is_leftover(&self) -> bool {
         let (supervisor, started) = self.supervisor;
-        boot().is_ok_and(|boot| boot == self.boot)
-            && namespace().is_ok_and(|namespace| namespace == self.namespace)
-            && !sockets::process(supervisor)
+        boot_id().is_ok_and(|boot| boot == self.boot)
+            && pid_namespace().is_ok_and(|namespace| namespace == self.namespace)
+            && !sockets::read_process(supervisor)
                 .is_some_and(|it| it.started == started && !it.is_zombie)
     }
 
     /// Kills all members, including those started meanwhile, for `END_MAX_WAIT` at most.
-    async fn end(&self) -> Vec<String> {
+    async fn kill_all(&self) -> Vec<String> {
         let until = Instant::now() + END_MAX_WAIT;
         let mut killed = BTreeMap::new();
         loop {
-            let members = self.members();
+            let members = self.living_members();
             if members.is_empty() {
                 break;
             }
@@ -153,8 +154,8 @@ impl Group {
                 break;
             }
             for pid in members {
-                let description = sockets::described(pid);
-                if self.kill(pid) {
+                let description = sockets::describe_process(pid);
+                if self.kill_member(pid) {
                     killed.insert(pid, description);
                 }
             }
@@ -165,13 +166,14 @@ impl Group {
 
     /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if
     /// another process has it, all members have ended.
-    fn members(&self) -> Vec<i32> {
-        let leader = sockets::process(self.leader);
+    fn living_members(&self) -> Vec<i32> {
+        let leader = sockets::read_process(self.leader);
         if leader.is_some_and(|leader| leader.started != self.started) {
             return Vec::new();
         }
-        let is_member = |pid: &i32| sockets::process(*pid).is_some_and(|it| self.contains(&it));
-        sockets::pids().filter(is_member).collect()
+        let is_member =
+            |pid: &i32| sockets::read_process(*pid).is_some_and(|it| self.contains(&it));
+        sockets::all_pids().filter(is_member).collect()
     }
 
     fn contains(&self, process: &Process) -> bool {
@@ -182,25 +184,25 @@ impl Group {
     }
 
     /// Kills a member. The pidfd refers to one process: the signal reaches no other after an ID is reused.
-    fn kill(&self, pid: i32) -> bool {
+    fn kill_member(&self, pid: i32) -> bool {
         let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let Some(handle) = handle else { return false };
-        sockets::process(pid).is_some_and(|it| self.contains(&it))
+        sockets::read_process(pid).is_some_and(|it| self.contains(&it))
             && pidfd_send_signal(handle, Signal::KILL).is_ok()
     }
 }
 
-fn boot() -> anyhow::Result<String> {
+fn boot_id() -> anyhow::Result<String> {
     let boot = fs::read_to_string(BOOT).with_context(|| format!("cannot read {BOOT}"))?;
     Ok(boot.trim().to_owned())
 }
 
-fn namespace() -> anyhow::Result<String> {
+fn pid_namespace() -> anyhow::Result<String> {
     let namespace = fs::read_link(NAMESPACE).with_context(|| format!("cannot read {NAMESPACE}"))?;
     Ok(namespace.to_string_lossy().into_owned())
 }
 
-fn files(directory: &Path) -> Vec<PathBuf> {
+fn list_files(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
@@ -224,15 +226,15 @@ mod tests {
     use super::*;
 
     /// The group of a killed shell, and a process that the shell started.
-    fn orphans() -> (Group, Child) {
+    fn start_orphans() -> (Group, Child) {
         let mut shell = Command::new("sh");
         shell.args(["-c", "sleep 600 & echo; wait"]).process_group(0).stdout(Stdio::piped());
         let mut shell = shell.spawn().unwrap();
         let mut line = [0; 1];
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
-        let found = sockets::process(i32::try_from(shell.id()).unwrap()).unwrap();
+        let found = sockets::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
         let Process { group, session, started, .. } = found;
-        let (boot, namespace) = (boot().unwrap(), namespace().unwrap());
+        let (boot, namespace) = (boot_id().unwrap(), pid_namespace().unwrap());
         shell.kill().unwrap();
         shell.wait().unwrap();
         let supervisor = (0, 0);
@@ -249,15 +251,15 @@ mod tests {
     #[tokio::test]
     async fn what_a_killed_leader_left_is_ended_and_other_groups_are_not() {
         let data = tempfile::tempdir().unwrap();
-        let (group, _shell) = orphans();
-        assert_eq!(group.members().len(), 1);
+        let (group, _shell) = start_orphans();
+        assert_eq!(group.living_members().len(), 1);
         let other = |change: &dyn Fn(&mut Group)| {
             let mut other = group.clone();
             change(&mut other);
             other
         };
         let own = i32::try_from(std::process::id()).unwrap();
-        let own_start = sockets::process(own).unwrap().started;
+        let own_start = sockets::read_process(own).unwrap().started;
         for (other, is_kept) in [
             (other(&|it| it.boot.push('x')), false),
             (other(&|it| it.namespace.push('x')), true),
@@ -271,12 +273,12 @@ mod tests {
             let path = write_group(data.path(), &other);
             assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
             assert_eq!(path.exists(), is_kept, "{other:?}");
-            assert_eq!(group.members().len(), 1);
+            assert_eq!(group.living_members().len(), 1);
         }
         write_group(data.path(), &group);
         let ended = end_leftovers(data.path()).await;
         assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
-        assert!(group.members().is_empty());
+        assert!(group.living_members().is_empty());
         assert_eq!(end_leftovers(data.path()).await, [""; 0]);
     }
 
@@ -296,7 +298,7 @@ mod tests {
             }
         };
         tokio::select! {
-            never = keep(&path, pid) => match never {},
+            never = maintain_record(&path, pid) => match never {},
             () = written => {}
         }
         assert_eq!(fs::read(&path).unwrap(), text);

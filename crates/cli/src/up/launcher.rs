@@ -60,8 +60,8 @@ impl Launcher {
     }
 
     /// Returns the workloads without a connected sidecar that a replaced sidecar tries to serve.
-    pub(super) fn replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
-        self.control.replaced()
+    pub(super) fn replaced_sidecars(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
+        self.control.watch_replaced()
     }
 
     /// Returns the control plane, after the last start of a process.
@@ -90,7 +90,7 @@ impl Launcher {
     ///
     /// # Errors
     /// If its state directory or token file cannot be written.
-    pub(super) fn sidecar(
+    pub(super) fn sidecar_command(
         &self,
         workload: &Workload,
         placement: &Placement,
@@ -98,8 +98,8 @@ impl Launcher {
         let name = &workload.name;
         let state = self.settings.data.join("proxies");
         let state = state.join(name.namespace.as_str()).join(name.name.as_str());
-        let token = self.prepare(workload, &state)?;
-        let mut command = self.command(placement);
+        let token = self.prepare_state(workload, &state)?;
+        let mut command = self.own_command(placement);
         if let Some(level) = &self.settings.log_level {
             command.arg("--log-level").arg(level);
         }
@@ -107,11 +107,11 @@ impl Launcher {
         command
             .arg("proxy")
             .args(["--workload", &name.to_string()])
-            .args(["--control", &self.control.address().to_string()])
+            .args(["--control", &self.control.listen_address().to_string()])
             .args(["--trust-domain", &trust_domain])
             .args([OsStr::new("--state"), state.as_os_str()])
             .args([SUPERVISOR_OPTION, &std::process::id().to_string()])
-            .args(["--drain-timeout", &milliseconds(self.settings.drain)])
+            .args(["--drain-timeout", &format_milliseconds(self.settings.drain)])
             .args(&self.settings.sidecar_options)
             .args(&placement.sidecar_options);
         if let Some(token) = &token {
@@ -121,13 +121,13 @@ impl Launcher {
     }
 
     /// Returns the command of an application, which ends with this process.
-    pub(super) fn application(
+    pub(super) fn application_command(
         &self,
         workload: &WorkloadName,
         launch: &Launch,
         placement: &Placement,
     ) -> Command {
-        let mut command = self.command(placement);
+        let mut command = self.own_command(placement);
         command.arg("exec").args(["--parent", &std::process::id().to_string()]);
         command.arg("--record").arg(self.record_of(workload));
         if let Some(soft) = self.settings.open_files {
@@ -137,7 +137,7 @@ impl Launcher {
             command.args(["--cwd", cwd]);
         }
         if let Some(user) = &launch.options.user {
-            command.args(["--user", &written(user)]);
+            command.args(["--user", &format_user(user)]);
             let names = launch.environment.keys().map(String::as_str);
             for name in names.filter(|name| USER_VARIABLES.contains(name)) {
                 command.args(["--set", name]);
@@ -153,7 +153,7 @@ impl Launcher {
     }
 
     /// Returns a command that runs this program, with the placement's wrapper before it.
-    fn command(&self, placement: &Placement) -> Command {
+    fn own_command(&self, placement: &Placement) -> Command {
         let binary = &self.settings.binary;
         match placement.wrapper.split_first() {
             Some((wrapper, arguments)) => {
@@ -172,14 +172,14 @@ impl Launcher {
     }
 
     /// Prepares a sidecar's state directory. Returns a new token file unless the certificate there is valid.
-    fn prepare(&self, workload: &Workload, state: &Path) -> anyhow::Result<Option<PathBuf>> {
+    fn prepare_state(&self, workload: &Workload, state: &Path) -> anyhow::Result<Option<PathBuf>> {
         create_private(state)?;
         let token = state.join(TOKEN_FILE);
         let held = Credential::load(state);
-        let is_replaced = self.replaced().borrow().contains_key(&workload.name);
+        let is_replaced = self.replaced_sidecars().borrow().contains_key(&workload.name);
         let belongs = match &held {
             _ if is_replaced => false,
-            Ok(Some(held)) => self.belongs(held, workload),
+            Ok(Some(held)) => self.is_certificate_of(held, workload),
             Ok(None) => true,
             Err(error) if is_damage(error) => false,
             // An unreadable credential may still be valid: keep it.
@@ -215,7 +215,7 @@ impl Launcher {
     }
 
     /// True if a credential belongs to this workload in this mesh.
-    fn belongs(&self, held: &Credential, workload: &Workload) -> bool {
+    fn is_certificate_of(&self, held: &Credential, workload: &Workload) -> bool {
         held.workload() == Some(&workload.name)
             && held.id().account == workload.account
             && held.id().trust_domain == *self.control.trust_domain()
@@ -231,7 +231,7 @@ fn is_damage(error: &CredentialError) -> bool {
     }
 }
 
-fn written(user: &RunUser) -> String {
+fn format_user(user: &RunUser) -> String {
     match user {
         RunUser::Named(name) => name.clone(),
         RunUser::Numbered(user, None) => user.to_string(),
@@ -239,7 +239,7 @@ fn written(user: &RunUser) -> String {
     }
 }
 
-fn milliseconds(duration: Duration) -> String {
+fn format_milliseconds(duration: Duration) -> String {
     format!("{}ms", duration.as_millis())
 }
 

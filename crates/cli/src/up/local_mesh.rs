@@ -70,24 +70,24 @@ impl LocalMesh {
             tracing::info!(%ended, "a process of an application that a killed `leno up` left is ended");
         }
         let config = Config { supervised: true, ..config };
-        let (config, placements) = place(config, options.netns.clone())?;
-        let settings = settings(&config, &options, placements)?;
+        let (config, placements) = create_placements(config, options.netns.clone())?;
+        let settings = launcher_settings(&config, &options, placements)?;
         let control = start(config).await?;
         let console = Console::start(options.output).context("the console cannot be started")?;
-        let (mut workloads, status) = (control.workloads(), control.status());
+        let (mut workloads, status) = (control.watch_workloads(), control.watch_status());
         let launcher = Rc::new(Launcher::new(control, settings, console));
         let mut fleet = Fleet::new(Rc::clone(&launcher));
-        fleet.want(&workloads.borrow_and_update());
+        fleet.set_wanted(&workloads.borrow_and_update());
         Ok(Self { launcher, fleet, workloads, status, _data: data })
     }
 
     /// Reconciles the processes with the registry until `until` completes, and returns its result.
-    pub(crate) async fn tend<T>(&mut self, until: impl Future<Output = T>) -> T {
+    pub(crate) async fn supervise_until<T>(&mut self, until: impl Future<Output = T>) -> T {
         tokio::pin!(until);
         loop {
             tokio::select! {
                 done = &mut until => return done,
-                () = self.changed() => {}
+                () = self.process_change() => {}
             }
         }
     }
@@ -97,7 +97,7 @@ impl LocalMesh {
         let until = Instant::now() + max_wait;
         while !self.is_settled() {
             let look = until.min(Instant::now() + LOOK_AGAIN);
-            if timeout_at(look, self.changed()).await.is_err() && Instant::now() >= until {
+            if timeout_at(look, self.process_change()).await.is_err() && Instant::now() >= until {
                 return false;
             }
         }
@@ -105,16 +105,16 @@ impl LocalMesh {
     }
 
     /// Prints the workloads and examples of their use.
-    pub(crate) async fn introduce(&self, hint: &str) {
-        let standing = self.standing();
+    pub(crate) async fn print_summary(&self, hint: &str) {
+        let standing = self.member_statuses();
         let status = Arc::clone(&self.status.borrow());
         let mut members = Vec::new();
         for member in &standing {
-            let namespace = self.launcher.placements().namespace(&member.workload.name).await;
+            let namespace = self.launcher.placements().namespace_of(&member.workload.name).await;
             members.push(Introduced { standing: member, namespace });
         }
         let text = summary::render(&status, &members, hint);
-        self.launcher.console().say(Output::Out, text).await;
+        self.launcher.console().print_text(Output::Out, text).await;
         let waits = |member: &&Standing| !member.is_up();
         let waiting: Vec<String> =
             standing.iter().filter(waits).map(|member| member.workload.name.to_string()).collect();
@@ -126,24 +126,24 @@ impl LocalMesh {
     /// Reloads the files.
     pub(crate) fn reload(&self) {
         tracing::info!("SIGHUP: reloading the files");
-        self.launcher.control().reload();
+        self.launcher.control().reload_files();
     }
 
     /// Returns the URL of the control plane's page, if there is one.
-    pub(crate) fn page(&self) -> Option<String> {
+    pub(crate) fn page_url(&self) -> Option<String> {
         self.status.borrow().page.clone()
     }
 
     /// Returns the states of the workloads.
-    pub(crate) fn standing(&self) -> Vec<Standing> {
-        self.fleet.standing()
+    pub(crate) fn member_statuses(&self) -> Vec<Standing> {
+        self.fleet.member_statuses()
     }
 
     /// Resolves when a part of the control plane has ended unexpectedly. `stop` shuts the control plane down
     /// only after this future is dropped.
     pub(crate) fn control_ended(&self) -> impl Future<Output = EndedUnexpectedly> + use<> {
         let launcher = Rc::clone(&self.launcher);
-        async move { launcher.control().ended().await }
+        async move { launcher.control().wait_until_ended().await }
     }
 
     /// Returns the running applications.
@@ -161,20 +161,20 @@ impl LocalMesh {
     }
 
     /// Processes one change of the registry, the status or the fleet.
-    async fn changed(&mut self) {
+    async fn process_change(&mut self) {
         tokio::select! {
             Ok(()) = self.workloads.changed() => {
-                self.fleet.want(&self.workloads.borrow_and_update());
+                self.fleet.set_wanted(&self.workloads.borrow_and_update());
             }
             Ok(()) = self.status.changed() => {}
-            () = self.fleet.changed() => {}
+            () = self.fleet.wait_for_change() => {}
         }
     }
 
     /// True if every workload is settled and has a sidecar that has opened every port.
     fn is_settled(&self) -> bool {
         let status = self.status.borrow();
-        let standing = self.fleet.standing();
+        let standing = self.fleet.member_statuses();
         status.registered == status.workloads
             && standing.len() == status.workloads
             && standing.iter().all(Standing::is_settled)
@@ -186,20 +186,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Returns the placement of workloads. With namespaces the control plane listens on the gateway address, which
 /// all of them reach.
-fn place(mut config: Config, netns: Option<NetnsOptions>) -> anyhow::Result<(Config, Placements)> {
+fn create_placements(
+    mut config: Config,
+    netns: Option<NetnsOptions>,
+) -> anyhow::Result<(Config, Placements)> {
     let Some(netns) = netns else { return Ok((config, Placements::OpenListeners)) };
     let namespaces = Namespaces::create(netns)?;
     config.listen.set_ip(namespaces.gateway().into());
     Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))
 }
 
-fn settings(
+fn launcher_settings(
     config: &Config,
     options: &Options,
     placements: Placements,
 ) -> anyhow::Result<Settings> {
-    let mut sidecar_options = options.limits.options();
-    sidecar_options.extend(options.access_log.options());
+    let mut sidecar_options = options.limits.to_arguments();
+    sidecar_options.extend(options.access_log.to_arguments());
     Ok(Settings {
         data: config.data.clone(),
         binary: std::env::current_exe().context("cannot find this program")?,

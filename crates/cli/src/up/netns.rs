@@ -13,7 +13,7 @@ use clap::Args;
 use leno_model::WorkloadName;
 use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
 
-pub(super) use leftovers::clean;
+pub(super) use leftovers::remove_leftovers;
 
 use super::placement::Placement;
 use crate::range::Range;
@@ -77,9 +77,9 @@ impl Namespaces {
         options.netns_subnet.refuse_if_in_use()?;
         let namespaces = Self { options, bridge, placed: BTreeMap::new(), _claim: claim };
         let bridge = namespaces.bridge.as_str();
-        ip(&["link", "add", bridge, "type", "bridge"])?;
-        ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
-        ip(&["link", "set", bridge, "up"])?;
+        run_ip(&["link", "add", bridge, "type", "bridge"])?;
+        run_ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
+        run_ip(&["link", "set", bridge, "up"])?;
         Ok(namespaces)
     }
 
@@ -90,7 +90,7 @@ impl Namespaces {
 
     /// Returns the placement of a workload, and creates, connects and redirects its namespace on the first
     /// call.
-    pub(super) fn place(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
+    pub(super) fn place_workload(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         if !self.placed.contains_key(workload) {
             let host = self.free_host().context("all addresses of the subnet are in use")?;
             let name = format!("{}-{host}", self.bridge);
@@ -101,7 +101,7 @@ impl Namespaces {
             }
         }
         let namespace = &self.placed[workload];
-        Ok(placement(namespace, self.options.netns_subnet.host(namespace.host)))
+        Ok(build_placement(namespace, self.options.netns_subnet.host_address(namespace.host)))
     }
 
     /// Returns the name of a workload's namespace, for `ip netns`.
@@ -118,27 +118,27 @@ impl Namespaces {
 
     fn build(&self, workload: &WorkloadName) -> anyhow::Result<()> {
         let Namespace { name, host } = &self.placed[workload];
-        let address = format!("{}/16", self.options.netns_subnet.host(*host));
+        let address = format!("{}/16", self.options.netns_subnet.host_address(*host));
         let gateway = self.gateway().to_string();
-        let outer = outer(name);
-        ip(&["netns", "add", name])?;
-        ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
-        ip(&["link", "set", &outer, "master", &self.bridge, "up"])?;
-        ip(&["-n", name, "link", "set", "lo", "up"])?;
-        ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
-        ip(&["-n", name, "link", "set", "eth0", "up"])?;
-        ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
+        let outer = host_link(name);
+        run_ip(&["netns", "add", name])?;
+        run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+        run_ip(&["link", "set", &outer, "master", &self.bridge, "up"])?;
+        run_ip(&["-n", name, "link", "set", "lo", "up"])?;
+        run_ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
+        run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
+        run_ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
         if has_v6() {
             // No packet leaves by this route: a connection needs a source address and a route before it can be
             // redirected.
             let address = format!("{NETWORK_V6}{host:x}/128");
-            ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
-            ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
+            run_ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
+            run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
-        let own = self.options.netns_subnet.host(*host);
-        let rules = rules((self.gateway(), own), &self.options);
-        feed("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
-        let etc = etc(name);
+        let own = self.options.netns_subnet.host_address(*host);
+        let rules = redirection_rules((self.gateway(), own), &self.options);
+        run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
+        let etc = etc_directory(name);
         std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
         let namespace = &workload.namespace;
         let resolver = format!(
@@ -166,10 +166,10 @@ impl Drop for Namespaces {
 
 impl Subnet {
     fn gateway(self) -> Ipv4Addr {
-        self.host(1)
+        self.host_address(1)
     }
 
-    fn host(self, host: u16) -> Ipv4Addr {
+    fn host_address(self, host: u16) -> Ipv4Addr {
         let [third, fourth] = host.to_be_bytes();
         Ipv4Addr::new(self.0[0], self.0[1], third, fourth)
     }
@@ -180,7 +180,7 @@ impl Subnet {
         let Some(Route { dst, dev }) = self.routes_within()?.into_iter().next() else {
             return Ok(());
         };
-        let by = dev.map(|device| match leftovers::maker(&device) {
+        let by = dev.map(|device| match leftovers::maker_pid(&device) {
             Some(maker) => {
                 format!(
                     " through {device}, the bridge of another `leno up --netns` (process {maker})"
@@ -197,7 +197,7 @@ impl Subnet {
     /// Returns the routes to the network and its parts, from all routing tables.
     fn routes_within(self) -> anyhow::Result<Vec<Route>> {
         let network = self.to_string();
-        let reported = ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
+        let reported = run_ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
         // Without a route the output is empty, or an empty list.
         if reported.trim_ascii().is_empty() {
             return Ok(Vec::new());
@@ -209,7 +209,7 @@ impl Subnet {
 
 impl std::fmt::Display for Subnet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/16", self.host(0))
+        write!(f, "{}/16", self.host_address(0))
     }
 }
 
@@ -230,7 +230,7 @@ impl std::str::FromStr for Subnet {
     }
 }
 
-fn placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
+fn build_placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
     let wrapper = ["ip", "netns", "exec", &namespace.name];
     let options = [
         "--redirected".to_owned(),
@@ -254,7 +254,7 @@ fn has_v6() -> bool {
 /// Returns the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
 /// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
 /// so that it cannot bypass the sidecar.
-fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
+fn redirection_rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
     let set = |what: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
         false => format!("    {what} {{ {} }} return\n", items.join(", ")),
@@ -288,12 +288,12 @@ fn rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String
     )
 }
 
-fn ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
-    feed("ip", arguments, "")
+fn run_ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
+    run_with_input("ip", arguments, "")
 }
 
 /// Runs a command with `input` and returns its output. Its standard error becomes the error.
-fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
+fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
     use std::io::Write as _;
     let shown = || format!("{program} {}", arguments.join(" "));
     let mut child = Command::new(program)
@@ -315,28 +315,28 @@ fn feed(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8
 
 /// Runs `ip` during cleanup, which continues after errors. The object may already be gone.
 fn best_effort(arguments: &[&str]) {
-    if let Err(error) = ip(arguments) {
+    if let Err(error) = run_ip(arguments) {
         tracing::debug!(%error, "cleaning up");
     }
 }
 
 fn remove_namespace(name: &str) {
     // A closing socket keeps a namespace and its link for a minute after the name is removed.
-    best_effort(&["link", "del", &outer(name)]);
+    best_effort(&["link", "del", &host_link(name)]);
     best_effort(&["netns", "del", name]);
-    let etc = etc(name);
+    let etc = etc_directory(name);
     if let Err(error) = std::fs::remove_dir_all(&etc) {
         tracing::debug!(%error, path = %etc.display(), "cleaning up");
     }
 }
 
 /// Returns the name of the host end of a namespace's link; 15 bytes at most.
-fn outer(namespace: &str) -> String {
+fn host_link(namespace: &str) -> String {
     namespace.replacen("leno", "ln", 1)
 }
 
 /// Returns the directory of the files that `ip netns exec` mounts over those of `/etc`.
-fn etc(name: &str) -> PathBuf {
+fn etc_directory(name: &str) -> PathBuf {
     Path::new("/etc/netns").join(name)
 }
 
@@ -361,7 +361,7 @@ mod tests {
             exclude_inbound_ports: vec![8080],
         };
         let (gateway, own) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
-        let rules = rules((gateway, own), &options);
+        let rules = redirection_rules((gateway, own), &options);
         let at = |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
         assert!(at("tcp dport { 25, 53 } return") < at("redirect to :15001"));
         assert!(at("ip daddr { 10.9.0.0/16 } return") < at("redirect to :15001"));

@@ -32,30 +32,37 @@ impl Placements {
     ///
     /// # Errors
     /// If the namespace cannot be created.
-    pub(super) async fn place(&self, workload: &WorkloadName) -> anyhow::Result<Placement> {
+    pub(super) async fn place_workload(
+        &self,
+        workload: &WorkloadName,
+    ) -> anyhow::Result<Placement> {
         let workload = workload.clone();
         let placed = match self {
             Self::OpenListeners => return Ok(Placement::default()),
-            Self::Namespaces(all) => aside(all, move |all| all.place(&workload)).await,
+            Self::Namespaces(all) => {
+                change_in_background(all, move |all| all.place_workload(&workload)).await
+            }
         };
         placed.context("the task that changes network namespaces failed")?
     }
 
     /// Returns the name of a workload's own network namespace, if it has one.
-    pub(super) async fn namespace(&self, workload: &WorkloadName) -> Option<String> {
+    pub(super) async fn namespace_of(&self, workload: &WorkloadName) -> Option<String> {
         let workload = workload.clone();
         match self {
             Self::OpenListeners => None,
-            Self::Namespaces(all) => aside(all, move |all| all.name_of(&workload)).await.ok()?,
+            Self::Namespaces(all) => {
+                change_in_background(all, move |all| all.name_of(&workload)).await.ok()?
+            }
         }
     }
 
     /// Removes a workload's namespace, after its processes have ended.
-    pub(super) async fn release(&self, workload: &WorkloadName) {
+    pub(super) async fn release_workload(&self, workload: &WorkloadName) {
         let name = workload.clone();
         let released = match self {
             Self::OpenListeners => Ok(()),
-            Self::Namespaces(all) => aside(all, move |all| all.remove(&name)).await,
+            Self::Namespaces(all) => change_in_background(all, move |all| all.remove(&name)).await,
         };
         if let Err(error) = released {
             tracing::error!(%workload, %error, "cannot remove the network namespace");
@@ -64,7 +71,7 @@ impl Placements {
 }
 
 /// Runs the blocking commands that change namespaces on a separate thread.
-async fn aside<T: Send + 'static>(
+async fn change_in_background<T: Send + 'static>(
     namespaces: &Arc<Mutex<Namespaces>>,
     change: impl FnOnce(&mut Namespaces) -> T + Send + 'static,
 ) -> Result<T, JoinError> {

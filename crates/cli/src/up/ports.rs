@@ -36,7 +36,7 @@ pub(super) enum Port {
 
 impl Port {
     /// Returns a description of the problem, if the port is not served.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn describe_problem(&self) -> Option<String> {
         match self {
             Self::Starting | Self::Ready => None,
             Self::Overdue(problem) => Some((*problem).to_owned()),
@@ -83,7 +83,7 @@ struct Memory {
 /// Returns the inodes of the listening sockets in the network namespace of this process.
 pub(super) fn listening_now() -> BTreeSet<u64> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    sockets::listening(own).into_iter().map(|socket| socket.inode).collect()
+    sockets::listening_sockets(own).into_iter().map(|socket| socket.inode).collect()
 }
 
 /// Publishes the states of the application's ports until dropped.
@@ -96,7 +96,7 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
         let age = began.elapsed();
         let looked = spawn_blocking(move || {
             let mut memory = known;
-            let ports = look(&task, &mut memory, age);
+            let ports = check_ports(&task, &mut memory, age);
             (ports, memory)
         });
         let Ok((ports, next)) = looked.await else { return };
@@ -113,19 +113,19 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
 }
 
 /// Checks all ports once. `age` is the time since the start of the application.
-fn look(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
+fn check_ports(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
     let workload = observed.workload.borrow().clone();
-    let all = sockets::listening(observed.pid);
+    let all = sockets::listening_sockets(observed.pid);
     let known: BTreeSet<u64> = all.iter().map(|socket| socket.inode).collect();
     memory.own.retain(|inode| known.contains(inode));
     memory.foreign.retain(|inode, _| known.contains(inode));
     let mut ports: Ports = BTreeMap::new();
     for port in &workload.ports {
         let address = SocketAddr::new(workload.address, port.port);
-        let found = owner(observed, memory, &sockets::at(address, &all));
+        let found = find_owner(observed, memory, &sockets::sockets_for(address, &all));
         let state = match found {
             Owner::Nobody if age >= STARTING_MAX || memory.was_ready => Port::Silent,
-            Owner::Nobody => starting(age, PORT_SILENT),
+            Owner::Nobody => starting_port(age, PORT_SILENT),
             Owner::Application => Port::Ready,
             Owner::Other(by) => Port::Taken(by),
         };
@@ -135,7 +135,7 @@ fn look(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
         && ports.get(&get.port) == Some(&Port::Ready)
     {
         let address = SocketAddr::new(workload.address, get.port);
-        ports.insert(get.port, checked(observed, (address, &get.path), memory, age));
+        ports.insert(get.port, check_port(observed, (address, &get.path), memory, age));
     }
     memory.was_ready |= ports.values().all(|port| *port == Port::Ready);
     ports
@@ -153,21 +153,22 @@ enum Owner {
 /// (`SO_REUSEPORT`), so that a single socket of another process makes that process the owner. A socket belongs
 /// to the application if any of its processes has it open. A socket with a hidden owner belongs to another
 /// process if it existed before the application.
-fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
+fn find_owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
     let is_known = |memory: &Memory, inode: u64| {
         memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
     };
     let unknown = found.iter().map(|socket| socket.inode).filter(|it| !is_known(memory, *it));
     let unknown: Vec<u64> = unknown.collect();
-    let own = if unknown.is_empty() { BTreeSet::new() } else { application(observed.pid) };
+    let own =
+        if unknown.is_empty() { BTreeSet::new() } else { application_processes(observed.pid) };
     for inode in unknown {
-        if sockets::holder(inode, own.iter().copied()).is_some() {
+        if sockets::find_holder(inode, own.iter().copied()).is_some() {
             memory.own.insert(inode);
             continue;
         }
-        let others = sockets::pids().filter(|pid| !own.contains(pid));
-        let by = match sockets::holder(inode, others) {
-            Some(pid) => sockets::described(pid),
+        let others = sockets::all_pids().filter(|pid| !own.contains(pid));
+        let by = match sockets::find_holder(inode, others) {
+            Some(pid) => sockets::describe_process(pid),
             None if observed.before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
@@ -182,16 +183,16 @@ fn owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owne
 
 /// Returns the processes of the application with this first process, including those that left its process
 /// tree, group and session.
-fn application(pid: i32) -> BTreeSet<i32> {
-    let mut found = sockets::tree(pid);
-    if let Some(run) = Run::of(pid) {
-        found.extend(sockets::pids().filter(|pid| run.marks(*pid)));
+fn application_processes(pid: i32) -> BTreeSet<i32> {
+    let mut found = sockets::process_tree(pid);
+    if let Some(run) = Run::from_leader(pid) {
+        found.extend(sockets::all_pids().filter(|pid| run.has_mark(*pid)));
     }
     found
 }
 
 /// Returns the state of a port on which the application listens, from its readiness check.
-fn checked(
+fn check_port(
     observed: &Observed,
     (address, path): (SocketAddr, &str),
     memory: &mut Memory,
@@ -209,7 +210,7 @@ fn checked(
                 Some(LinkNameSpaceType::Network),
             )?;
         }
-        succeeds(address, &path)
+        is_check_successful(address, &path)
     });
     let ready = answered.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
     memory.failures = if ready { 0 } else { memory.failures.saturating_add(1) };
@@ -218,17 +219,17 @@ fn checked(
         true => Port::Ready,
         false if memory.was_checked && memory.failures < FAILURES_MAX => Port::Ready,
         false if memory.was_checked || age >= STARTING_MAX => Port::Unready,
-        false => starting(age, PORT_UNREADY),
+        false => starting_port(age, PORT_UNREADY),
     }
 }
 
 /// Returns the state of a port that is not ready at this age. Requests wait in either state.
-fn starting(age: Duration, problem: &'static str) -> Port {
+fn starting_port(age: Duration, problem: &'static str) -> Port {
     if age >= OVERDUE_AFTER { Port::Overdue(problem) } else { Port::Starting }
 }
 
 /// Sends the readiness request; true if the status is 200 to 299.
-fn succeeds(address: SocketAddr, path: &str) -> std::io::Result<bool> {
+fn is_check_successful(address: SocketAddr, path: &str) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, CHECK_MAX_WAIT)?;
     stream.set_read_timeout(Some(CHECK_MAX_WAIT))?;
     stream.set_write_timeout(Some(CHECK_MAX_WAIT))?;
@@ -265,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    fn observed(pid: i32, port: u16) -> Observed {
+    fn observe_process(pid: i32, port: u16) -> Observed {
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a-1, namespace: b}}\n\
              spec: {{ports: [{{port: {port}}}], run: [\"true\"]}}\n"
@@ -285,29 +286,33 @@ mod tests {
         let port = socket.local_addr().unwrap().port();
         let own = i32::try_from(std::process::id()).unwrap();
         let mut memory = Memory::default();
-        let ports = look(&observed(own, port), &mut memory, Duration::ZERO);
+        let ports = check_ports(&observe_process(own, port), &mut memory, Duration::ZERO);
         assert_eq!(ports[&port], Port::Ready);
         // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = i32::try_from(child.id()).unwrap();
-        let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
+        let ports =
+            check_ports(&observe_process(other, port), &mut Memory::default(), Duration::ZERO);
         let Port::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
         assert!(by.contains(&format!("process {own}")), "{by}");
         drop(socket);
-        let ports = look(&observed(other, port), &mut Memory::default(), Duration::ZERO);
+        let ports =
+            check_ports(&observe_process(other, port), &mut Memory::default(), Duration::ZERO);
         assert_eq!(ports[&port], Port::Starting);
         // Requests fail after 10 s; the start timeout is 60 s.
-        let ports = look(&observed(other, port), &mut Memory::default(), OVERDUE_AFTER);
+        let ports =
+            check_ports(&observe_process(other, port), &mut Memory::default(), OVERDUE_AFTER);
         assert_eq!(ports[&port], Port::Overdue(PORT_SILENT));
-        assert_eq!(ports[&port].problem().as_deref(), Some(PORT_SILENT));
-        let ports = look(&observed(other, port), &mut Memory::default(), STARTING_MAX);
+        assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_SILENT));
+        let ports =
+            check_ports(&observe_process(other, port), &mut Memory::default(), STARTING_MAX);
         assert_eq!(ports[&port], Port::Silent);
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     /// A process outside the test's process tree, with a socket as its standard input.
-    fn holder(socket: TcpListener, variable: Option<(&str, &str)>) -> std::process::Child {
+    fn start_holder(socket: TcpListener, variable: Option<(&str, &str)>) -> std::process::Child {
         let mut holder = std::process::Command::new("sleep");
         holder.arg("60").envs(variable).stdin(std::os::fd::OwnedFd::from(socket)).spawn().unwrap()
     }
@@ -318,8 +323,9 @@ mod tests {
         let pid = i32::try_from(first.id()).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        let mut daemon = holder(socket, Run::of(pid).unwrap().variable());
-        let ports = look(&observed(pid, port), &mut Memory::default(), Duration::ZERO);
+        let mut daemon = start_holder(socket, Run::from_leader(pid).unwrap().mark_variable());
+        let ports =
+            check_ports(&observe_process(pid, port), &mut Memory::default(), Duration::ZERO);
         assert_eq!(ports[&port], Port::Ready);
         for child in [&mut first, &mut daemon] {
             child.kill().unwrap();
@@ -340,10 +346,11 @@ mod tests {
         };
         let first = shared(0);
         let port = first.local_addr().unwrap().port();
-        let mut own = holder(first, None);
+        let mut own = start_holder(first, None);
         let pid = i32::try_from(own.id()).unwrap();
         let mut memory = Memory::default();
-        let mut state = || look(&observed(pid, port), &mut memory, Duration::ZERO)[&port].clone();
+        let mut state =
+            || check_ports(&observe_process(pid, port), &mut memory, Duration::ZERO)[&port].clone();
         assert_eq!(state(), Port::Ready);
         let _second = shared(port);
         let Port::Taken(by) = state() else { panic!("it is taken") };

@@ -10,7 +10,7 @@ pub(super) struct Restarts {
 
 impl Restarts {
     /// Returns the delay before the restart of a process that ran for `lived`.
-    pub(super) fn after(&mut self, lived: Duration) -> Duration {
+    pub(super) fn delay_after(&mut self, lived: Duration) -> Duration {
         if lived >= HEALTHY {
             self.failures = 0;
         }
@@ -20,12 +20,12 @@ impl Restarts {
     }
 
     /// Returns the number of consecutive failures.
-    pub(super) fn failures(&self) -> u32 {
+    pub(super) fn failure_count(&self) -> u32 {
         self.failures
     }
 
     /// Resets the failures, when the next process is a different one.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset_failures(&mut self) {
         self.failures = 0;
     }
 }
@@ -45,11 +45,11 @@ mod tests {
     fn delays_double_up_to_a_bound_and_begin_again_after_health() {
         let mut restarts = Restarts::default();
         let brief = Duration::from_millis(1);
-        let delays: Vec<u128> = (0..9).map(|_| restarts.after(brief).as_millis()).collect();
+        let delays: Vec<u128> = (0..9).map(|_| restarts.delay_after(brief).as_millis()).collect();
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
-        assert_eq!(restarts.after(Duration::from_secs(30)).as_millis(), 100);
-        assert_eq!(restarts.after(brief).as_millis(), 200);
-        restarts.forget();
-        assert_eq!(restarts.after(brief).as_millis(), 100);
+        assert_eq!(restarts.delay_after(Duration::from_secs(30)).as_millis(), 100);
+        assert_eq!(restarts.delay_after(brief).as_millis(), 200);
+        restarts.reset_failures();
+        assert_eq!(restarts.delay_after(brief).as_millis(), 100);
     }
 }

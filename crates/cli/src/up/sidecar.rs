@@ -26,7 +26,7 @@ use crate::proxy::{Order, Report};
 
 /// Keeps the sidecar of a workload running until `stop`. `reports` holds its last report while it runs, `None`
 /// otherwise.
-pub(super) async fn keep(
+pub(super) async fn supervise(
     through: (&Launcher, &Placement),
     workload: &Workload,
     reports: &watch::Sender<Option<Report>>,
@@ -45,9 +45,9 @@ pub(super) async fn keep(
             }
             Ok(Ended::Exited(status)) => status.to_string(),
             Ok(Ended::Replaced) => REPLACED.to_owned(),
-            Err(error) => output::failure(&error),
+            Err(error) => output::format_error(&error),
         };
-        let delay = restarts.after(began.elapsed());
+        let delay = restarts.delay_after(began.elapsed());
         tracing::warn!(%name, %reason, ?delay, "the sidecar ended; it is started again");
         tokio::select! {
             () = sleep(delay) => {}
@@ -80,7 +80,7 @@ async fn run(
     reports: &watch::Sender<Option<Report>>,
     on: &mut Signals,
 ) -> anyhow::Result<Ended> {
-    let mut command = launcher.sidecar(workload, placement)?;
+    let mut command = launcher.sidecar_command(workload, placement)?;
     let (ours, theirs) = SocketPair::pair().context("a socket for its reports")?;
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
     let name = workload.name.to_string();
@@ -90,14 +90,14 @@ async fn run(
     ours.set_nonblocking(true).context("the socket of its reports")?;
     let socket = UnixStream::from_std(ours).context("the socket of its reports")?;
     let (reading, writing) = socket.into_split();
-    let listening = listen(reading, reports);
-    let ordering = order(writing, on.application.clone(), on.counting.clone());
-    let replaced = until_replaced(launcher.replaced(), &workload.name);
+    let listening = receive_reports(reading, reports);
+    let ordering = send_orders(writing, on.application.clone(), on.counting.clone());
+    let replaced = until_replaced(launcher.replaced_sidecars(), &workload.name);
     tokio::pin!(listening, ordering, replaced);
     let (mut listens, mut obeys) = (true, true);
     loop {
         tokio::select! {
-            status = child.ended() => {
+            status = child.wait_until_ended() => {
                 child.finish_output().await;
                 return Ok(Ended::Exited(status?));
             }
@@ -133,14 +133,14 @@ async fn until_replaced(
 }
 
 /// Sends the sidecar each changed order, until the socket closes.
-async fn order(
+async fn send_orders(
     mut socket: OwnedWriteHalf,
     mut application: watch::Receiver<Progress>,
     mut counting: watch::Receiver<bool>,
 ) {
     let mut last = None;
     loop {
-        let ordered = application.borrow_and_update().order();
+        let ordered = application.borrow_and_update().to_order();
         let order = Order {
             count_requests: *counting.borrow_and_update() || ordered.count_requests,
             ..ordered
@@ -161,7 +161,7 @@ async fn order(
 }
 
 /// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `max_wait` at most.
-pub(super) async fn quiet(is_busy: impl Fn() -> bool, max_wait: Duration) {
+pub(super) async fn wait_until_quiet(is_busy: impl Fn() -> bool, max_wait: Duration) {
     let until = Instant::now() + max_wait;
     let mut idle = 0;
     while idle < QUIET_LOOKS && Instant::now() < until {
@@ -171,7 +171,7 @@ pub(super) async fn quiet(is_busy: impl Fn() -> bool, max_wait: Duration) {
 }
 
 /// Receives reports until the sidecar ends or sends one that cannot be parsed.
-async fn listen(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) {
+async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) {
     let mut socket = BufReader::new(socket);
     let mut line = String::new();
     loop {

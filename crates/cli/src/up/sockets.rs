@@ -24,27 +24,27 @@ pub(super) struct Process {
 }
 
 /// Returns the listening sockets in the network namespace of a process.
-pub(super) fn listening(pid: i32) -> Vec<Listening> {
+pub(super) fn listening_sockets(pid: i32) -> Vec<Listening> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
     let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read(name).ok());
     tables.flat_map(|table| parse_table(&table)).collect()
 }
 
 /// Returns the process `root`, the processes of its group and session, and the descendants of all of these.
-pub(super) fn tree(root: i32) -> BTreeSet<i32> {
+pub(super) fn process_tree(root: i32) -> BTreeSet<i32> {
     let processes: BTreeMap<i32, Process> =
-        pids().filter_map(|pid| Some((pid, process(pid)?))).collect();
-    members(root, &processes)
+        all_pids().filter_map(|pid| Some((pid, read_process(pid)?))).collect();
+    tree_members(root, &processes)
 }
 
 /// Returns the process with this ID.
-pub(super) fn process(pid: i32) -> Option<Process> {
+pub(super) fn read_process(pid: i32) -> Option<Process> {
     // The command may contain bytes that are not UTF-8.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&String::from_utf8_lossy(&stat))
 }
 
-fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
+fn tree_members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
     let mut found = BTreeSet::from([root]);
     loop {
         let before = found.len();
@@ -61,7 +61,7 @@ fn members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
 }
 
 /// Returns the first of these processes that has a socket open.
-pub(super) fn holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option<i32> {
+pub(super) fn find_holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option<i32> {
     let link = format!("socket:[{inode}]");
     let holds = |pid: &i32| {
         let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
@@ -72,20 +72,20 @@ pub(super) fn holder(inode: u64, among: impl IntoIterator<Item = i32>) -> Option
 }
 
 /// Returns the IDs of all processes.
-pub(super) fn pids() -> impl Iterator<Item = i32> {
+pub(super) fn all_pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// Returns a description of a process: its command and ID.
-pub(super) fn described(pid: i32) -> String {
+pub(super) fn describe_process(pid: i32) -> String {
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("{} (process {pid})", command.trim_end())
 }
 
 /// Returns the sockets among `all` that receive connections to an address: those bound to exactly that address,
 /// else the wildcard sockets of its family, else the IPv6 wildcard sockets.
-pub(super) fn at(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
+pub(super) fn sockets_for(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
     let exact: Vec<&Listening> = all.iter().filter(|it| it.address == address).collect();
     if !exact.is_empty() {
         return exact;
@@ -161,13 +161,13 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        let all = listening(own);
-        let [found] = at(address, &all)[..] else { panic!("{all:?}") };
-        assert_eq!(holder(found.inode, [own]), Some(own));
-        assert_eq!(holder(found.inode, []), None);
-        assert!(tree(own).contains(&own));
+        let all = listening_sockets(own);
+        let [found] = sockets_for(address, &all)[..] else { panic!("{all:?}") };
+        assert_eq!(find_holder(found.inode, [own]), Some(own));
+        assert_eq!(find_holder(found.inode, []), None);
+        assert!(process_tree(own).contains(&own));
         drop(socket);
-        assert!(at(address, &listening(own)).is_empty());
+        assert!(sockets_for(address, &listening_sockets(own)).is_empty());
     }
 
     #[cfg(target_endian = "little")]
@@ -181,7 +181,8 @@ mod tests {
             .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
         assert_eq!(parse_table(table), expected);
         let reached = |address: &str| {
-            let found = at(address.parse().unwrap(), &expected).into_iter().map(|it| it.inode);
+            let found =
+                sockets_for(address.parse().unwrap(), &expected).into_iter().map(|it| it.inode);
             found.collect::<Vec<u64>>()
         };
         assert_eq!(reached("127.0.0.1:9080"), [4711]);
@@ -190,7 +191,7 @@ mod tests {
         let both = [("[::]:80", 4713), ("0.0.0.0:80", 4714)]
             .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
         for (address, inode) in [("127.0.0.1:80", 4714), ("[::1]:80", 4713)] {
-            let found = at(address.parse().unwrap(), &both).into_iter().map(|it| it.inode);
+            let found = sockets_for(address.parse().unwrap(), &both).into_iter().map(|it| it.inode);
             assert_eq!(found.collect::<Vec<u64>>(), [inode], "{address}");
         }
     }
@@ -211,7 +212,7 @@ mod tests {
             (13, process(1, 10, 5)),
             (20, process(1, 20, 5)),
         ]);
-        assert_eq!(members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
+        assert_eq!(tree_members(10, &processes), BTreeSet::from([10, 11, 12, 13]));
         let stat = "12 (a) b) c) S 11 12 13 0 -1 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23";
         assert_eq!(parse_stat(stat), Some(process(11, 12, 13)));
         let zombie = parse_stat(&stat.replace(") S", ") Z"));

@@ -6,7 +6,7 @@ use leno_control::status::Status;
 use leno_model::OutboundListener;
 
 use super::fleet::Standing;
-use crate::figures::counted;
+use crate::figures::format_count;
 use crate::output::{Column, Format, Listing};
 
 /// A workload in the summary.
@@ -20,9 +20,9 @@ pub(super) struct Introduced<'a> {
 pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) -> String {
     let mut text = format!(
         "\n{}: {}, {}, {} mode, trust domain {}\n\n",
-        verdict(members),
-        counted(status.workloads, "workload"),
-        counted(status.services, "service"),
+        describe_health(members),
+        format_count(status.workloads, "workload"),
+        format_count(status.services, "service"),
         status.traffic_mode,
         status.trust_domain,
     );
@@ -37,23 +37,23 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
         let outbound_listeners: Vec<String> = outbound_listeners
             .map(|listener| format!("{} → {}:{}", listener.listen, listener.service, listener.port))
             .collect();
-        listing.row([
+        listing.add_row([
             workload.name.to_string(),
-            application(standing),
+            describe_application(standing),
             if placed { namespace.clone().unwrap_or_default() } else { proxy },
             outbound_listeners.join(", "),
         ]);
     }
     text.push_str(&listing.render(Format::Table));
-    for problem in members.iter().flat_map(|member| problems(member.standing)) {
+    for problem in members.iter().flat_map(|member| member_problems(member.standing)) {
         writeln!(text, "  ✗ {problem}").expect("writing to a String never fails");
     }
-    text.push_str(&usage(members, status.page.as_deref(), hint));
+    text.push_str(&render_usage(members, status.page.as_deref(), hint));
     text
 }
 
 /// Returns the first line's start, with the numbers of problems.
-fn verdict(members: &[Introduced<'_>]) -> String {
+fn describe_health(members: &[Introduced<'_>]) -> String {
     let all = || members.iter().map(|member| member.standing);
     let closed: usize = all().filter_map(|it| it.report.as_ref()).map(|it| it.closed.len()).sum();
     let unstable = all().filter(|it| it.does_not_stay_up()).count();
@@ -69,8 +69,9 @@ fn verdict(members: &[Introduced<'_>]) -> String {
         ),
     ];
     let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
-    let parts: Vec<String> =
-        parts.map(|(count, thing, state)| format!("{} {state}", counted(count, thing))).collect();
+    let parts: Vec<String> = parts
+        .map(|(count, thing, state)| format!("{} {state}", format_count(count, thing)))
+        .collect();
     match parts.as_slice() {
         [] => "The mesh is up".to_owned(),
         parts => format!("The mesh is up, but {}", parts.join(" and ")),
@@ -78,7 +79,7 @@ fn verdict(members: &[Introduced<'_>]) -> String {
 }
 
 /// Returns the problems of a workload, one per line.
-fn problems(member: &Standing) -> Vec<String> {
+fn member_problems(member: &Standing) -> Vec<String> {
     let name = &member.workload.name;
     let closed = member.report.iter().flat_map(|report| &report.closed);
     let mut lines: Vec<String> =
@@ -91,7 +92,7 @@ fn problems(member: &Standing) -> Vec<String> {
     lines
 }
 
-fn application(member: &Standing) -> String {
+fn describe_application(member: &Standing) -> String {
     let ports = member.workload.ports.iter().map(|port| port.port.to_string());
     let ports: Vec<String> = ports.collect();
     let ports = match ports.is_empty() {
@@ -107,7 +108,7 @@ fn application(member: &Standing) -> String {
 }
 
 /// Returns example commands for calls and for observation, with names of this mesh.
-fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
+fn render_usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
     let outbound_listeners = members.iter().flat_map(|member| {
         let open = member
@@ -116,7 +117,7 @@ fn usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
             .outbound_listeners
             .iter()
             .filter(|listener| is_open(member, listener));
-        open.map(move |listener| (within(member), listener))
+        open.map(move |listener| (namespace_prefix(member), listener))
     });
     if let Some((within, listener)) = outbound_listeners.into_iter().next() {
         lines.push((
@@ -145,7 +146,7 @@ fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
 
 /// Returns the command prefix for a workload's network namespace: the host does not reach its outbound
 /// listeners.
-fn within(member: &Introduced<'_>) -> String {
+fn namespace_prefix(member: &Introduced<'_>) -> String {
     let namespace = member.namespace.as_ref();
     namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
 }
@@ -153,7 +154,7 @@ fn within(member: &Introduced<'_>) -> String {
 fn call_any_service(member: &Introduced<'_>) -> Option<(String, String)> {
     let meaning = format!("call any service as {}", member.standing.workload.name.name);
     if member.namespace.is_some() {
-        let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", within(member));
+        let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));
         return Some((command, meaning));
     }
     let proxy = member.standing.report.as_ref()?.http_proxy()?;
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use crate::up::fleet::Standing;
 
-    fn client() -> Workload {
+    fn client_workload() -> Workload {
         let yaml = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
                     metadata: {name: client-1, namespace: shop}\n\
                     spec: {outbound: [{service: cart, port: 80, listen: \"127.0.0.1:19080\"}]}\n";
@@ -198,7 +199,7 @@ mod tests {
 
     #[test]
     fn listeners_in_a_namespace_are_called_from_there() {
-        let workload = client();
+        let workload = client_workload();
         assert!(matches!(
             workload.outbound_listeners.as_slice(),
             [OutboundListener { port: 80, .. }]
@@ -224,18 +225,18 @@ mod tests {
     #[test]
     fn several_ports_are_named_as_such() {
         for (number, text) in [(1, "port 9080"), (2, "ports 9080, 9081")] {
-            let mut workload = client();
+            let mut workload = client_workload();
             let port =
                 |port| leno_model::WorkloadPort { name: None, port, protocol: Protocol::Http };
             workload.ports = [9080, 9081].into_iter().take(number).map(port).collect();
-            assert_eq!(application(&Standing::waiting(Arc::new(workload))), text);
+            assert_eq!(describe_application(&Standing::waiting(Arc::new(workload))), text);
         }
     }
 
     #[test]
     fn what_does_not_work_is_in_the_first_line_and_below_the_table() {
         let standing = Standing::failing(
-            Arc::new(client()),
+            Arc::new(client_workload()),
             [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
         let members = [Introduced { standing: &standing, namespace: None }];

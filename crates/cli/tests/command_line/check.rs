@@ -7,23 +7,23 @@ use crate::run::{MESH, Place};
 
 #[test]
 fn accepts_a_good_mesh_and_points_at_what_is_odd() {
-    let place = Place::with(&[("mesh.yaml", MESH)]);
-    let done = place.leno(&["check", "-f", "mesh.yaml"]);
+    let place = Place::with_files(&[("mesh.yaml", MESH)]);
+    let done = place.run_leno(&["check", "-f", "mesh.yaml"]);
     assert_eq!(done.code, Some(0), "{done:?}");
     expect![[r#"
         warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: in strict mode the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         ok: 14 objects, 0 rejected, 1 warning
     "#]]
     .assert_eq(&done.out);
-    let strict = place.leno(&["check", "-f", "mesh.yaml", "-W"]);
+    let strict = place.run_leno(&["check", "-f", "mesh.yaml", "-W"]);
     assert_eq!(strict.code, Some(1), "{strict:?}");
 }
 
 #[test]
 fn names_file_line_field_and_remedy_of_what_is_rejected() {
     let bad = MESH.replace("weight: 10}", "wait: 10}");
-    let place = Place::with(&[("mesh/all.yaml", &bad), ("mesh/notes.txt", "not ours")]);
-    let done = place.leno(&["check", "-f", "mesh"]);
+    let place = Place::with_files(&[("mesh/all.yaml", &bad), ("mesh/notes.txt", "not ours")]);
+    let done = place.run_leno(&["check", "-f", "mesh"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let rejected = done.out.lines().next().unwrap_or_default();
     expect!["rejected: mesh/all.yaml:66:44: HTTPRoute shop/reviews: spec.rules[1].backendRefs[1].wait: is an unknown field; remove it, or use `group`, `kind`, `name`, `namespace`, `port`, `weight` or `filters`"]
@@ -34,8 +34,8 @@ fn names_file_line_field_and_remedy_of_what_is_rejected() {
 #[test]
 fn tells_programs_the_same() {
     let bad = MESH.replace("trafficMode: strict", "trafficMode: strickt");
-    let place = Place::with(&[("mesh.yaml", &bad)]);
-    let done = place.leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
+    let place = Place::with_files(&[("mesh.yaml", &bad)]);
+    let done = place.run_leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let answer: Value = serde_json::from_str(&done.out).expect("JSON");
     assert_eq!(answer["ok"], false);
@@ -50,9 +50,9 @@ fn tells_programs_the_same() {
 
 #[test]
 fn nothing_at_all_is_not_ok() {
-    let place = Place::with(&[("empty/README", "nothing here")]);
+    let place = Place::with_files(&[("empty/README", "nothing here")]);
     for (path, said) in [("empty", "nothing to check: 0 objects"), ("absent", "does not exist")] {
-        let done = place.leno(&["check", "-f", path]);
+        let done = place.run_leno(&["check", "-f", path]);
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.out.contains(said), "{done:?}");
     }

@@ -7,5 +7,5 @@ mod replay;
 
 #[test]
 fn rewritten_manifests_hold() {
-    replay::replay("migrate", migrate::check);
+    replay::replay("migrate", migrate::check_migration);
 }

@@ -52,7 +52,7 @@ fn no_answer_that_cannot_be_decoded_is_on_a_terminal() {
     let directory = tempfile::tempdir().unwrap();
     for turn in 0..BODIES {
         let server = ApiServer::start(Garbage::Everything, turn);
-        let kubeconfig = server.kubeconfig(directory.path());
+        let kubeconfig = server.write_kubeconfig(directory.path());
         for words in [
             &["check", "--kubernetes"][..],
             &["install", "--apply", "--timeout", "1s"],
@@ -80,13 +80,15 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
     command.args(["control", "--kubernetes", "--gateways", "--page", "off"]);
     command.args(["--listen", "127.0.0.1:0", "--webhook", "127.0.0.1:0", "--log-level", filter]);
     command.arg("--data").arg(directory.path().join("data"));
-    command.env("KUBECONFIG", server.kubeconfig(directory.path())).env("LENO_IMAGE", "leno:test");
+    command
+        .env("KUBECONFIG", server.write_kubeconfig(directory.path()))
+        .env("LENO_IMAGE", "leno:test");
     command.env("POD_IP", "127.0.0.1").env("POD_NAME", "a").env("POD_NAMESPACE", "leno-system");
     command.stdout(Stdio::null()).stderr(File::create(&path).unwrap());
     let mut control = Killed(command.spawn().unwrap());
     let begin = Instant::now();
     loop {
-        let absent = server.absent();
+        let absent = server.unserved_requests();
         let has_ended = control.0.try_wait().unwrap().is_some();
         let log = || fs::read_to_string(&path).unwrap();
         // It cannot continue without its authority.
@@ -100,7 +102,7 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
         thread::park_timeout(Duration::from_millis(20));
     }
     // The last responses are read by now, or when the program has exited.
-    control.end();
+    control.end_process();
     fs::read_to_string(&path).unwrap()
 }
 
@@ -108,7 +110,7 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
 struct Killed(Child);
 
 impl Killed {
-    fn end(&mut self) {
+    fn end_process(&mut self) {
         self.0.kill().ok();
         self.0.wait().unwrap();
     }
@@ -116,7 +118,7 @@ impl Killed {
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        self.end();
+        self.end_process();
     }
 }
 
@@ -146,13 +148,13 @@ impl ApiServer {
         thread::spawn(move || {
             for tcp in listener.incoming().flatten() {
                 let shared = Arc::clone(&serving);
-                thread::spawn(move || shared.serve(tcp));
+                thread::spawn(move || shared.serve_connection(tcp));
             }
         });
         Self { address, shared }
     }
 
-    fn kubeconfig(&self, directory: &Path) -> std::path::PathBuf {
+    fn write_kubeconfig(&self, directory: &Path) -> std::path::PathBuf {
         // A colon would separate two files.
         let path = directory.join(format!("kubeconfig-{}", self.address.replace(':', "-")));
         let config = json!({
@@ -166,9 +168,9 @@ impl ApiServer {
     }
 
     /// Returns the requests that have not received enough garbage responses.
-    fn absent(&self) -> Vec<String> {
+    fn unserved_requests(&self) -> Vec<String> {
         let answered = self.shared.answered.lock().unwrap();
-        let expected = expected(self.shared.garbage);
+        let expected = expected_requests(self.shared.garbage);
         expected
             .into_iter()
             .filter(|path| answered.get(path).is_none_or(|it| *it < TIMES))
@@ -177,10 +179,10 @@ impl ApiServer {
 }
 
 /// Returns the requests of a control plane that receive garbage.
-fn expected(garbage: Garbage) -> Vec<String> {
-    let customs = served_kinds()
-        .into_iter()
-        .map(|kind| format!("/apis/{}/{}", kind.api_versions.first().unwrap(), plural(kind.kind)));
+fn expected_requests(garbage: Garbage) -> Vec<String> {
+    let customs = served_kinds().into_iter().map(|kind| {
+        format!("/apis/{}/{}", kind.api_versions.first().unwrap(), plural_of(kind.kind))
+    });
     let watched = ["pods", "services", "namespaces", "nodes"].map(|it| format!("/api/v1/{it}"));
     let of_gateways = [
         "/apis/apps/v1/deployments",
@@ -215,7 +217,7 @@ fn expected(garbage: Garbage) -> Vec<String> {
 }
 
 impl Shared {
-    fn serve(&self, tcp: TcpStream) {
+    fn serve_connection(&self, tcp: TcpStream) {
         let mut reader = BufReader::new(tcp.try_clone().unwrap());
         let mut writer = tcp;
         while let Some((method, target, body)) = read(&mut reader) {
@@ -230,10 +232,10 @@ impl Shared {
                     let turn = self.turn + *times + key.len();
                     drop(answered);
                     let (status, body) = match is_watch {
-                        true => (200, events(turn)),
-                        false => garbage(turn),
+                        true => (200, garbage_events(turn)),
+                        false => garbage_response(turn),
                     };
-                    answer(&mut writer, status, &body)
+                    write_response(&mut writer, status, &body)
                 }
                 false if is_watch => {
                     // The watch stays idle until the client disconnects.
@@ -241,8 +243,8 @@ impl Shared {
                     writer.write_all(head.as_bytes()).is_ok()
                 }
                 false => {
-                    let (status, value) = self.good(&method, path, &body);
-                    answer(&mut writer, status, value.to_string().as_bytes())
+                    let (status, value) = self.valid_response(&method, path, &body);
+                    write_response(&mut writer, status, value.to_string().as_bytes())
                 }
             };
             if !is_good {
@@ -268,7 +270,7 @@ impl Shared {
     }
 
     /// Returns the response of an API server with a gateway and one client.
-    fn good(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+    fn valid_response(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let sent: Value = serde_json::from_slice(body).unwrap_or_default();
         let mut written = self.written.lock().unwrap();
         match method {
@@ -302,7 +304,7 @@ impl Shared {
             let more = ["Gateway", "GatewayClass", "BackendTLSPolicy"];
             let resources: Vec<Value> = kinds
                 .chain(more)
-                .map(|kind| json!({"name": plural(kind), "singularName": "", "namespaced": true, "kind": kind, "verbs": []}))
+                .map(|kind| json!({"name": plural_of(kind), "singularName": "", "namespaced": true, "kind": kind, "verbs": []}))
                 .collect();
             let version = path.trim_start_matches("/apis/");
             return (
@@ -329,7 +331,7 @@ impl Shared {
 }
 
 /// Returns a response that is not an object of the requested kind; it contains the marker.
-fn garbage(turn: usize) -> (u16, Vec<u8>) {
+fn garbage_response(turn: usize) -> (u16, Vec<u8>) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": MARKER}, "data": {"ca.key": MARKER}});
     let wrong = json!({
         "kind": MARKER, "metadata": MARKER, "items": MARKER, "resources": MARKER, "data": MARKER, "spec": MARKER,
@@ -353,7 +355,7 @@ fn garbage(turn: usize) -> (u16, Vec<u8>) {
 
 const BODIES: usize = 9;
 
-fn events(turn: usize) -> Vec<u8> {
+fn garbage_events(turn: usize) -> Vec<u8> {
     let secret = json!({"kind": "Secret", "data": {"ca.key": MARKER}});
     let added =
         json!({"type": "ADDED", "object": {"metadata": MARKER, "spec": MARKER, "data": MARKER}});
@@ -366,7 +368,7 @@ fn events(turn: usize) -> Vec<u8> {
     }
 }
 
-fn plural(kind: &str) -> String {
+fn plural_of(kind: &str) -> String {
     match kind.strip_suffix('y').filter(|stem| !stem.ends_with('a')) {
         Some(stem) => format!("{}ies", stem.to_lowercase()),
         None if kind.ends_with('s') => format!("{}es", kind.to_lowercase()),
@@ -402,7 +404,7 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<(String, String, Vec<u8>)> 
     Some((method, target, body))
 }
 
-fn answer(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
+fn write_response(writer: &mut TcpStream, status: u16, body: &[u8]) -> bool {
     let head = format!(
         "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()

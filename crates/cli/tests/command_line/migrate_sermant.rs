@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use expect_test::expect;
 
-use crate::group::{Group, vectors};
+use crate::group::{Group, read_vectors};
 use crate::run::Place;
 
 #[test]
 fn what_is_rewritten_chooses_as_the_service_router_does() {
-    let vectors = vectors("sermant.json");
+    let vectors = read_vectors("sermant.json");
     let mut rewritten = 0;
     let mut wrong = Vec::new();
     let mut left = BTreeMap::<String, usize>::new();
     for group in vectors["groups"].as_array().expect("a list") {
         let group = Group { vectors: &vectors, group };
-        let old = group.rules().join("\n---\n");
-        let place = Place::with(&[("old/rules.yaml", old.as_str())]);
-        let done = place.leno(&["migrate", "-f", "old", "-o", "new"]);
+        let old = group.rule_manifests().join("\n---\n");
+        let place = Place::with_files(&[("old/rules.yaml", old.as_str())]);
+        let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
         if done.code == Some(1) {
             continue;
         }
@@ -29,7 +29,7 @@ fn what_is_rewritten_chooses_as_the_service_router_does() {
         let new = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
         if !new.contains("SermantRouteRule") {
             rewritten += 1;
-            wrong.extend(group.wrong(&[new]));
+            wrong.extend(group.find_mismatches(&[new]));
         }
     }
     // The caller has no tag: a difference that is reported.

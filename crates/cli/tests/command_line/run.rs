@@ -21,7 +21,7 @@ pub(crate) struct Done {
 
 impl Place {
     /// Creates a directory with these files.
-    pub(crate) fn with(files: &[(&str, &str)]) -> Self {
+    pub(crate) fn with_files(files: &[(&str, &str)]) -> Self {
         let place = Self(tempfile::tempdir().expect("a temporary directory"));
         for (name, text) in files {
             let path = place.0.path().join(name);
@@ -38,12 +38,12 @@ impl Place {
     }
 
     /// Runs `leno` with these arguments in the directory, which is also the user's home.
-    pub(crate) fn leno(&self, arguments: &[&str]) -> Done {
+    pub(crate) fn run_leno(&self, arguments: &[&str]) -> Done {
         self.run(Command::new(LENO).args(arguments))
     }
 
     /// Runs a shell command line with `leno` as `$0`.
-    pub(crate) fn shell(&self, line: &str) -> Done {
+    pub(crate) fn run_shell(&self, line: &str) -> Done {
         self.run(Command::new("/bin/sh").args(["-c", line, LENO]))
     }
 

@@ -4,9 +4,9 @@ use leno_registry::read_str;
 
 /// The text is rejected with the problem, or each new document is valid or a document of the old text, and a
 /// second run changes nothing.
-pub(crate) fn check(bytes: &[u8]) {
+pub(crate) fn check_migration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let migrated = match leno::migrated(&text) {
+    let migrated = match leno::migrate_text(&text) {
         Ok(migrated) => migrated,
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -19,5 +19,5 @@ pub(crate) fn check(bytes: &[u8]) {
         let (objects, rejected) = read_str("new.yaml", document);
         assert!(kept || (objects.len() == 1 && rejected.is_empty()), "{document}\n{rejected:?}");
     }
-    assert_eq!(leno::migrated(&text).ok().as_ref(), Some(&migrated));
+    assert_eq!(leno::migrate_text(&text).ok().as_ref(), Some(&migrated));
 }

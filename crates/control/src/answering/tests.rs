@@ -34,13 +34,13 @@ impl Answering for Slow {
 
     const LIFE_MAX: Option<Duration> = None;
 
-    async fn answer(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
+    async fn handle_request(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
         self.arrived.notify_one();
         if request.uri().path() == "/endless" {
             return Response::new(Either::Right(Endless));
         }
         self.released.acquire().await.unwrap().forget();
-        text(StatusCode::OK, "done\n".to_owned()).map(Either::Left)
+        text_response(StatusCode::OK, "done\n".to_owned()).map(Either::Left)
     }
 }
 
@@ -64,7 +64,7 @@ impl Served {
         Self { slow, stop, client, tasks }
     }
 
-    async fn send(&mut self, path: &str) {
+    async fn send_get(&mut self, path: &str) {
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
         self.client.write_all(request.as_bytes()).await.unwrap();
     }
@@ -78,7 +78,7 @@ impl Served {
     }
 
     /// Waits until the port has no listener.
-    async fn closed(&self) {
+    async fn wait_until_closed(&self) {
         let address = self.client.peer_addr().unwrap();
         while TcpStream::connect(address).await.is_ok() {}
     }
@@ -87,10 +87,10 @@ impl Served {
 #[tokio::test]
 async fn a_response_in_progress_at_the_stop_is_completed() {
     let mut served = Served::start().await;
-    served.send("/").await;
+    served.send_get("/").await;
     served.slow.arrived.notified().await;
     served.stop.send_replace(true);
-    served.closed().await;
+    served.wait_until_closed().await;
     served.slow.released.add_permits(1);
     let answer = served.read_to_end().await;
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done\n"), "{answer}");
@@ -101,9 +101,9 @@ async fn a_response_in_progress_at_the_stop_is_completed() {
 async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
     let mut served = Served::start().await;
     served.stop.send_replace(true);
-    served.send("/").await;
+    served.send_get("/").await;
     served.slow.arrived.notified().await;
-    served.closed().await;
+    served.wait_until_closed().await;
     served.slow.released.add_permits(1);
     let answer = served.read_to_end().await;
     assert!(answer.ends_with("done\n"), "{answer}");
@@ -113,7 +113,7 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
 async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
     let mut served = Served::start().await;
     served.slow.released.add_permits(1);
-    served.send("/").await;
+    served.send_get("/").await;
     served.slow.arrived.notified().await;
     served.client.readable().await.unwrap();
     served.stop.send_replace(true);
@@ -124,7 +124,7 @@ async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
 #[tokio::test]
 async fn a_response_without_an_end_is_ended_in_order_at_the_stop() {
     let mut served = Served::start().await;
-    served.send("/endless").await;
+    served.send_get("/endless").await;
     served.slow.arrived.notified().await;
     served.stop.send_replace(true);
     let answer = served.read_to_end().await;

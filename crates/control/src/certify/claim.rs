@@ -13,8 +13,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn of(peer: &Peer) -> Self {
-        Self { instance: peer.instance.clone(), issued: peer.issued() }
+    pub(crate) fn from_peer(peer: &Peer) -> Self {
+        Self { instance: peer.instance.clone(), issued: peer.issue_time() }
     }
 }
 
@@ -23,7 +23,7 @@ impl Held {
 ///
 /// Certificates of older releases have no instance. They are renewed into ones that do until they expire, so
 /// that two releases work together, unless the workload has joined again since the certificate was issued.
-pub(super) fn renewed(
+pub(super) fn renewed_instance(
     workload: &WorkloadName,
     held: &Held,
     current: &Instance,
@@ -59,7 +59,7 @@ fn is_before(issued: SystemTime, registration: u64) -> bool {
 ///
 /// # Errors
 /// [`ClaimError`], worded for the operator of the proxy.
-pub(crate) fn vouch(
+pub(crate) fn verify_claim(
     peer: &Peer,
     claimed: &WorkloadName,
     workload: Option<(&Workload, &Instance)>,
@@ -83,7 +83,7 @@ pub(crate) fn vouch(
             expected: Box::new(expected),
         });
     }
-    renewed(claimed, &Held::of(peer), instance).map(drop)
+    renewed_instance(claimed, &Held::from_peer(peer), instance).map(drop)
 }
 
 /// The reason why a proxy may not act for a workload.

@@ -28,7 +28,7 @@ impl<T> FairQueue<T> {
         }
         let evicted = match self.len >= WAITING_MAX {
             false => None,
-            true => match self.longest() {
+            true => match self.longest_queue() {
                 Some((longest, len)) if len > own => self.drop_newest(longest),
                 _ => return Some(item),
             },
@@ -63,7 +63,7 @@ impl<T> FairQueue<T> {
         None
     }
 
-    fn longest(&self) -> Option<(Source, usize)> {
+    fn longest_queue(&self) -> Option<(Source, usize)> {
         let lengths = self.queues.iter().map(|(source, queue)| (*source, queue.len()));
         lengths.max_by_key(|(_, len)| *len)
     }

@@ -71,8 +71,8 @@ impl Reviews {
     }
 
     /// Permits the review of a token, or returns the reason against it.
-    pub(super) fn permit(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
-        if let Some(reason) = self.refused.reason(&token_digest(&joining.token), now) {
+    pub(super) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
+        if let Some(reason) = self.refused.rejection_reason(&token_digest(&joining.token), now) {
             return Err(NoReview::Refused(reason.to_owned()));
         }
         match self.suspects.is_barred(joining.source.into(), now) {
@@ -84,7 +84,7 @@ impl Reviews {
     /// Queues the review of a token. Returns a join that has no room, with the reason.
     pub(super) fn start(&mut self, joining: Joining, now: Instant) -> Option<(Joining, NoReview)> {
         let rejected = self.waiting.push(joining.source.into(), joining);
-        self.advance(now);
+        self.start_queued(now);
         let rejected = rejected?;
         let source = rejected.source;
         Some((rejected, NoReview::Crowded(source)))
@@ -98,7 +98,7 @@ impl Reviews {
             let reviewed = match done {
                 Ok((id, reviewed)) => {
                     let source = self.sources.remove(&id);
-                    self.learn(source, &reviewed, now);
+                    self.record_review(source, &reviewed, now);
                     Some(reviewed)
                 }
                 Err(error) => {
@@ -107,7 +107,7 @@ impl Reviews {
                     None
                 }
             };
-            self.advance(now);
+            self.start_queued(now);
             if reviewed.is_some() {
                 return reviewed;
             }
@@ -115,7 +115,7 @@ impl Reviews {
     }
 
     /// A join needs no review if its client has disconnected or its token was rejected meanwhile.
-    fn advance(&mut self, now: Instant) {
+    fn start_queued(&mut self, now: Instant) {
         let Some(reviewer) = self.reviewer.clone() else { return };
         while self.tasks.len() < REVIEWS_MAX {
             let (under_way, suspects) = (&self.sources, &self.suspects);
@@ -124,12 +124,12 @@ impl Reviews {
             if joining.answer.is_closed() {
                 continue;
             }
-            let refused = self.permit(&joining, now).err();
+            let refused = self.permit_review(&joining, now).err();
             let reviewer = Arc::clone(&reviewer);
             let task = self.tasks.spawn(async move {
                 let holder = match refused {
                     Some(reason) => Err(ReviewError::Repeated(reason.to_string())),
-                    None => review(&*reviewer, &joining.token).await,
+                    None => review_token(&*reviewer, &joining.token).await,
                 };
                 Reviewed { joining, holder }
             });
@@ -137,16 +137,16 @@ impl Reviews {
         }
     }
 
-    fn learn(&mut self, source: Option<Source>, reviewed: &Reviewed, now: Instant) {
+    fn record_review(&mut self, source: Option<Source>, reviewed: &Reviewed, now: Instant) {
         let Some(source) = source else { return };
         match &reviewed.holder {
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
             Err(ReviewError::Refused(reason)) => {
-                self.suspects.refused(source, now);
+                self.suspects.record_rejection(source, now);
                 self.refused.insert(token_digest(&reviewed.joining.token), reason.clone(), now);
             }
             // This does not invalidate the token, but it occupied a review slot for the full timeout.
-            Err(ReviewError::Unavailable(_)) => self.suspects.refused(source, now),
+            Err(ReviewError::Unavailable(_)) => self.suspects.record_rejection(source, now),
         }
     }
 }
@@ -159,15 +159,16 @@ fn may_begin(
     now: Instant,
 ) -> bool {
     let own = sources.values().filter(|other| **other == source).count();
-    if suspects.count(source, now) == 0 {
+    if suspects.rejection_count(source, now) == 0 {
         return own < REVIEWS_PER_SOURCE;
     }
-    let of_suspects = sources.values().filter(|other| suspects.count(**other, now) > 0).count();
+    let of_suspects =
+        sources.values().filter(|other| suspects.rejection_count(**other, now) > 0).count();
     own == 0 && of_suspects < REVIEWS_OF_SUSPECTS
 }
 
-async fn review(reviewer: &dyn Reviewer, token: &str) -> Result<Holder, ReviewError> {
-    let reviewed = timeout(REVIEW_WAIT, reviewer.review(token)).await;
+async fn review_token(reviewer: &dyn Reviewer, token: &str) -> Result<Holder, ReviewError> {
+    let reviewed = timeout(REVIEW_WAIT, reviewer.review_token(token)).await;
     let late = || ReviewError::Unavailable("no response in time".to_owned());
     reviewed.unwrap_or_else(|_| Err(late()))
 }

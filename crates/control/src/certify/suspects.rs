@@ -17,7 +17,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn now(self, now: Instant) -> u32 {
+    fn current_count(self, now: Instant) -> u32 {
         let passed = now.duration_since(self.at).as_secs() / FORGIVEN_EVERY.as_secs();
         self.count.saturating_sub(u32::try_from(passed).unwrap_or(u32::MAX))
     }
@@ -25,28 +25,28 @@ impl Refusals {
 
 impl Suspects {
     /// Counts a rejected token of a source.
-    pub(super) fn refused(&mut self, source: Source, now: Instant) {
+    pub(super) fn record_rejection(&mut self, source: Source, now: Instant) {
         if !self.0.contains_key(&source) && self.0.len() >= SUSPECTS_MAX {
-            self.0.retain(|_, refusals| refusals.now(now) > 0);
-            let least = self.0.iter().min_by_key(|(_, refusals)| refusals.now(now));
+            self.0.retain(|_, refusals| refusals.current_count(now) > 0);
+            let least = self.0.iter().min_by_key(|(_, refusals)| refusals.current_count(now));
             if let Some(least) = least.map(|(source, _)| *source)
                 && self.0.len() >= SUSPECTS_MAX
             {
                 self.0.remove(&least);
             }
         }
-        let count = self.count(source, now).saturating_add(1);
+        let count = self.rejection_count(source, now).saturating_add(1);
         self.0.insert(source, Refusals { count, at: now });
     }
 
     /// Returns the current number of rejected tokens of a source.
-    pub(super) fn count(&self, source: Source, now: Instant) -> u32 {
-        self.0.get(&source).map_or(0, |refusals| refusals.now(now))
+    pub(super) fn rejection_count(&self, source: Source, now: Instant) -> u32 {
+        self.0.get(&source).map_or(0, |refusals| refusals.current_count(now))
     }
 
     /// True while tokens of a source are not reviewed.
     pub(super) fn is_barred(&self, source: Source, now: Instant) -> bool {
-        self.count(source, now) >= REFUSALS_MAX
+        self.rejection_count(source, now) >= REFUSALS_MAX
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) struct RefusedTokens {
 
 impl RefusedTokens {
     /// Returns the reason if the token was rejected recently.
-    pub(super) fn reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
+    pub(super) fn rejection_reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
         let (reason, at) = self.reasons.get(digest)?;
         (now.duration_since(*at) < REFUSED_FOR).then_some(reason)
     }
@@ -106,27 +106,27 @@ mod tests {
         let (source, other) = (source(0x0a00_0001), source(0x0a00_0002));
         for _ in 0..REFUSALS_MAX {
             assert!(!suspects.is_barred(source, begin));
-            suspects.refused(source, begin);
+            suspects.record_rejection(source, begin);
         }
         assert!(suspects.is_barred(source, begin));
         assert!(!suspects.is_barred(other, begin));
         let later = begin + FORGIVEN_EVERY;
         assert!(!suspects.is_barred(source, later));
-        suspects.refused(source, later);
+        suspects.record_rejection(source, later);
         assert!(suspects.is_barred(source, later));
-        assert_eq!(suspects.count(source, later + Duration::from_secs(3600)), 0);
+        assert_eq!(suspects.rejection_count(source, later + Duration::from_secs(3600)), 0);
     }
 
     #[test]
     fn the_tables_are_bounded_and_keep_the_worst_and_the_newest() {
         let (mut suspects, now) = (Suspects::default(), Instant::now());
         let worst = source(0x0a00_0001);
-        suspects.refused(worst, now);
-        suspects.refused(worst, now);
+        suspects.record_rejection(worst, now);
+        suspects.record_rejection(worst, now);
         for number in 0..2 * u32::try_from(SUSPECTS_MAX).unwrap() {
-            suspects.refused(source(0x0b00_0000 + number), now);
+            suspects.record_rejection(source(0x0b00_0000 + number), now);
         }
-        assert_eq!((suspects.0.len(), suspects.count(worst, now)), (SUSPECTS_MAX, 2));
+        assert_eq!((suspects.0.len(), suspects.rejection_count(worst, now)), (SUSPECTS_MAX, 2));
 
         let mut tokens = RefusedTokens::default();
         let digest = |number: usize| {
@@ -138,9 +138,9 @@ mod tests {
             tokens.insert(digest(number), number.to_string(), now);
         }
         assert_eq!((tokens.reasons.len(), tokens.order.len()), (REFUSED_MAX, REFUSED_MAX));
-        assert_eq!(tokens.reason(&digest(0), now), None);
+        assert_eq!(tokens.rejection_reason(&digest(0), now), None);
         let last = digest(2 * REFUSED_MAX - 1);
-        assert!(tokens.reason(&last, now).is_some());
-        assert_eq!(tokens.reason(&last, now + REFUSED_FOR), None);
+        assert!(tokens.rejection_reason(&last, now).is_some());
+        assert_eq!(tokens.rejection_reason(&last, now + REFUSED_FOR), None);
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use leno_discovery::{IssuedBytes, NotIssued};
 use leno_identity::{
-    Authority, Credential, LEAF_LIFETIME, Peer, PrivateKey, Roots, TOKEN_LIFETIME, peer,
+    Authority, Credential, LEAF_LIFETIME, Peer, PrivateKey, Roots, TOKEN_LIFETIME, session_peer,
 };
 use leno_model::{Name, TrustDomain};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::fixture::{BOOKINFO, mesh, workload};
+use crate::fixture::{BOOKINFO, mesh_with_sidecars, workload_name};
 use crate::mesh::Mesh;
 
 struct Office {
@@ -25,7 +25,7 @@ impl Office {
     fn open() -> Self {
         let data = tempfile::tempdir().unwrap();
         let now = SystemTime::now();
-        let mesh = mesh(BOOKINFO);
+        let mesh = mesh_with_sidecars(BOOKINFO);
         let trust_domain = &mesh.config().trust_domain;
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, trust_domain, now).unwrap();
@@ -36,8 +36,8 @@ impl Office {
         Self { certifier, tokens, mesh, _data: data }
     }
 
-    fn token(&self, name: &str) -> String {
-        self.tokens.mint(&workload(name), TOKEN_LIFETIME, SystemTime::now()).unwrap()
+    fn create_token(&self, name: &str) -> String {
+        self.tokens.mint(&workload_name(name), TOKEN_LIFETIME, SystemTime::now()).unwrap()
     }
 
     async fn join(
@@ -47,8 +47,8 @@ impl Office {
         csr: Vec<u8>,
     ) -> Result<IssuedBytes, NotIssued> {
         let (answer, answered) = oneshot::channel();
-        let workload = workload(name);
-        let target = self.mesh.workload(&workload).map(Target::of);
+        let workload = workload_name(name);
+        let target = self.mesh.workload(&workload).map(Target::from_workload);
         let source = [10, 0, 0, 1].into();
         let joining = Joining { token: token.to_owned(), workload, csr, source, answer };
         self.certifier.join(joining, target, SystemTime::now());
@@ -56,13 +56,14 @@ impl Office {
     }
 
     /// Returns the instance of the certificate for a new token.
-    async fn joined(&mut self, name: &str) -> Option<Instance> {
-        let (token, request) = (self.token(name), PrivateKey::generate().request());
+    async fn join_workload(&mut self, name: &str) -> Option<Instance> {
+        let (token, request) =
+            (self.create_token(name), PrivateKey::generate().certificate_request());
         instance_in(self.join(&token, name, request).await.unwrap())
     }
 
     /// Returns the instance of the renewed certificate after one with the instance `held`.
-    async fn renewed(
+    async fn renew_certificate(
         &mut self,
         workload: &Workload,
         instance: Option<Instance>,
@@ -78,61 +79,61 @@ impl Office {
         held: Held,
     ) -> Result<Option<Instance>, NotIssued> {
         let (answer, answered) = oneshot::channel();
-        let request = PrivateKey::generate().request();
+        let request = PrivateKey::generate().certificate_request();
         let renewed = (ConnectionId(7), workload, held);
-        self.certifier.renew(renewed, request, answer, SystemTime::now());
+        self.certifier.renew_certificate(renewed, request, answer, SystemTime::now());
         answered.await.unwrap().map(instance_in)
     }
 }
 
-fn held() -> Held {
+fn held_certificate() -> Held {
     Held { instance: None, issued: SystemTime::now() }
 }
 
 fn instance_in(issued: IssuedBytes) -> Option<Instance> {
     let chain: Vec<_> = issued.chain.into_iter().map(Into::into).collect();
-    peer(Some(&chain), SystemTime::now()).unwrap().unwrap().instance
+    session_peer(Some(&chain), SystemTime::now()).unwrap().unwrap().instance
 }
 
 #[tokio::test]
 async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it() {
     let mut office = Office::open();
-    let details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    let details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
     // Of an older release, before and after its renewal.
-    let unbound = office.renewed(&details, None).await.unwrap();
+    let unbound = office.renew_certificate(&details, None).await.unwrap();
     assert_eq!(unbound, Some(Instance::Registration(0)));
-    assert_eq!(office.renewed(&details, unbound.clone()).await.unwrap(), unbound);
+    assert_eq!(office.renew_certificate(&details, unbound.clone()).await.unwrap(), unbound);
 
-    let first = office.joined("details-1").await;
-    assert_eq!(office.renewed(&details, first.clone()).await.unwrap(), first);
+    let first = office.join_workload("details-1").await;
+    assert_eq!(office.renew_certificate(&details, first.clone()).await.unwrap(), first);
     for former in [None, unbound] {
-        let error = office.renewed(&details, former).await.unwrap_err().reason;
+        let error = office.renew_certificate(&details, former).await.unwrap_err().reason;
         assert!(error.contains("bookinfo/details-1 was replaced"), "{error}");
     }
-    let second = office.joined("details-1").await;
+    let second = office.join_workload("details-1").await;
     assert!(second > first);
-    assert!(office.renewed(&details, first).await.is_err());
-    assert_eq!(office.renewed(&details, second.clone()).await.unwrap(), second);
+    assert!(office.renew_certificate(&details, first).await.is_err());
+    assert_eq!(office.renew_certificate(&details, second.clone()).await.unwrap(), second);
     // A control plane of an older release has renewed it since.
     let later = Held { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
     assert_eq!(office.renewed_after(&details, later).await.unwrap(), second);
     // Other workloads are not affected.
-    let reviews = office.mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
-    assert!(office.renewed(&reviews, None).await.is_ok());
+    let reviews = office.mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
+    assert!(office.renew_certificate(&reviews, None).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_other() {
     let mut office = Office::open();
-    let mut details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    let mut details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let uid = |text: &str| Some(Uid::new(text).unwrap());
     details.uid = uid("former");
-    let former = office.renewed(&details, None).await.unwrap();
+    let former = office.renew_certificate(&details, None).await.unwrap();
     assert_eq!(former, Some(Instance::Pod(Uid::new("former").unwrap())));
-    assert_eq!(office.renewed(&details, former.clone()).await.unwrap(), former);
+    assert_eq!(office.renew_certificate(&details, former.clone()).await.unwrap(), former);
     details.uid = uid("new");
     for held in [former, Some(Instance::Registration(7))] {
-        let error = office.renewed(&details, held).await.unwrap_err().reason;
+        let error = office.renew_certificate(&details, held).await.unwrap_err().reason;
         assert!(error.contains("its instance is now `pod:new`"), "{error}");
     }
 }
@@ -140,12 +141,13 @@ async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_o
 #[tokio::test]
 async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
     let mut office = Office::open();
-    let token = office.token("details-1");
-    let target = office.mesh.workload(&workload("details-1")).map(Target::of);
+    let token = office.create_token("details-1");
+    let target = office.mesh.workload(&workload_name("details-1")).map(Target::from_workload);
     let mut guesses = Vec::new();
     let send = |office: &mut Office, token: String, source: [u8; 4]| {
         let (answer, answered) = oneshot::channel();
-        let (workload, csr) = (workload("details-1"), PrivateKey::generate().request());
+        let (workload, csr) =
+            (workload_name("details-1"), PrivateKey::generate().certificate_request());
         let joining = Joining { token, workload, csr, source: source.into(), answer };
         office.certifier.join(joining, target.clone(), SystemTime::now());
         answered
@@ -167,26 +169,27 @@ async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
 #[tokio::test]
 async fn a_token_gives_one_certificate_for_its_workload() {
     let mut office = Office::open();
-    let token = office.token("details-1");
+    let token = office.create_token("details-1");
     let key = PrivateKey::generate();
-    let issued = office.join(&token, "details-1", key.request()).await.unwrap();
+    let issued = office.join(&token, "details-1", key.certificate_request()).await.unwrap();
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect()).unwrap();
     let chain = issued.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, Issued::new(chain, roots).unwrap()).unwrap();
-    assert_eq!(credential.workload(), Some(&workload("details-1")));
+    assert_eq!(credential.workload(), Some(&workload_name("details-1")));
     assert_eq!(credential.id().to_string(), "spiffe://cluster.local/ns/bookinfo/sa/details");
     let Done::Signed(signed, occasion) = office.certifier.next().await else { panic!() };
     assert_eq!(occasion, Occasion::Join);
-    assert_eq!((signed.workload, signed.id), (workload("details-1"), credential.id().clone()));
-    let replayed = office.join(&token, "details-1", PrivateKey::generate().request()).await;
+    assert_eq!((signed.workload, signed.id), (workload_name("details-1"), credential.id().clone()));
+    let replayed =
+        office.join(&token, "details-1", PrivateKey::generate().certificate_request()).await;
     assert!(replayed.unwrap_err().reason.contains("token"));
 }
 
 #[tokio::test]
 async fn a_bad_request_does_not_cost_the_token() {
     let mut office = Office::open();
-    let token = office.token("details-1");
-    let request = PrivateKey::generate().request();
+    let token = office.create_token("details-1");
+    let request = PrivateKey::generate().certificate_request();
     let refused = office.join(&token, "details-1", b"nonsense".to_vec()).await;
     assert!(refused.unwrap_err().reason.contains("PKCS #10"));
     for other in ["reviews-v1-1", "nobody"] {
@@ -198,9 +201,9 @@ async fn a_bad_request_does_not_cost_the_token() {
 #[tokio::test]
 async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
     let mut office = Office::open();
-    let token = office.token("details-1");
+    let token = office.create_token("details-1");
     let expired = office.tokens.mint(
-        &workload("details-1"),
+        &workload_name("details-1"),
         TOKEN_LIFETIME,
         SystemTime::now() - 2 * TOKEN_LIFETIME,
     );
@@ -213,7 +216,7 @@ async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
         (&unknown, "nobody"),
         (&expired.unwrap(), "details-1"),
     ] {
-        let request = PrivateKey::generate().request();
+        let request = PrivateKey::generate().certificate_request();
         answers.insert(office.join(token, name, request).await.unwrap_err().reason);
     }
     assert_eq!(answers.len(), 1, "{answers:?}");
@@ -222,10 +225,15 @@ async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
 #[tokio::test]
 async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
     let mut office = Office::open();
-    let details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    let details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let (answer, _) = oneshot::channel();
-    let request = PrivateKey::generate().request();
-    office.certifier.renew((ConnectionId(7), &details, held()), request, answer, SystemTime::now());
+    let request = PrivateKey::generate().certificate_request();
+    office.certifier.renew_certificate(
+        (ConnectionId(7), &details, held_certificate()),
+        request,
+        answer,
+        SystemTime::now(),
+    );
     while office.certifier.issued == 0 {
         tokio::select! {
             biased;
@@ -234,17 +242,22 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
         }
     }
     assert_eq!(office.certifier.refused, 0);
-    assert_eq!(office.certifier.known().count(), 0);
+    assert_eq!(office.certifier.known_certificates().count(), 0);
 }
 
 #[tokio::test]
 async fn a_renewal_is_for_the_account_of_the_workload_now() {
     let mut office = Office::open();
-    let mut details = office.mesh.workload(&workload("details-1")).unwrap().clone();
+    let mut details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.account.name = Name::new("other").unwrap();
     let (answer, answered) = oneshot::channel();
-    let request = PrivateKey::generate().request();
-    office.certifier.renew((ConnectionId(1), &details, held()), request, answer, SystemTime::now());
+    let request = PrivateKey::generate().certificate_request();
+    office.certifier.renew_certificate(
+        (ConnectionId(1), &details, held_certificate()),
+        request,
+        answer,
+        SystemTime::now(),
+    );
     assert!(answered.await.unwrap().is_ok());
     let Done::Signed(signed, _) = office.certifier.next().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
@@ -252,11 +265,11 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
 
 #[test]
 fn vouches_only_for_the_workload_and_account_of_the_certificate() {
-    let mesh = mesh(BOOKINFO);
-    let details = mesh.workload(&workload("details-1"));
+    let mesh = mesh_with_sidecars(BOOKINFO);
+    let details = mesh.workload(&workload_name("details-1"));
     let peer = |id: &str, name: Option<&str>| Peer {
         id: format!("spiffe://{id}").parse().unwrap(),
-        workload: name.map(workload),
+        workload: name.map(workload_name),
         instance: None,
         not_before: SystemTime::UNIX_EPOCH,
         not_after: SystemTime::UNIX_EPOCH,
@@ -272,8 +285,12 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
         (peer("other.local/ns/bookinfo/sa/details", Some("details-1")), details, Some("other")),
     ] {
         let instance = Instance::Registration(0);
-        let vouched =
-            vouch(&peer, &workload("details-1"), found.map(|found| (found, &instance)), &domain);
+        let vouched = verify_claim(
+            &peer,
+            &workload_name("details-1"),
+            found.map(|found| (found, &instance)),
+            &domain,
+        );
         let error = vouched.err().map(|error| error.to_string());
         match (&error, expected) {
             (None, None) => {}
@@ -285,18 +302,18 @@ fn vouches_only_for_the_workload_and_account_of_the_certificate() {
 
 #[test]
 fn vouches_for_no_former_instance_of_the_workload() {
-    let mesh = mesh(BOOKINFO);
-    let details = mesh.workload(&workload("details-1")).unwrap();
+    let mesh = mesh_with_sidecars(BOOKINFO);
+    let details = mesh.workload(&workload_name("details-1")).unwrap();
     let domain = TrustDomain::new("cluster.local").unwrap();
     let judged = |held: Option<Instance>, current: &Instance| {
         let peer = Peer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/details".parse().unwrap(),
-            workload: Some(workload("details-1")),
+            workload: Some(workload_name("details-1")),
             instance: held,
             not_before: SystemTime::UNIX_EPOCH,
             not_after: SystemTime::UNIX_EPOCH,
         };
-        vouch(&peer, &workload("details-1"), Some((details, current)), &domain).is_ok()
+        verify_claim(&peer, &workload_name("details-1"), Some((details, current)), &domain).is_ok()
     };
     let pod = |text: &str| Instance::Pod(Uid::new(text).unwrap());
     let registration = Instance::Registration;

@@ -9,18 +9,18 @@ use crate::mesh::Mesh;
 
 /// Compiles the access rules of a workload: if policies decide, one rule for each `TrafficTarget` with the
 /// workload's account as destination, and an empty list if there is none.
-pub(super) fn access(mesh: &Mesh, workload: &Workload) -> Access {
+pub(super) fn compile_access(mesh: &Mesh, workload: &Workload) -> Access {
     match mesh.mode_of(workload) {
         TrafficMode::Permissive => Access::Permissive,
         TrafficMode::Strict | TrafficMode::Audit => {
-            let rules = mesh.targets_of(&workload.account).map(|target| rule(mesh, target));
+            let rules = mesh.targets_of(&workload.account).map(|target| compile_rule(mesh, target));
             Access::Strict(rules.collect())
         }
     }
 }
 
 /// Compiles the remaining inbound policy of a workload.
-pub(super) fn inbound(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
+pub(super) fn compile_inbound_policy(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
     let mode = mesh.mode_of(workload);
     // Requests that are allowed by default need no allow rules.
     let decides =
@@ -34,14 +34,14 @@ pub(super) fn inbound(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
 
 /// Returns the missing objects that a policy refers to, as sentences for its author. The policy allows the
 /// rest.
-pub(crate) fn missing(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
+pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
     let mut missing = Vec::new();
     for rule in &target.rules {
         match rule {
-            TargetRule::Http { group, matches } => match mesh.group(group) {
+            TargetRule::Http { group, matches } => match mesh.route_group(group) {
                 None => missing.push(format!("HTTPRouteGroup {group} does not exist")),
                 Some(found) => {
-                    let unknown = matches.iter().filter(|name| named(found, name).is_none());
+                    let unknown = matches.iter().filter(|name| find_match(found, name).is_none());
                     let sentence =
                         |name| format!("HTTPRouteGroup {group} has no match named `{name}`");
                     missing.extend(unknown.map(sentence));
@@ -57,16 +57,16 @@ pub(crate) fn missing(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
 }
 
 /// Missing references allow nothing: a group, a match in it, a `TCPRoute`.
-fn rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
+fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
     let mut http: Vec<RequestMatch> = Vec::new();
     let mut tcp = PortSet::Only(Vec::new());
     for rule in &target.rules {
         match rule {
             TargetRule::Http { group, matches } => {
-                let group = mesh.group(group);
+                let group = mesh.route_group(group);
                 let allowed = group
                     .into_iter()
-                    .flat_map(|group| matches.iter().filter_map(|name| named(group, name)));
+                    .flat_map(|group| matches.iter().filter_map(|name| find_match(group, name)));
                 for request in allowed {
                     if !http.contains(request) {
                         http.push(request.clone());
@@ -75,7 +75,7 @@ fn rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
             }
             TargetRule::Tcp { route } => {
                 if let Some(route) = mesh.tcp_route(route) {
-                    tcp = union(tcp, &route.ports);
+                    tcp = merge_ports(tcp, &route.ports);
                 }
             }
         }
@@ -83,12 +83,12 @@ fn rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
     AccessRule { policy: target.name.clone(), sources: target.sources.clone(), http, tcp }
 }
 
-fn named<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMatch> {
+fn find_match<'a>(group: &'a HttpRouteGroup, name: &str) -> Option<&'a RequestMatch> {
     let found = group.matches.iter().find(|named| named.name == name);
     found.map(|named| &named.request)
 }
 
-fn union(ports: PortSet, more: &PortSet) -> PortSet {
+fn merge_ports(ports: PortSet, more: &PortSet) -> PortSet {
     match (ports, more) {
         (PortSet::Only(mut ports), PortSet::Only(more)) => {
             ports.extend(more);

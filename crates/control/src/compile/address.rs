@@ -9,7 +9,7 @@ use leno_model::{
 };
 
 use super::enforcement::is_balanced;
-use super::service::{Viewer, Views, backends, protocol, target_port};
+use super::service::{Viewer, Views, backend_services, port_protocol, target_port};
 use crate::mesh::Mesh;
 
 /// The entries of some addresses.
@@ -55,8 +55,8 @@ impl AddressEntries {
         let Some(workload) = workload else {
             return AddressEntry::Outside;
         };
-        let ports = self.ports(mesh, workload);
-        if mesh.listeners(&workload.name).is_none() {
+        let ports = self.forwarded_ports(mesh, workload);
+        if mesh.sidecar_listeners(&workload.name).is_none() {
             self.unheard.insert(address);
         }
         AddressEntry::Workload { workload: workload.name.clone(), ports }
@@ -70,14 +70,16 @@ impl AddressEntries {
             return true;
         }
         // Kept in the views: many sidecars query the same addresses repeatedly.
-        let Some(view) = views.view(mesh, &Viewer::Anybody, &service.name) else { return false };
-        self.decided_by.extend(backends(&view).cloned());
-        backends(&view).any(|name| is_balanced(mesh, name))
+        let Some(view) = views.service_config(mesh, &Viewer::Anybody, &service.name) else {
+            return false;
+        };
+        self.decided_by.extend(backend_services(&view).cloned());
+        backend_services(&view).any(|name| is_balanced(mesh, name))
     }
 
     /// Returns the ports of a workload that services forward to. If several services forward to one port, the
     /// port has the service under which it is counted.
-    fn ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
+    fn forwarded_ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
         let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
         // Stable sort: services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
@@ -101,7 +103,7 @@ fn address_entry_port(
     (service, port): (&Service, &ServicePort),
     number: u16,
 ) -> AddressPort {
-    let listeners = mesh.listeners(&workload.name);
+    let listeners = mesh.sidecar_listeners(&workload.name);
     // A revoked account is not called, and its traffic is not sent unprotected either.
     let listeners = listeners.filter(|_| !mesh.is_revoked(workload));
     let address = listeners.and_then(|listeners| listeners.get(&number)).copied();
@@ -114,7 +116,7 @@ fn address_entry_port(
         let account = Some(workload.account.clone());
         Arc::new(Endpoint { id, address, account, tags: BTreeMap::new(), weight: None })
     });
-    let protocol = protocol(mesh, service, port);
+    let protocol = port_protocol(mesh, service, port);
     AddressPort { service: service.name.clone(), port: port.port, protocol, endpoint }
 }
 
@@ -123,11 +125,11 @@ mod tests {
     use leno_model::{Change, Object};
 
     use super::*;
-    use crate::fixture::{BOOKINFO, mesh, service, workload};
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
     /// Bookinfo in a cluster: service `n` has the address 10.96.0.n, workload `n` has 10.1.0.n.
-    fn cluster() -> Mesh {
-        let mut mesh = mesh(BOOKINFO);
+    fn bookinfo_cluster() -> Mesh {
+        let mut mesh = mesh_with_sidecars(BOOKINFO);
         let services: Vec<Service> = mesh.services().cloned().collect();
         for (index, mut service) in services.into_iter().enumerate() {
             service.addresses.insert([10, 96, 0, u8::try_from(index + 1).unwrap()].into());
@@ -141,7 +143,7 @@ mod tests {
         mesh
     }
 
-    fn at(mesh: &Mesh, address: [u8; 4]) -> AddressEntry {
+    fn compile_entry(mesh: &Mesh, address: [u8; 4]) -> AddressEntry {
         let address = IpAddr::from(address);
         AddressEntry::clone(
             &address_entries(mesh, &BTreeSet::from([address]), &mut Views::default()).at[&address],
@@ -149,7 +151,7 @@ mod tests {
     }
 
     fn address_of(mesh: &Mesh, name: &str) -> [u8; 4] {
-        match mesh.workload(&workload(name)).unwrap().address {
+        match mesh.workload(&workload_name(name)).unwrap().address {
             IpAddr::V4(address) => address.octets(),
             IpAddr::V6(_) => panic!("of another version"),
         }
@@ -157,23 +159,26 @@ mod tests {
 
     #[test]
     fn an_address_is_a_service_or_a_workload_or_outside() {
-        let mesh = cluster();
-        assert_eq!(at(&mesh, [10, 96, 0, 1]), AddressEntry::Service(service("details")));
-        assert_eq!(at(&mesh, [192, 0, 2, 1]), AddressEntry::Outside);
-        let found = at(&mesh, address_of(&mesh, "reviews-v2-1"));
+        let mesh = bookinfo_cluster();
+        assert_eq!(
+            compile_entry(&mesh, [10, 96, 0, 1]),
+            AddressEntry::Service(service_name("details"))
+        );
+        assert_eq!(compile_entry(&mesh, [192, 0, 2, 1]), AddressEntry::Outside);
+        let found = compile_entry(&mesh, address_of(&mesh, "reviews-v2-1"));
         let AddressEntry::Workload { workload: name, ports } = found else { panic!("{found:?}") };
-        assert_eq!(name, workload("reviews-v2-1"));
+        assert_eq!(name, workload_name("reviews-v2-1"));
         assert_eq!(ports.keys().collect::<Vec<_>>(), [&9083]);
         // The service under which it is counted, not one of a single version.
-        assert_eq!((&ports[&9083].service, ports[&9083].port), (&service("reviews"), 9080));
+        assert_eq!((&ports[&9083].service, ports[&9083].port), (&service_name("reviews"), 9080));
         let endpoint = ports[&9083].endpoint.as_ref().unwrap();
         assert_eq!(endpoint.account.as_ref().unwrap().name.as_str(), "reviews-beta");
     }
 
     #[test]
     fn a_workload_is_at_its_addresses_of_both_versions() {
-        let mut mesh = cluster();
-        let name = workload("details-1");
+        let mut mesh = bookinfo_cluster();
+        let name = workload_name("details-1");
         let mut dual = mesh.workload(&name).unwrap().clone();
         let other: IpAddr = "fd00:1::7".parse().unwrap();
         dual.other_addresses.insert(other);
@@ -194,21 +199,21 @@ mod tests {
 
     #[test]
     fn a_service_without_sidecars_is_outside_unless_its_routes_lead_to_one() {
-        let mut mesh = cluster();
+        let mut mesh = bookinfo_cluster();
         let is_routed = |mesh: &Mesh| {
-            let name = mesh.service(&service("reviews")).unwrap();
+            let name = mesh.service(&service_name("reviews")).unwrap();
             let address = *name.addresses.first().unwrap();
             let found = address_entries(mesh, &BTreeSet::from([address]), &mut Views::default());
-            assert!(found.decided_by.contains(&service("reviews")));
-            *found.at[&address] == AddressEntry::Service(service("reviews"))
+            assert!(found.decided_by.contains(&service_name("reviews")));
+            *found.at[&address] == AddressEntry::Service(service_name("reviews"))
         };
         assert!(is_routed(&mesh));
-        let mut bare = mesh.service(&service("reviews")).unwrap().clone();
+        let mut bare = mesh.service(&service_name("reviews")).unwrap().clone();
         bare.selector.clear();
         mesh.apply(Change::Upsert(Object::Service(bare)));
         assert!(is_routed(&mesh), "its route leads to both versions");
         for name in ["reviews-v1-1", "reviews-v2-1"] {
-            let key = leno_model::ObjectKey::Workload(workload(name));
+            let key = leno_model::ObjectKey::Workload(workload_name(name));
             let touched = mesh.apply(Change::Remove(key));
             assert!(!touched.addresses.is_empty());
         }
@@ -217,9 +222,9 @@ mod tests {
 
     #[test]
     fn who_waits_for_the_sidecar_of_a_workload_never_calls_it_without() {
-        let mut mesh = cluster();
-        let name = workload("details-1");
-        let touched = mesh.listen(&name, None);
+        let mut mesh = bookinfo_cluster();
+        let name = workload_name("details-1");
+        let touched = mesh.set_listeners(&name, None);
         let address = mesh.workload(&name).unwrap().address;
         assert!(touched.addresses.contains(&address));
         let found = address_entries(&mesh, &BTreeSet::from([address]), &mut Views::default());
@@ -230,12 +235,12 @@ mod tests {
 
     #[test]
     fn an_address_that_another_workload_got_is_that_ones() {
-        let mut mesh = cluster();
-        let mut successor = mesh.workload(&workload("stranger-1")).unwrap().clone();
-        successor.address = mesh.workload(&workload("details-1")).unwrap().address;
+        let mut mesh = bookinfo_cluster();
+        let mut successor = mesh.workload(&workload_name("stranger-1")).unwrap().clone();
+        successor.address = mesh.workload(&workload_name("details-1")).unwrap().address;
         let touched = mesh.apply(Change::Upsert(Object::Workload(successor.clone())));
         assert!(touched.addresses.contains(&successor.address));
-        let key = leno_model::ObjectKey::Workload(workload("details-1"));
+        let key = leno_model::ObjectKey::Workload(workload_name("details-1"));
         let touched = mesh.apply(Change::Remove(key));
         assert!(touched.addresses.contains(&successor.address));
         let found =
@@ -243,6 +248,6 @@ mod tests {
         let AddressEntry::Workload { workload: name, .. } = &*found.at[&successor.address] else {
             panic!("outside")
         };
-        assert_eq!(*name, workload("stranger-1"));
+        assert_eq!(*name, workload_name("stranger-1"));
     }
 }

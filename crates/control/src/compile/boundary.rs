@@ -15,7 +15,7 @@ use crate::mesh::Mesh;
 
 /// Compiles a workload's ingress rules: one for each port of a service that it backs, from the first policy
 /// that names the service.
-pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
+pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
     let mut openings = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
         for backend in &policy.backends {
@@ -23,11 +23,11 @@ pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
                 mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
             if !is_behind
                 || mesh.opened_before(policy, backend).is_some()
-                || contradicted(mesh, workload, (policy, backend)).is_some()
+                || conflicting_policy(mesh, workload, (policy, backend)).is_some()
             {
                 continue;
             }
-            let opening = opening(mesh, policy, backend);
+            let opening = compile_ingress_rule(mesh, policy, backend);
             if !openings.contains(&opening) {
                 openings.push(opening);
             }
@@ -38,7 +38,7 @@ pub(super) fn openings(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
 
 /// Returns the policy that already opens a workload's port differently, through another service that selects
 /// it.
-fn contradicted<'a>(
+fn conflicting_policy<'a>(
     mesh: &'a Mesh,
     workload: &Workload,
     (policy, backend): (&IngressPolicy, &IngressBackend),
@@ -51,21 +51,21 @@ fn contradicted<'a>(
     (how.entry != backend.entry).then_some(first)
 }
 
-fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
+fn compile_ingress_rule(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
     let places =
         |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
     let names_places = policy.sources.iter().any(|it| places(&it));
-    let ranges = policy.sources.iter().filter(places).flat_map(|it| ranges(mesh, it));
+    let ranges = policy.sources.iter().filter(places).flat_map(|it| source_ranges(mesh, it));
     let mut ranges: Vec<IpRange> = ranges.collect();
     ranges.sort_unstable();
     ranges.dedup();
     // If certificates identify clients, their source address may be unrestricted.
     let anywhere = !names_places && !backend.entry.is_clear();
     let MeshConfig { trust_domain, revoked, .. } = mesh.config();
-    let accounts = policy.sources.iter().filter_map(|it| it.account(trust_domain));
+    let accounts = policy.sources.iter().filter_map(|it| it.account_in(trust_domain));
     // A revocation also covers an external principal with the same name as the account.
     let stands = |it: &&IngressSource| {
-        it.account(trust_domain).is_none_or(|account| !revoked.contains(&account))
+        it.account_in(trust_domain).is_none_or(|account| !revoked.contains(&account))
     };
     let external_principals = policy.sources.iter().filter(stands).filter_map(|it| match it {
         IngressSource::Named(name) => Some(name.clone()),
@@ -83,18 +83,19 @@ fn opening(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Ope
         ranges: (!anywhere).then_some(ranges),
         accounts,
         external_principals,
-        requests: requests(mesh, &policy.groups),
+        requests: group_matches(mesh, &policy.groups),
     }
 }
 
 /// The address ranges of a source. Addresses of a node match no client: all processes of the node share them,
 /// and often NATed clients do, too.
-fn ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
+fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
     match source {
         IngressSource::Range(range) => vec![*range],
         IngressSource::Principal(_) | IngressSource::Named(_) => Vec::new(),
         IngressSource::Service(service) => {
-            let all = mesh.behind(service).chain(mesh.unmeshed_workloads_behind(service));
+            let all =
+                mesh.service_workloads(service).chain(mesh.unmeshed_workloads_behind(service));
             let own = all.filter(|it| !it.labels.contains_key(NODE_NETWORK_LABEL));
             let addresses = own.flat_map(Workload::addresses);
             let known = addresses.filter(|it| !it.is_loopback() && !it.is_unspecified());
@@ -143,23 +144,23 @@ fn of_policy<'a>(
             matched_by: port.matched_by,
             hosts: if is_named { policy.hosts.clone() } else { Vec::new() },
             ranges: policy.ranges.clone(),
-            requests: if is_http { requests(mesh, &policy.groups) } else { None },
+            requests: if is_http { group_matches(mesh, &policy.groups) } else { None },
         }
     })
 }
 
 /// Returns all requests that groups match; a missing group matches none.
-fn requests(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
+fn group_matches(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMatch>> {
     if groups.is_empty() {
         return None;
     }
-    let groups = groups.iter().filter_map(|group| mesh.group(group));
+    let groups = groups.iter().filter_map(|group| mesh.route_group(group));
     let matches = groups.flat_map(|group| &group.matches).map(|named| named.request.clone());
     Some(matches.collect())
 }
 
 /// Returns the problems that keep a policy, or a part of it, from taking effect, as sentences for its author.
-pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
+pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
     let mut problems = missing_groups(mesh, &policy.groups);
     for backend in &policy.backends {
         let (namespace, name) = (policy.name.namespace.clone(), backend.service.clone());
@@ -170,12 +171,13 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
         if mesh.service(&service).is_none() {
             problems.push(format!("Service {service} does not exist"));
         }
-        let behind: Vec<&Workload> = mesh.behind(&service).collect();
-        let mut ports = behind.iter().flat_map(|it| super::plan::ports(mesh, it));
+        let behind: Vec<&Workload> = mesh.service_workloads(&service).collect();
+        let mut ports = behind.iter().flat_map(|it| super::plan::application_ports(mesh, it));
         if !behind.is_empty() && !ports.any(|it| it.port == backend.port) {
             problems.push(format!("no workload of {service} has port {}", backend.port));
         }
-        let mut first = behind.iter().filter_map(|it| contradicted(mesh, it, (policy, backend)));
+        let mut first =
+            behind.iter().filter_map(|it| conflicting_policy(mesh, it, (policy, backend)));
         if let Some(first) = first.next() {
             let port = backend.port;
             problems.push(format!(
@@ -185,7 +187,7 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
     }
     for source in &policy.sources {
         match source {
-            IngressSource::Service(service) if ranges(mesh, source).is_empty() => {
+            IngressSource::Service(service) if source_ranges(mesh, source).is_empty() => {
                 problems.push(format!("endpoints not found for service {service}"));
             }
             IngressSource::Principal(id) if id.trust_domain != mesh.config().trust_domain => {
@@ -194,7 +196,7 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
                     id.account, id.trust_domain
                 ));
             }
-            IngressSource::Named(name) => problems.extend(nobody(mesh, name)),
+            IngressSource::Named(name) => problems.extend(name_problem(mesh, name)),
             IngressSource::Service(_) | IngressSource::Range(_) | IngressSource::Principal(_) => {}
         }
     }
@@ -202,16 +204,16 @@ pub(crate) fn closed(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String> {
 }
 
 /// Returns the reason why a name is neither an account nor an external principal.
-fn nobody(mesh: &Mesh, name: &Name) -> Option<String> {
+fn name_problem(mesh: &Mesh, name: &Name) -> Option<String> {
     let own = &mesh.config().trust_domain;
     let is_external_principal = mesh.access_certs().any(|it| it.subjects.contains(name));
-    let is_account = IngressSource::Named(name.clone()).account(own).is_some();
+    let is_account = IngressSource::Named(name.clone()).account_in(own).is_some();
     (!is_account && !is_external_principal)
         .then(|| format!("{name} is not an account of {own}, and no AccessCert lists it"))
 }
 
 /// Returns missing groups, as sentences for the author of the object that names them.
 pub(crate) fn missing_groups(mesh: &Mesh, groups: &[RouteGroupName]) -> Vec<String> {
-    let missing = groups.iter().filter(|group| mesh.group(group).is_none());
+    let missing = groups.iter().filter(|group| mesh.route_group(group).is_none());
     missing.map(|group| format!("HTTPRouteGroup {group} does not exist")).collect()
 }

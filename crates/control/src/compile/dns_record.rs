@@ -29,11 +29,14 @@ fn of_service(mesh: &Mesh, service: &Service) -> DnsRecord {
     let addresses: BTreeSet<IpAddr> = match service.addresses.is_empty() {
         false => service.addresses.clone(),
         true => {
-            let all =
-                mesh.behind(&service.name).chain(mesh.unmeshed_workloads_behind(&service.name));
+            let all = mesh
+                .service_workloads(&service.name)
+                .chain(mesh.unmeshed_workloads_behind(&service.name));
             let ready = all.filter(|workload| workload.ready || service.unready);
             let addresses = ready.flat_map(|workload| workload.addresses());
-            addresses.filter(|it| !it.is_loopback() && service.families.has(*it)).collect()
+            addresses
+                .filter(|it| !it.is_loopback() && service.families.includes_address(*it))
+                .collect()
         }
     };
     match addresses.len() <= ADDRESSES_OF_NAME_MAX {
@@ -47,45 +50,48 @@ mod tests {
     use leno_model::{Change, Families, Object};
 
     use super::*;
-    use crate::fixture::{BOOKINFO, mesh, service, workload};
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
-    fn of(mesh: &Mesh, name: &str) -> Vec<IpAddr> {
-        let name = service(name);
+    fn resolve_name(mesh: &Mesh, name: &str) -> Vec<IpAddr> {
+        let name = service_name(name);
         dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
     }
 
     fn move_to(mesh: &mut Mesh, name: &str, address: [u8; 4], ready: bool) {
-        let mut moved = mesh.workload(&workload(name)).unwrap().clone();
+        let mut moved = mesh.workload(&workload_name(name)).unwrap().clone();
         (moved.address, moved.ready) = (address.into(), ready);
         let touched = mesh.apply(Change::Upsert(Object::Workload(moved)));
-        assert!(touched.services.contains(&service("reviews")), "whoever looked it up is told");
+        assert!(
+            touched.services.contains(&service_name("reviews")),
+            "whoever looked it up is told"
+        );
     }
 
     #[test]
     fn a_name_stands_for_the_service_or_for_who_is_behind_it() {
-        let mut mesh = mesh(BOOKINFO);
-        assert_eq!(of(&mesh, "nobody"), [] as [IpAddr; 0]);
+        let mut mesh = mesh_with_sidecars(BOOKINFO);
+        assert_eq!(resolve_name(&mesh, "nobody"), [] as [IpAddr; 0]);
         // Loopback addresses differ per machine.
-        assert_eq!(of(&mesh, "reviews"), [] as [IpAddr; 0]);
+        assert_eq!(resolve_name(&mesh, "reviews"), [] as [IpAddr; 0]);
         move_to(&mut mesh, "reviews-v1-1", [10, 1, 0, 1], true);
         move_to(&mut mesh, "reviews-v2-1", [10, 1, 0, 2], false);
-        assert_eq!(of(&mesh, "reviews"), [IpAddr::from([10, 1, 0, 1])]);
-        let mut changed = mesh.service(&service("reviews")).unwrap().clone();
+        assert_eq!(resolve_name(&mesh, "reviews"), [IpAddr::from([10, 1, 0, 1])]);
+        let mut changed = mesh.service(&service_name("reviews")).unwrap().clone();
         changed.unready = true;
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));
-        assert_eq!(of(&mesh, "reviews").len(), 2);
-        let mut dual = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+        assert_eq!(resolve_name(&mesh, "reviews").len(), 2);
+        let mut dual = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
         dual.other_addresses.insert("fd00:1::1".parse().unwrap());
         mesh.apply(Change::Upsert(Object::Workload(dual)));
-        assert_eq!(of(&mesh, "reviews").len(), 3);
+        assert_eq!(resolve_name(&mesh, "reviews").len(), 3);
         changed.families = Families::V6;
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));
-        assert_eq!(of(&mesh, "reviews"), ["fd00:1::1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(resolve_name(&mesh, "reviews"), ["fd00:1::1".parse::<IpAddr>().unwrap()]);
         changed.addresses.extend([IpAddr::from([10, 96, 0, 1]), "fd00::1".parse().unwrap()]);
         let touched = mesh.apply(Change::Upsert(Object::Service(changed)));
-        assert!(touched.services.contains(&service("reviews")));
+        assert!(touched.services.contains(&service_name("reviews")));
         assert_eq!(
-            of(&mesh, "reviews"),
+            resolve_name(&mesh, "reviews"),
             [IpAddr::from([10, 96, 0, 1]), "fd00::1".parse().unwrap()]
         );
     }

@@ -23,7 +23,7 @@ pub(super) enum Stage {
 
 impl Stage {
     /// Returns the stage of the workloads that receive a service's requests now.
-    fn of(mesh: &Mesh, service: &Service) -> Self {
+    fn for_service(mesh: &Mesh, service: &Service) -> Self {
         let members = mesh.members_behind(&service.name);
         let mut all = members.chain(mesh.unmeshed_workloads_behind(&service.name));
         match all.any(|it| Self::Ready.includes(service, it)) {
@@ -53,7 +53,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     if members.peek().is_none() {
         return is_joining(mesh, service);
     }
-    let stage = Stage::of(mesh, service);
+    let stage = Stage::for_service(mesh, service);
     if members.any(|it| stage.includes(service, it)) {
         return true;
     }
@@ -99,7 +99,7 @@ pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
 
 /// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the mode or
 /// `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar is ready).
-pub(crate) fn barred(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
+pub(crate) fn barred_workloads(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
     if !is_balanced(mesh, &service.name) {
         return None;
     }
@@ -119,21 +119,27 @@ pub(super) struct Enforcement<'a> {
 }
 
 impl<'a> Enforcement<'a> {
-    pub(super) fn of(mesh: &'a Mesh) -> Self {
+    pub(super) fn from_mesh(mesh: &'a Mesh) -> Self {
         Self { mesh, known: BTreeMap::new() }
     }
 
     /// True if no policy that only a sidecar enforces applies at a port of a workload.
     pub(super) fn is_complete(&mut self, workload: &'a Workload, number: u16) -> bool {
         let services = self.mesh.in_front_of_unmeshed_workload(&workload.name);
-        let key = services.map(|it| (&it.name, leading(it, workload, number).collect())).collect();
+        let key = services
+            .map(|it| (&it.name, forwarding_ports(it, workload, number).collect()))
+            .collect();
         let is_complete = || needing_sidecar(self.mesh, workload, number).is_empty();
         *self.known.entry(key).or_insert_with(is_complete)
     }
 }
 
 /// Returns the ports of a service that forward to a port of a workload.
-fn leading(service: &Service, workload: &Workload, number: u16) -> impl Iterator<Item = u16> {
+fn forwarding_ports(
+    service: &Service,
+    workload: &Workload,
+    number: u16,
+) -> impl Iterator<Item = u16> {
     let leads = move |port: &&ServicePort| target_port(&port.target, workload) == Some(number);
     service.ports.iter().filter(leads).map(|port| port.port)
 }
@@ -155,13 +161,14 @@ pub(super) fn needing_sidecar(
 ) -> BTreeSet<ObjectKey> {
     let mut policies: BTreeSet<ObjectKey> = access_policies(mesh, workload).collect();
     for service in mesh.in_front_of_unmeshed_workload(&workload.name) {
-        for port in leading(service, workload, number) {
-            let limits = mesh.limits(&service.name, port).map(|limits| limits.policy);
-            let guards = mesh.guards(&service.name, port).into_iter().map(|it| it.policy);
+        for port in forwarding_ports(service, workload, number) {
+            let limits = mesh.port_limits(&service.name, port).map(|limits| limits.policy);
+            let guards = mesh.port_checks(&service.name, port).into_iter().map(|it| it.policy);
             policies.extend(limits.into_iter().chain(guards).map(ObjectKey::ServicePolicy));
         }
-        let beside =
-            mesh.behind(&service.name).chain(mesh.unmeshed_workloads_behind(&service.name));
+        let beside = mesh
+            .service_workloads(&service.name)
+            .chain(mesh.unmeshed_workloads_behind(&service.name));
         policies.extend(beside.flat_map(|beside| access_policies(mesh, beside)));
     }
     policies

@@ -8,43 +8,43 @@ use leno_model::{
     ServicePort, ServiceRetry, TargetPort, Workload, WorkloadPlan, WorkloadPort, is_server_first,
 };
 
-use super::access::{access, inbound};
-use super::boundary::{egress_rules, openings};
-use super::service::{labels, target_port};
+use super::access::{compile_access, compile_inbound_policy};
+use super::boundary::{compile_ingress_rules, egress_rules};
+use super::service::{select_labels, target_port};
 use crate::mesh::Mesh;
 
 /// Compiles the proxy configuration.
-pub(crate) fn plan(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
+pub(crate) fn compile_proxy_config(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
     WorkloadPlan {
         workload: workload.name.clone(),
         account: workload.account.clone(),
         trust_domain: mesh.config().trust_domain.clone(),
         address: workload.address,
-        ports: ports(mesh, workload),
-        served: served(mesh, workload),
+        ports: application_ports(mesh, workload),
+        served: port_services(mesh, workload),
         outbound_listeners: workload.outbound_listeners.clone(),
-        access: access(mesh, workload),
+        access: compile_access(mesh, workload),
         revoked: mesh.config().revoked.clone(),
         revoked_workloads: mesh.revocations().workloads.clone(),
         ca_generation: mesh.ca_generation(),
-        caller: caller(mesh, workload),
-        lanes: lanes(mesh, workload),
-        inbound: inbound(mesh, workload),
-        limits: limits(mesh, workload),
+        caller: caller_attributes(mesh, workload),
+        lanes: port_lanes(mesh, workload),
+        inbound: compile_inbound_policy(mesh, workload),
+        limits: port_limits(mesh, workload),
         sight: (*mesh.config().sight).clone(),
         egress: mesh.config().egress,
         plaintext: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
-        openings: openings(mesh, workload),
+        openings: compile_ingress_rules(mesh, workload),
         egress_rules: egress_rules(mesh, workload),
-        guards: guards(mesh, workload),
-        retries: retries(mesh, workload),
+        guards: port_checks(mesh, workload),
+        retries: service_retries(mesh, workload),
     }
 }
 
 /// Returns the application's ports. In a cluster they need not be declared: the target port of a service counts
 /// as one. Elsewhere only declared ports count. If a port declares no protocol, the services declare it.
-pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
+pub(super) fn application_ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
         for port in mesh.in_front_of(&workload.name).flat_map(|service| &service.ports) {
@@ -57,7 +57,7 @@ pub(super) fn ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
         }
     }
     for port in ports.iter_mut().filter(|port| port.protocol == Protocol::Detect) {
-        port.protocol = spoken(mesh, workload, port.port);
+        port.protocol = declared_protocol(mesh, workload, port.port);
         if port.protocol == Protocol::Detect
             && is_server_first_by_convention(mesh, workload, port)
             && !looks_at_requests(mesh, workload, port.port)
@@ -99,12 +99,13 @@ fn denies_requests(mesh: &Mesh, workload: &Workload, number: u16) -> bool {
 /// Returns the protocol of a server-first port (by convention): detected if a policy inspects requests.
 pub(super) fn by_convention(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     let is_detected = || {
-        let mut needs = mesh.needs(&service.name, port.port);
+        let mut needs = mesh.request_needs(&service.name, port.port);
         let denies = |workload: &Workload| {
             let number = target_port(&port.target, workload);
             number.is_some_and(|number| denies_requests(mesh, workload, number))
         };
-        needs.any(|need| need != RequestNeed::None) || mesh.behind(&service.name).any(denies)
+        needs.any(|need| need != RequestNeed::None)
+            || mesh.service_workloads(&service.name).any(denies)
     };
     match port.is_server_first() && !is_detected() {
         true => Protocol::Tcp,
@@ -113,7 +114,7 @@ pub(super) fn by_convention(mesh: &Mesh, service: &Service, port: &ServicePort) 
 }
 
 /// Returns the protocol that the services forwarding to a port declare, if they agree: gRPC is HTTP/2.
-fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
+fn declared_protocol(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
     let ports = mesh.in_front_of(&workload.name).flat_map(|service| &service.ports);
     let leading = ports.filter(|port| target_port(&port.target, workload) == Some(number));
     let said: BTreeSet<Protocol> = leading.filter_map(|port| port.protocol).collect();
@@ -123,8 +124,8 @@ fn spoken(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol {
 }
 
 /// Returns the attributes of a workload that tag rules match: empty if none does.
-fn caller(mesh: &Mesh, workload: &Workload) -> Caller {
-    let asked = mesh.tags().asked();
+fn caller_attributes(mesh: &Mesh, workload: &Workload) -> Caller {
+    let asked = mesh.tags().matched_attributes();
     if !asked.is_anything() {
         return Caller::default();
     }
@@ -132,13 +133,13 @@ fn caller(mesh: &Mesh, workload: &Workload) -> Caller {
     let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
     Caller {
         services: services.collect(),
-        tags: labels(workload, |label| asked.is_asked(label)),
+        tags: select_labels(workload, |label| asked.is_asked(label)),
         has_parameters: workload.labels.keys().any(is_parameter),
     }
 }
 
 /// Returns the request marks at each port of the application: by the rules of all services that forward there.
-fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
+fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
     let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
         let rules = mesh.tags().lanes_of(&service.name);
@@ -156,11 +157,11 @@ fn lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> {
 
 /// Returns the limits of each port of the application: the policies of all services that forward there, each
 /// once.
-fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
+fn port_limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
     let mut limits: BTreeMap<u16, Vec<PortLimits>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
         for port in &service.ports {
-            let Some(found) = mesh.limits(&service.name, port.port) else { continue };
+            let Some(found) = mesh.port_limits(&service.name, port.port) else { continue };
             let Some(number) = target_port(&port.target, workload) else { continue };
             let known = limits.entry(number).or_default();
             if !known.contains(&found) {
@@ -173,11 +174,11 @@ fn limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
 
 /// Returns the external checks at each port of the application: the policies of all services that forward
 /// there, each once.
-fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
+fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
     let mut guards: BTreeMap<u16, Vec<PortGuard>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
         for port in &service.ports {
-            let found = mesh.guards(&service.name, port.port);
+            let found = mesh.port_checks(&service.name, port.port);
             let Some(number) = target_port(&port.target, workload) else { continue };
             for guard in found {
                 let known = guards.entry(number).or_default();
@@ -192,7 +193,7 @@ fn guards(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
 
 /// Returns the retries of a workload's requests, by service: from the oldest policy that names the service,
 /// then the first by name.
-fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
+fn service_retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRetry> {
     let mut retries = BTreeMap::new();
     for policy in mesh.retries_of(&workload.account) {
         for service in &policy.services {
@@ -204,7 +205,7 @@ fn retries(mesh: &Mesh, workload: &Workload) -> BTreeMap<ServiceName, ServiceRet
 
 /// Returns the service under which each port of the application is counted: if several forward there, the one
 /// with the fewest selector labels (`reviews` rather than `reviews-v1`), then the first by name.
-fn served(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, ServiceName> {
+fn port_services(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, ServiceName> {
     let mut services: Vec<&Service> = mesh.in_front_of(&workload.name).collect();
     // Stable sort: services are ordered by name.
     services.sort_by_key(|service| service.selector.len());

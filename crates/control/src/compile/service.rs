@@ -31,7 +31,7 @@ pub(crate) enum Viewer {
 
 impl Viewer {
     /// Returns the viewer of a client.
-    pub(crate) fn of(mesh: &Mesh, client: &Workload) -> Self {
+    pub(crate) fn for_client(mesh: &Mesh, client: &Workload) -> Self {
         let account = mesh.has_strict().then(|| client.account.clone());
         match (mesh.gateway_of(client), account) {
             (Some(_), account) => Self::Gateway(account),
@@ -41,7 +41,7 @@ impl Viewer {
     }
 
     /// Returns the viewer for one service: clients share a view unless their namespace has routes for it.
-    fn facing(&self, mesh: &Mesh, service: &ServiceName) -> Self {
+    fn for_service(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
             Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => Self::Anybody,
             _ => self.clone(),
@@ -49,7 +49,7 @@ impl Viewer {
     }
 
     /// Returns the namespace with consumer routes that apply; a gateway's own namespace does not count.
-    fn consumer(&self) -> Option<&Name> {
+    fn consumer_namespace(&self) -> Option<&Name> {
         match self {
             Self::Consumers(namespace) => Some(namespace),
             Self::Account(account) => Some(&account.namespace),
@@ -78,22 +78,22 @@ impl Viewer {
 /// that is not strict, or an account that a policy lets it call. Endpoints that it may not call are left out.
 /// In a strict namespace, a service without workloads has no account that a policy could name: it is denied,
 /// since no policy allows it. An empty service is never open.
-pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
-    let permitted = Permitted::to(mesh, viewer);
+pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
+    let permitted = Permitted::for_viewer(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
         let place = (&service.name, port.port);
-        let (routed, rules) = rules(mesh, place, viewer.consumer());
+        let (routed, rules) = port_rules(mesh, place, viewer.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
         let view = PortView {
             name: port.name.clone(),
-            protocol: protocol(mesh, service, port),
+            protocol: port_protocol(mesh, service, port),
             routed,
             rules,
-            endpoints: endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
-            tls_rules: tls_rules(mesh, place, viewer.consumer()),
+            endpoints: port_endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
+            tls_rules: tls_rules(mesh, place, viewer.consumer_namespace()),
             traffic_policy: mesh.traffic_policy(&service.name, port.port),
             tags,
-            tcp_rule: split::tcp_rule(mesh, place, viewer.consumer()),
+            tcp_rule: split::tcp_rule(mesh, place, viewer.consumer_namespace()),
         };
         (port.port, view)
     });
@@ -113,7 +113,8 @@ pub(crate) fn view(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceVi
 
 /// True while the sidecar of a workload of a service is expected with another port or account.
 fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool {
-    let mut workloads = mesh.behind(&service.name).filter(|workload| mesh.is_awaited(workload));
+    let mut workloads =
+        mesh.service_workloads(&service.name).filter(|workload| mesh.is_awaited(workload));
     workloads.any(|workload| {
         Stage::Ready.includes(service, workload)
             && !mesh.is_revoked(workload)
@@ -122,28 +123,33 @@ fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool
 }
 
 /// Returns the endpoints that a view would contain if every sidecar had reported its listeners.
-pub(crate) fn unheard(mesh: &Mesh, viewer: &Viewer, view: &ServiceView) -> Vec<EndpointId> {
-    let permitted = Permitted::to(mesh, viewer);
+pub(crate) fn unreported_endpoints(
+    mesh: &Mesh,
+    viewer: &Viewer,
+    view: &ServiceView,
+) -> Vec<EndpointId> {
+    let permitted = Permitted::for_viewer(mesh, viewer);
     let Some(service) = mesh.service(&view.name) else {
         return Vec::new();
     };
     let ports = service.ports.iter().filter(|port| view.ports.contains_key(&port.port));
     let unheard = ports.flat_map(|port| {
         let found = |stage| {
-            places(mesh, (service, port), &permitted, stage).collect::<Vec<(&Workload, u16)>>()
+            callable_workloads(mesh, (service, port), &permitted, stage)
+                .collect::<Vec<(&Workload, u16)>>()
         };
         let mut places = found(Stage::Ready);
         if places.is_empty() {
             places = found(Stage::Terminating);
         }
-        places.retain(|(workload, _)| mesh.listeners(&workload.name).is_none());
-        places.into_iter().map(|(workload, _)| id(&view.name, port, workload))
+        places.retain(|(workload, _)| mesh.sidecar_listeners(&workload.name).is_none());
+        places.into_iter().map(|(workload, _)| endpoint_id(&view.name, port, workload))
     });
     unheard.collect()
 }
 
 /// Returns the services that the rules of a view name.
-pub(crate) fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
+pub(crate) fn backend_services(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
     view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
 }
 
@@ -172,13 +178,13 @@ struct Kept {
 impl Views {
     /// Returns the view of a service; `None` if the service does not exist. An unchanged view is the same
     /// [`Arc`] as before.
-    pub(crate) fn view(
+    pub(crate) fn service_config(
         &mut self,
         mesh: &Mesh,
         viewer: &Viewer,
         name: &ServiceName,
     ) -> Option<Arc<ServiceView>> {
-        let viewer = viewer.facing(mesh, name);
+        let viewer = viewer.for_service(mesh, name);
         let key = (name.clone(), viewer.clone());
         let Some(service) = mesh.service(name) else {
             self.kept.remove(&key);
@@ -193,19 +199,19 @@ impl Views {
             None => None,
         };
         self.compiled += 1;
-        let view = renewed(view(mesh, &viewer, service), old);
+        let view = reuse_unchanged(compile_service(mesh, &viewer, service), old);
         let kept = Kept { view: Arc::clone(&view), stale: false, unused: 0 };
         self.kept.insert(key, kept);
         Some(view)
     }
 
     /// Returns the number of views compiled so far.
-    pub(crate) fn compiled(&self) -> u64 {
+    pub(crate) fn compiled_count(&self) -> u64 {
         self.compiled
     }
 
     /// Marks the views that may have changed.
-    pub(crate) fn doubt(&mut self, touched: &Touched) {
+    pub(crate) fn mark_outdated(&mut self, touched: &Touched) {
         if touched.everybody || !touched.accounts.is_empty() {
             for ((_, viewer), kept) in &mut self.kept {
                 let account = viewer.account();
@@ -223,7 +229,7 @@ impl Views {
 
     /// Evicts views that are in no configuration and were unused for some sweeps. Views that address entries
     /// depend on are in no configuration.
-    pub(crate) fn sweep(&mut self) {
+    pub(crate) fn evict_unused(&mut self) {
         self.kept.retain(|_, kept| {
             let is_held = Arc::strong_count(&kept.view) > 1;
             kept.unused = if is_held { 0 } else { kept.unused.saturating_add(1) };
@@ -253,12 +259,14 @@ enum Permitted<'a> {
 }
 
 impl<'a> Permitted<'a> {
-    fn to(mesh: &'a Mesh, viewer: &Viewer) -> Self {
+    fn for_viewer(mesh: &'a Mesh, viewer: &Viewer) -> Self {
         match viewer.account() {
             None => Self::All,
-            Some(account) => {
-                Self::Only { mesh, client: account.clone(), targets: mesh.destinations(account) }
-            }
+            Some(account) => Self::Only {
+                mesh,
+                client: account.clone(),
+                targets: mesh.permitted_accounts(account),
+            },
         }
     }
 
@@ -276,7 +284,7 @@ impl<'a> Permitted<'a> {
     /// Returns true if some workload of a service is allowed; `None` if no workload exists that a policy could
     /// apply to.
     fn allows_some(&self, mesh: &Mesh, service: &ServiceName) -> Option<bool> {
-        let mut workloads = mesh.behind(service).peekable();
+        let mut workloads = mesh.service_workloads(service).peekable();
         workloads.peek()?;
         Some(workloads.any(|workload| self.allows(workload)))
     }
@@ -290,7 +298,7 @@ fn may_reach(
     if matches!(permitted, Permitted::All) {
         return true;
     }
-    let mut services = std::iter::once(&view.name).chain(backends(view));
+    let mut services = std::iter::once(&view.name).chain(backend_services(view));
     services.any(|name| {
         match permitted.allows_some(mesh, name) {
             Some(allows) => allows,
@@ -308,24 +316,24 @@ fn may_reach(
 /// Returns the rules of a port in order of route and document, and true if routes are attached. A missing
 /// backend keeps its share: those requests get a 500 response. Of two kinds of routes only the more specific
 /// one applies: `GRPCRoute` before `HTTPRoute`. Without routes, splits apply.
-fn rules(
+fn port_rules(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
     consumer: Option<&Name>,
 ) -> (bool, Vec<RouteRule>) {
-    let attached: Vec<&HttpRoute> = mesh.routes().of_port(service, port, consumer).collect();
+    let attached: Vec<&HttpRoute> = mesh.http_routes().of_port(service, port, consumer).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     if kind.is_none() {
-        return (false, split::rules(mesh, (service, port), consumer));
+        return (false, split::split_rules(mesh, (service, port), consumer));
     }
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     let rules = heard.flat_map(|route| route.rules.iter());
-    (true, rules.map(|rule| granted(mesh, service, rule)).collect())
+    (true, rules.map(|rule| permitted_rule(mesh, service, rule)).collect())
 }
 
 /// Returns the rule for requests to a service, without the backends that it may not refer to; their share is
 /// rejected.
-fn granted(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> RouteRule {
+fn permitted_rule(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     let RouteRule { route, kind, backends, actions, .. } = &mut rule;
     actions.ungranted_weight = take_ungranted(mesh, service, (*kind, route), backends);
@@ -370,7 +378,7 @@ fn tls_rules(
 
 /// Returns the protocol that the service declares; otherwise the one on which its workloads agree; otherwise
 /// that of a well-known port, or detection.
-pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
+pub(super) fn port_protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
         return protocol;
     }
@@ -379,7 +387,8 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
         let found = workload.ports.iter().find(|port| port.port == number)?;
         Some(found.protocol)
     };
-    let mut spoken: BTreeSet<Protocol> = mesh.behind(&service.name).filter_map(spoken_by).collect();
+    let mut spoken: BTreeSet<Protocol> =
+        mesh.service_workloads(&service.name).filter_map(spoken_by).collect();
     if spoken.is_empty() {
         // Unmeshed workloads count if no workload has a sidecar.
         spoken.extend(mesh.unmeshed_workloads_behind(&service.name).filter_map(spoken_by));
@@ -394,13 +403,15 @@ pub(super) fn protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Pr
 pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
     let found = mesh.service(service);
     let port = found.and_then(|service| service.ports.iter().find(|it| it.port == port));
-    found.zip(port).is_some_and(|(service, port)| protocol(mesh, service, port) == Protocol::Tcp)
+    found
+        .zip(port)
+        .is_some_and(|(service, port)| port_protocol(mesh, service, port) == Protocol::Tcp)
 }
 
 /// Returns the endpoints of a port, ordered by ID: IDs differ in the workload only. Each has the labels that
 /// the port's tag rules name. Without a ready endpoint, terminating ones that still serve are used, as by
 /// kube-proxy.
-fn endpoints(
+fn port_endpoints(
     mesh: &Mesh,
     place: (&Service, &ServicePort),
     tags: Option<&TagRules>,
@@ -423,11 +434,11 @@ fn endpoints_of(
     (viewer, permitted): (&Viewer, &Permitted<'_>),
     stage: Stage,
 ) -> Vec<Arc<Endpoint>> {
-    let places = places(mesh, (service, port), permitted, stage);
+    let places = callable_workloads(mesh, (service, port), permitted, stage);
     let endpoints = places.filter_map(|(workload, number)| {
-        let address = *mesh.listeners(&workload.name)?.get(&number)?;
-        let id = id(&service.name, port, workload);
-        let tags = labels(workload, |label| named.contains(label));
+        let address = *mesh.sidecar_listeners(&workload.name)?.get(&number)?;
+        let id = endpoint_id(&service.name, port, workload);
+        let tags = select_labels(workload, |label| named.contains(label));
         let account = Some(workload.account.clone());
         Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
     });
@@ -462,15 +473,15 @@ fn plain_endpoints(
     let workloads = mesh.unmeshed_workloads_behind(&service.name);
     let workloads = workloads.filter(|workload| stage.includes(service, workload));
     let is_open = |it: &&Workload| viewer.is_gateway() || barrier(mesh, it).is_none();
-    let mut enforcement = Enforcement::of(mesh);
+    let mut enforcement = Enforcement::from_mesh(mesh);
     let endpoints = workloads.filter(is_open).filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
         enforcement.is_complete(workload, number).then(|| {
             Arc::new(Endpoint {
-                id: id(&service.name, port, workload),
+                id: endpoint_id(&service.name, port, workload),
                 address: SocketAddr::new(workload.address, number),
                 account: None,
-                tags: labels(workload, |label| named.contains(label)),
+                tags: select_labels(workload, |label| named.contains(label)),
                 weight: Some(workload.weight),
             })
         })
@@ -479,7 +490,7 @@ fn plain_endpoints(
 }
 
 /// Returns the requested labels of a workload.
-pub(crate) fn labels(
+pub(crate) fn select_labels(
     workload: &Workload,
     wanted: impl Fn(&str) -> bool,
 ) -> BTreeMap<String, String> {
@@ -489,25 +500,25 @@ pub(crate) fn labels(
 
 /// Returns the workloads with a sidecar of a port at a stage that a client may call, each with the port of its
 /// application.
-fn places<'a>(
+fn callable_workloads<'a>(
     mesh: &'a Mesh,
     (service, port): (&Service, &ServicePort),
     permitted: &Permitted<'_>,
     stage: Stage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
-    let workloads = mesh.behind(&service.name);
+    let workloads = mesh.service_workloads(&service.name);
     let workloads = workloads.filter(move |workload| stage.includes(service, workload));
     let workloads = workloads.filter(|workload| !mesh.is_revoked(workload));
     let workloads = workloads.filter(|workload| permitted.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }
 
-fn id(service: &ServiceName, port: &ServicePort, workload: &Workload) -> EndpointId {
+fn endpoint_id(service: &ServiceName, port: &ServicePort, workload: &Workload) -> EndpointId {
     EndpointId { service: service.clone(), port: port.port, workload: workload.name.clone() }
 }
 
 /// Returns the old view if it is equal; otherwise the new one, reusing equal endpoints.
-fn renewed(mut new: ServiceView, old: Option<Arc<ServiceView>>) -> Arc<ServiceView> {
+fn reuse_unchanged(mut new: ServiceView, old: Option<Arc<ServiceView>>) -> Arc<ServiceView> {
     let Some(old) = old else {
         return Arc::new(new);
     };

@@ -11,7 +11,7 @@ use crate::mesh::Mesh;
 /// Returns the rules for requests to a port without an `HTTPRoute` or `GRPCRoute`: that of a TCP route; or
 /// those of splits, first the ones with matches, by age and name, then the one for all requests. Unmatched
 /// requests go to the service's own endpoints.
-pub(super) fn rules(
+pub(super) fn split_rules(
     mesh: &Mesh,
     (service, port): (&ServiceName, u16),
     consumer: Option<&Name>,
@@ -22,11 +22,12 @@ pub(super) fn rules(
     if gateway_route(mesh, (service, port), consumer).is_some() {
         return Vec::new();
     }
-    let for_some = mesh.splits().of(service).filter(|split| split.groups.is_some());
+    let for_some =
+        mesh.traffic_splits().attached_to(service).filter(|split| split.groups.is_some());
     let mut splits: Vec<&TrafficSplit> = for_some.collect();
     splits.sort_by_key(|split| split.precedence());
     splits.extend(for_everything(mesh, service));
-    splits.into_iter().filter_map(|split| rule(mesh, split, port)).collect()
+    splits.into_iter().filter_map(|split| split_rule(mesh, split, port)).collect()
 }
 
 /// Returns the rule for connections to a port on which no request is detected: splits with matches do not apply
@@ -42,11 +43,11 @@ pub(super) fn tcp_rule(
     if gateway_route(mesh, (service, port), consumer).is_some() {
         return None;
     }
-    for_everything(mesh, service).map(|split| shares(mesh, split, port))
+    for_everything(mesh, service).map(|split| split_shares(mesh, split, port))
 }
 
 /// Returns the objects that override a split at each port of its root, as sentences for its author.
-pub(crate) fn conflicts(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
+pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<String>> {
     let root = &split.root.service;
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
@@ -87,12 +88,12 @@ fn tcp_route(
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
     let route = mesh.gateway_tcp_routes().of_port(service, port, consumer).next()?;
-    Some(granted(mesh, service, route.rule.clone()))
+    Some(permitted_rule(mesh, service, route.rule.clone()))
 }
 
 /// Returns the oldest split of a root without matches, then the first by name.
 fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
-    let whole = mesh.splits().of(root).filter(|split| split.groups.is_none());
+    let whole = mesh.traffic_splits().attached_to(root).filter(|split| split.groups.is_none());
     whole.min_by_key(|split| split.precedence())
 }
 
@@ -102,8 +103,8 @@ fn gateway_route(
     (service, port): (&ServiceName, u16),
     consumer: Option<&Name>,
 ) -> Option<ObjectKey> {
-    let http = mesh.routes().of_port(service, port, consumer).max_by_key(|route| route.kind);
-    let http = http.map(|route| route.kind.key(route.name.clone()));
+    let http = mesh.http_routes().of_port(service, port, consumer).max_by_key(|route| route.kind);
+    let http = http.map(|route| route.kind.object_key(route.name.clone()));
     let tcp = mesh.gateway_tcp_routes().of_port(service, port, consumer);
     let mut tcp = tcp.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
     let tls = mesh.tls_routes().of_port(service, port, consumer);
@@ -112,24 +113,28 @@ fn gateway_route(
 }
 
 /// Returns the rule of a split; `None` if it matches no request.
-fn rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
-    let mut rule = shares(mesh, split, port).for_requests();
+fn split_rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
+    let mut rule = split_shares(mesh, split, port).for_requests();
     if let Some(groups) = &split.groups {
-        let groups = groups.iter().filter_map(|group| mesh.group(group));
+        let groups = groups.iter().filter_map(|group| mesh.route_group(group));
         let matches = groups.flat_map(|group| &group.matches);
         rule.matches = matches.map(|named| named.request.clone()).collect();
     }
     (!rule.matches.is_empty()).then_some(rule)
 }
 
-fn shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
+fn split_shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
     let (route, kind) = (split.name.clone(), RouteKind::Split);
     let root = &split.root.service;
-    granted(mesh, root, TcpRule { route, kind, backends: split.at(port), ungranted_weight: 0 })
+    permitted_rule(
+        mesh,
+        root,
+        TcpRule { route, kind, backends: split.backends_for(port), ungranted_weight: 0 },
+    )
 }
 
 /// Returns the rule without the backends that it may not refer to; their share is rejected.
-fn granted(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
+fn permitted_rule(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
     let object = (rule.kind, &rule.route);
     rule.ungranted_weight = take_ungranted(mesh, own, object, &mut rule.backends);
     rule

@@ -20,20 +20,20 @@ use leno_model::{
 };
 
 use super::*;
-use crate::fixture::{BOOKINFO, mesh, service, strict, workload};
+use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, strict_bookinfo, workload_name};
 
 /// Compiles the configuration of `client` with the services `services`, and compares it as text.
 #[track_caller]
-fn check(yaml: &str, client: &str, services: &[&str], expected: &Expect) {
-    let mesh = mesh(yaml);
-    let services: BTreeSet<ServiceName> = services.iter().map(|name| service(name)).collect();
-    let client = mesh.workload(&workload(client)).unwrap();
-    let wanted = wanted(client, &services);
-    let world = world(&mesh, client, &wanted, &mut Views::default());
-    expected.assert_eq(&render(&world));
+fn check_config(yaml: &str, client: &str, services: &[&str], expected: &Expect) {
+    let mesh = mesh_with_sidecars(yaml);
+    let services: BTreeSet<ServiceName> = services.iter().map(|name| service_name(name)).collect();
+    let client = mesh.workload(&workload_name(client)).unwrap();
+    let wanted = used_services(client, &services);
+    let world = compile_config(&mesh, client, &wanted, &mut Views::default());
+    expected.assert_eq(&render_config(&world));
 }
 
-fn render(world: &World) -> String {
+fn render_config(world: &World) -> String {
     let mut out = String::new();
     let Snapshot { plan, services, .. } = &*world.snapshot;
     writeln!(out, "{} is {} at {}", plan.workload, plan.account, plan.address).unwrap();
@@ -103,7 +103,7 @@ fn render(world: &World) -> String {
 
 #[test]
 fn a_client_knows_the_services_behind_its_listeners_and_their_backends() {
-    check(
+    check_config(
         BOOKINFO,
         "productpage-1",
         &[],
@@ -140,12 +140,12 @@ spec:
   rules: [{backendRefs: [{name: reviews-v2, port: 9080}, {name: nowhere, port: 9080}]}]
 "#;
     let text = [BOOKINFO, route].concat();
-    check(
+    check_config(
         &text,
-        "stranger-1",
+        "outsider-1",
         &["details"],
         &expect![[r#"
-        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
           lets everybody in
         bookinfo/details Allowed
           9080 HTTP
@@ -168,8 +168,8 @@ kind: TrafficSplit
 metadata: {name: details, namespace: bookinfo}
 spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: nowhere, weight: 2}]}
 "#;
-    check(
-        &strict(split),
+    check_config(
+        &strict_bookinfo(split),
         "productpage-1",
         &["details"],
         &expect![[r#"
@@ -196,12 +196,12 @@ spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: 
 
 #[test]
 fn a_client_knows_what_it_subscribed_to_and_what_does_not_exist() {
-    check(
+    check_config(
         BOOKINFO,
-        "stranger-1",
+        "outsider-1",
         &["details", "nowhere"],
         &expect![[r#"
-        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
           lets everybody in
         bookinfo/details Allowed
           9080 HTTP
@@ -213,7 +213,7 @@ fn a_client_knows_what_it_subscribed_to_and_what_does_not_exist() {
 
 #[test]
 fn a_port_is_counted_under_the_least_specific_service() {
-    check(
+    check_config(
         BOOKINFO,
         "reviews-v1-1",
         &[],
@@ -227,8 +227,8 @@ fn a_port_is_counted_under_the_least_specific_service() {
 
 #[test]
 fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoints() {
-    check(
-        &strict(""),
+    check_config(
+        &strict_bookinfo(""),
         "productpage-1",
         &["details"],
         &expect![[r#"
@@ -251,12 +251,12 @@ fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoi
 
 #[test]
 fn a_strict_client_that_no_policy_names_is_denied_everything() {
-    check(
-        &strict(""),
-        "stranger-1",
+    check_config(
+        &strict_bookinfo(""),
+        "outsider-1",
         &["reviews", "reviews-v1", "details"],
         &expect![[r#"
-        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
           lets in by 0 rules
         bookinfo/details Denied
         bookinfo/reviews Denied
@@ -267,8 +267,8 @@ fn a_strict_client_that_no_policy_names_is_denied_everything() {
 
 #[test]
 fn a_strict_server_lets_in_what_its_policies_say() {
-    check(
-        &strict(""),
+    check_config(
+        &strict_bookinfo(""),
         "reviews-v1-1",
         &[],
         &expect![[r#"
@@ -282,8 +282,8 @@ fn a_strict_server_lets_in_what_its_policies_say() {
 
 #[test]
 fn a_strict_server_without_policy_lets_nobody_in() {
-    check(
-        &strict(""),
+    check_config(
+        &strict_bookinfo(""),
         "details-1",
         &[],
         &expect![[r#"
@@ -303,7 +303,7 @@ kind: TrafficTarget
 metadata: {name: more, namespace: bookinfo}
 spec:
   destination: {kind: ServiceAccount, name: reviews, namespace: bookinfo}
-  sources: [{kind: ServiceAccount, name: stranger, namespace: bookinfo}]
+  sources: [{kind: ServiceAccount, name: outsider, namespace: bookinfo}]
   rules:
   - {kind: HTTPRouteGroup, name: reviews, matches: [write, read, read]}
   - {kind: TCPRoute, name: one}
@@ -319,24 +319,24 @@ kind: TCPRoute
 metadata: {name: two, namespace: bookinfo}
 spec: {matches: {ports: [9082, 70]}}
 "#;
-    check(
-        &strict(more),
+    check_config(
+        &strict_bookinfo(more),
         "reviews-v1-1",
         &[],
         &expect![[r#"
         bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
           serves bookinfo/reviews on 9082
           lets in by 2 rules
-            bookinfo/more: [bookinfo/stranger] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
+            bookinfo/more: [bookinfo/outsider] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
             bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
     "#]],
     );
-    check(
-        &strict(more),
-        "stranger-1",
+    check_config(
+        &strict_bookinfo(more),
+        "outsider-1",
         &["reviews-v1", "reviews-v2"],
         &expect![[r#"
-        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
+        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
           lets in by 0 rules
         bookinfo/reviews-v1 Allowed
           9080 HTTP
@@ -361,8 +361,8 @@ spec:
   - {kind: HTTPRouteGroup, name: reviews, matches: [reed]}
   - {kind: TCPRoute, name: nothing}
 "#;
-    check(
-        &strict(more),
+    check_config(
+        &strict_bookinfo(more),
         "details-1",
         &[],
         &expect![[r#"
@@ -372,8 +372,8 @@ spec:
             bookinfo/broken: [bookinfo/productpage] http [] tcp []
     "#]],
     );
-    let mesh = mesh(&strict(more));
-    let target = mesh.targets().next().unwrap();
+    let mesh = mesh_with_sidecars(&strict_bookinfo(more));
+    let target = mesh.traffic_targets().next().unwrap();
     expect![[r#"
         [
             "HTTPRouteGroup bookinfo/nowhere does not exist",
@@ -381,7 +381,7 @@ spec:
             "TCPRoute bookinfo/nothing does not exist",
         ]
     "#]]
-    .assert_debug_eq(&missing(&mesh, target));
+    .assert_debug_eq(&missing_references(&mesh, target));
 }
 
 #[test]
@@ -401,8 +401,8 @@ kind: TCPRoute
 metadata: {name: all, namespace: bookinfo}
 spec: {matches: {}}
 "#;
-    check(
-        &strict(more),
+    check_config(
+        &strict_bookinfo(more),
         "details-1",
         &[],
         &expect![[r#"
@@ -424,14 +424,14 @@ metadata: {name: empty, namespace: bookinfo}
 spec: {selector: {app: nobody}, ports: [{port: 80}]}
 "#;
     let reach = |yaml: &str| {
-        let mesh = mesh(yaml);
-        let client = mesh.workload(&workload("productpage-1")).unwrap();
-        let viewer = Viewer::of(&mesh, client);
-        let view = view(&mesh, &viewer, mesh.service(&service("empty")).unwrap());
+        let mesh = mesh_with_sidecars(yaml);
+        let client = mesh.workload(&workload_name("productpage-1")).unwrap();
+        let viewer = Viewer::for_client(&mesh, client);
+        let view = compile_service(&mesh, &viewer, mesh.service(&service_name("empty")).unwrap());
         (view.reach, view.ports.len())
     };
     assert_eq!(reach(&format!("{BOOKINFO}{empty}")), (Reach::Allowed, 1));
-    assert_eq!(reach(&strict(empty)), (Reach::Denied, 0));
+    assert_eq!(reach(&strict_bookinfo(empty)), (Reach::Denied, 0));
 }
 
 #[test]
@@ -446,14 +446,14 @@ spec:
   rules:
   - backendRefs: [{name: details, port: 9080}, {name: reviews, port: 9080}, {name: gone, port: 1}]
 "#;
-    let mesh = mesh(&format!("{BOOKINFO}{more}"));
-    let client = mesh.workload(&workload("stranger-1")).unwrap();
-    let wanted = BTreeSet::from([service("reviews")]);
-    let world = world(&mesh, client, &wanted, &mut Views::default());
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
+    let client = mesh.workload(&workload_name("outsider-1")).unwrap();
+    let wanted = BTreeSet::from([service_name("reviews")]);
+    let world = compile_config(&mesh, client, &wanted, &mut Views::default());
     let known: Vec<&ServiceName> = world.snapshot.services.keys().collect();
-    let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service);
+    let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service_name);
     assert_eq!(known, expected.iter().collect::<Vec<_>>());
-    assert_eq!(world.absent, BTreeSet::from([service("gone")]));
+    assert_eq!(world.absent, BTreeSet::from([service_name("gone")]));
 }
 
 #[test]
@@ -465,9 +465,9 @@ fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
                 "spec: {selector: {app: reviews}, ports: [{name: http, port: 9080",
                 &format!("spec: {{selector: {{app: reviews}}, ports: [{{{port}port: 9080"),
             );
-        let mesh = mesh(&yaml);
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        view(&mesh, &Viewer::Anybody, reviews).ports[&9080].protocol.as_str()
+        let mesh = mesh_with_sidecars(&yaml);
+        let reviews = mesh.service(&service_name("reviews")).unwrap();
+        compile_service(&mesh, &Viewer::Anybody, reviews).ports[&9080].protocol.as_str()
     };
     assert_eq!(with("", "HTTP"), "HTTP");
     assert_eq!(with("", "TCP"), "detect");
@@ -483,10 +483,10 @@ fn endpoints_have_weights_where_these_differ() {
                 "port: 9083, protocol: HTTP}]",
                 &format!("port: 9083, protocol: HTTP}}]{other}"),
             );
-        let mesh = mesh(&yaml);
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let endpoints = &view(&mesh, &Viewer::Anybody, reviews).ports[&9080].endpoints;
-        endpoints.iter().map(|it| it.weight.map(|weight| weight.number())).collect()
+        let mesh = mesh_with_sidecars(&yaml);
+        let reviews = mesh.service(&service_name("reviews")).unwrap();
+        let endpoints = &compile_service(&mesh, &Viewer::Anybody, reviews).ports[&9080].endpoints;
+        endpoints.iter().map(|it| it.weight.map(|weight| weight.as_u16())).collect()
     };
     assert_eq!(weights("", ""), [None, None]);
     assert_eq!(weights(", weight: 300", ", weight: 300"), [None, None]);
@@ -495,43 +495,43 @@ fn endpoints_have_weights_where_these_differ() {
 
 #[test]
 fn a_weight_that_changes_is_reported_to_clients() {
-    let mut mesh = mesh(BOOKINFO);
-    let reviews = mesh.workload(&workload("reviews-v1-1")).unwrap();
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
+    let reviews = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
     let heavier = Workload { weight: Weight::new(200).unwrap(), ..reviews.clone() };
     let touched = mesh.apply(leno_model::Change::Upsert(Object::Workload(heavier)));
-    assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+    assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
 }
 
 #[test]
 fn views_that_did_not_change_stay_the_same_and_changed_ones_keep_their_endpoints() {
-    let mut mesh = mesh(BOOKINFO);
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
     let mut views = Views::default();
-    let (name, viewer) = (service("reviews"), Viewer::Anybody);
-    let before = views.view(&mesh, &viewer, &name).unwrap();
-    let mut touched = mesh.listen(&workload("details-1"), None);
+    let (name, viewer) = (service_name("reviews"), Viewer::Anybody);
+    let before = views.service_config(&mesh, &viewer, &name).unwrap();
+    let mut touched = mesh.set_listeners(&workload_name("details-1"), None);
     touched.everybody = true;
-    views.doubt(&touched);
-    let same = views.view(&mesh, &viewer, &name).unwrap();
+    views.mark_outdated(&touched);
+    let same = views.service_config(&mesh, &viewer, &name).unwrap();
     assert!(Arc::ptr_eq(&before, &same));
-    views.doubt(&mesh.listen(&workload("reviews-v2-1"), None));
-    let after = views.view(&mesh, &viewer, &name).unwrap();
+    views.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
+    let after = views.service_config(&mesh, &viewer, &name).unwrap();
     assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
     assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));
     drop((before, same, after));
-    views.sweep();
+    views.evict_unused();
     assert_eq!(views.len(), 1, "somebody may ask again soon");
-    (0..16).for_each(|_| views.sweep());
+    (0..16).for_each(|_| views.evict_unused());
     assert_eq!(views.len(), 0);
 }
 
 #[test]
 fn explaining_assumes_that_every_application_is_where_it_says() {
-    let objects = crate::fixture::objects(&strict(""));
-    let client = workload("productpage-1");
-    let snapshot = crate::snapshot_for(&objects, &client, &[service("reviews-v1")]).unwrap();
-    let endpoints = &snapshot.services[&service("reviews-v1")].ports[&9080].endpoints;
+    let objects = crate::fixture::parse_objects(&strict_bookinfo(""));
+    let client = workload_name("productpage-1");
+    let snapshot = crate::snapshot_for(&objects, &client, &[service_name("reviews-v1")]).unwrap();
+    let endpoints = &snapshot.services[&service_name("reviews-v1")].ports[&9080].endpoints;
     assert_eq!(endpoints[0].address.to_string(), "127.0.0.1:9082");
-    let error = crate::snapshot_for(&objects, &workload("nobody"), &[]).unwrap_err();
+    let error = crate::snapshot_for(&objects, &workload_name("nobody"), &[]).unwrap_err();
     assert!(error.to_string().contains("bookinfo/details-1"), "{error}");
 }
 
@@ -555,8 +555,9 @@ metadata: {name: all, namespace: bookinfo}
 spec: {compat: sermant, config: 'enableRemoval: true'}
 ";
     let decides = |yaml: &str, name: &str| {
-        let mesh = mesh(&format!("{BOOKINFO}{yaml}"));
-        let view = view(&mesh, &Viewer::Anybody, mesh.service(&service(name)).unwrap());
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{yaml}"));
+        let view =
+            compile_service(&mesh, &Viewer::Anybody, mesh.service(&service_name(name)).unwrap());
         let removal = view.ports[&9080].traffic_policy.removal.clone();
         removal.map(|removal| removal.policy.to_string())
     };

@@ -9,11 +9,11 @@ use leno_model::PlaintextClient;
 use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Facts, Finding, Weight, join_again, rejected_sidecar, shortened};
+use super::{Facts, Finding, Weight, join_again, limit_findings, rejected_sidecar};
 use crate::applications::{exit_remedy, port_remedy};
 
 /// Returns all of them, the most direct causes first.
-pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_conditions(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     let all = |kind: &'static str| {
         facts.workloads.iter().flat_map(move |workload| {
@@ -22,41 +22,41 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         })
     };
     let closed = all("listener-closed").map(|(workload, it)| closed_listener(workload, it));
-    findings.extend(shortened(closed.collect(), "leno get workloads"));
+    findings.extend(limit_findings(closed.collect(), "leno get workloads"));
     let dns = all("dns-closed").map(|(workload, it)| {
         Finding::problem(
             format!("{}: the DNS listener {} is closed: {}", workload.name, it.subject, it.reason),
             "stop the process that uses the port; the sidecar retries every second",
         )
     });
-    findings.extend(shortened(dns.collect(), "leno get workloads -o json"));
+    findings.extend(limit_findings(dns.collect(), "leno get workloads -o json"));
     let applications = facts
         .workloads
         .iter()
         .filter_map(|workload| Some((workload, workload.application.as_ref()?)));
-    let applications = applications.flat_map(|(workload, it)| application(workload, it));
-    findings.extend(shortened(applications.collect(), "leno get workloads"));
+    let applications = applications.flat_map(|(workload, it)| check_application(workload, it));
+    findings.extend(limit_findings(applications.collect(), "leno get workloads"));
     let circuits = all("circuit-open").map(|(workload, it)| {
         Finding::problem(
             format!("{}: the circuit to {} is open: {}", workload.name, it.subject, it.reason),
             "leno get circuits shows all; repair the service, and the circuit closes automatically",
         )
     });
-    findings.extend(shortened(circuits.collect(), "leno get circuits"));
-    findings.extend(delays(facts));
+    findings.extend(limit_findings(circuits.collect(), "leno get circuits"));
+    findings.extend(check_delays(facts));
     findings.extend(rejected_clients(facts));
     let joins = facts.rejected_joins.iter().map(|join| rejected_join(facts, join));
-    findings.extend(shortened(joins.collect(), "leno status -o json"));
-    findings.extend(state(facts));
+    findings.extend(limit_findings(joins.collect(), "leno status -o json"));
+    findings.extend(check_state(facts));
     let tables = all("table-full").map(|(workload, it)| {
         Finding::notice(
             format!("{}: the table {} is full: {}", workload.name, it.subject, it.reason),
             "leno_table_evictions_total counts evictions; docs/limits.md lists the bounds",
         )
     });
-    findings.extend(shortened(tables.collect(), "leno get workloads -o json"));
+    findings.extend(limit_findings(tables.collect(), "leno get workloads -o json"));
     findings.extend(dropped_lines(facts));
-    findings.extend(unknown(facts));
+    findings.extend(check_unknown(facts));
     findings
 }
 
@@ -75,7 +75,7 @@ fn dropped_lines(facts: &Facts) -> Vec<Finding> {
         let dropped = workload.conditions.iter().filter(|it| it.kind == "log-lines-dropped");
         dropped.map(|it| finding(format!("{}: its sidecar drops log {}", workload.name, it.reason)))
     });
-    shortened(own.chain(sidecars).collect(), "leno get workloads -o json")
+    limit_findings(own.chain(sidecars).collect(), "leno get workloads -o json")
 }
 
 fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Finding {
@@ -88,7 +88,7 @@ fn closed_listener(workload: &WorkloadStatus, condition: &ConditionStatus) -> Fi
 }
 
 /// Returns the conditions of one application.
-fn application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
+fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus) -> Vec<Finding> {
     let name = &workload.name;
     let mut findings = Vec::new();
     let restarts = application.restarts;
@@ -137,7 +137,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
 }
 
 /// Reports service ports without a declared protocol and with a server that speaks first, each once.
-fn delays(facts: &Facts) -> Vec<Finding> {
+fn check_delays(facts: &Facts) -> Vec<Finding> {
     let all = facts.workloads.iter().flat_map(|workload| &workload.conditions);
     let delayed = all.filter(|it| it.kind == "detection-delayed");
     let delayed: BTreeMap<&str, &str> =
@@ -148,7 +148,7 @@ fn delays(facts: &Facts) -> Vec<Finding> {
             "add `appProtocol: tcp` to this port of the Service",
         )
     });
-    shortened(delayed.collect(), "leno get workloads -o json")
+    limit_findings(delayed.collect(), "leno get workloads -o json")
 }
 
 /// Reports rejected clients without mutual TLS. Those with a sidecar bypass the mesh.
@@ -170,11 +170,11 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
                 reason.split(", ").partition(|name| is_member(name));
             let mut remedies = Vec::new();
             if !meshed.is_empty() {
-                let remedy = PlaintextClient::Member.remedy();
+                let remedy = PlaintextClient::Member.hint();
                 remedies.push(format!("{} {PAST_THE_MESH}: {remedy}", meshed.join(", ")));
             }
             if !others.is_empty() {
-                remedies.push(PlaintextClient::Other.remedy().to_owned());
+                remedies.push(PlaintextClient::Other.hint().to_owned());
             }
             Finding::notice(
                 format!(
@@ -185,14 +185,14 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
             )
         })
     });
-    shortened(all.collect(), "leno get workloads -o json")
+    limit_findings(all.collect(), "leno get workloads -o json")
 }
 
 /// The cause for rejected clients that have a sidecar.
 const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
-fn state(facts: &Facts) -> Vec<Finding> {
+fn check_state(facts: &Facts) -> Vec<Finding> {
     let remedy = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
     let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
     let own = own.map(|(directory, problem)| {
@@ -217,11 +217,11 @@ fn state(facts: &Facts) -> Vec<Finding> {
             Finding::problem(what, remedy)
         })
     });
-    shortened(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
+    limit_findings(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
 }
 
 /// Reports conditions of kinds that this release does not know.
-fn unknown(facts: &Facts) -> Vec<Finding> {
+fn check_unknown(facts: &Facts) -> Vec<Finding> {
     const KNOWN: [&str; 8] = [
         "listener-closed",
         "dns-closed",
@@ -243,7 +243,7 @@ fn unknown(facts: &Facts) -> Vec<Finding> {
             )
         })
     });
-    shortened(all.collect(), "leno get workloads -o json")
+    limit_findings(all.collect(), "leno get workloads -o json")
 }
 
 #[cfg(test)]
@@ -252,10 +252,10 @@ mod tests {
     use leno_registry::NODE_NETWORK_LABEL;
     use serde_json::json;
 
-    use super::super::tests::{healthy, workload};
+    use super::super::tests::{healthy_facts, workload_status};
     use super::*;
 
-    fn running(ports: &[(u16, &str)]) -> ApplicationStatus {
+    fn running_application(ports: &[(u16, &str)]) -> ApplicationStatus {
         ApplicationStatus {
             state: "running".to_owned(),
             pid: Some(7),
@@ -311,30 +311,30 @@ mod tests {
                 Weight::Problem,
             ),
         ] {
-            let mut status = serde_json::to_value(workload("connected")).unwrap();
+            let mut status = serde_json::to_value(workload_status("connected")).unwrap();
             status[key] = value;
-            let mut facts = healthy();
+            let mut facts = healthy_facts();
             facts.workloads = vec![serde_json::from_value(status).unwrap()];
-            let found = findings(&facts);
+            let found = check_conditions(&facts);
             let found = found.iter().find(|it| it.what.contains(expected));
             assert_eq!(found.map(|it| it.weight), Some(weight), "{expected}");
         }
-        assert!(findings(&healthy()).is_empty());
+        assert!(check_conditions(&healthy_facts()).is_empty());
     }
 
     #[test]
     fn a_rejected_client_with_a_sidecar_has_a_remedy_of_its_own() {
         let remedy = |address: &str, labels: serde_json::Value, reason: &str| {
-            let mut client = serde_json::to_value(workload("connected")).unwrap();
+            let mut client = serde_json::to_value(workload_status("connected")).unwrap();
             client["address"] = json!(address);
             client["labels"] = labels;
-            let mut server = serde_json::to_value(workload("connected")).unwrap();
+            let mut server = serde_json::to_value(workload_status("connected")).unwrap();
             server["conditions"] =
                 json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": reason }]);
-            let mut facts = healthy();
+            let mut facts = healthy_facts();
             let status = |it| serde_json::from_value(it).unwrap();
             facts.workloads = vec![status(client), status(server)];
-            findings(&facts).pop().unwrap().remedy
+            check_conditions(&facts).pop().unwrap().remedy
         };
         let found = remedy("10.0.0.1", json!({}), "10.0.0.1");
         assert!(found.starts_with("10.0.0.1 bypass the mesh"), "{found}");
@@ -357,17 +357,17 @@ mod tests {
     /// A pod of a dual-stack cluster may call from either of its addresses.
     #[test]
     fn a_rejected_client_is_known_by_each_of_its_addresses() {
-        let mut client = workload("connected");
+        let mut client = workload_status("connected");
         client.address = "10.0.0.1".to_owned();
         client.other_addresses = vec!["fd00::1".to_owned()];
-        let mut server = serde_json::to_value(workload("connected")).unwrap();
+        let mut server = serde_json::to_value(workload_status("connected")).unwrap();
         server["conditions"] =
             json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": "fd00::1" }]);
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         facts.workloads = vec![client, serde_json::from_value(server).unwrap()];
-        let found = findings(&facts).pop().unwrap().remedy;
+        let found = check_conditions(&facts).pop().unwrap().remedy;
         assert!(found.starts_with("fd00::1 bypass the mesh"), "{found}");
-        assert!(found.ends_with(PlaintextClient::Member.remedy()), "{found}");
+        assert!(found.ends_with(PlaintextClient::Member.hint()), "{found}");
     }
 
     #[test]
@@ -377,11 +377,11 @@ mod tests {
             ("the readiness check fails", "spec.readiness"),
             ("python3 (process 7) listens there", "stop that"),
         ] {
-            let mut facts = healthy();
-            let mut found = workload("connected");
-            found.application = Some(running(&[(9080, problem)]));
+            let mut facts = healthy_facts();
+            let mut found = workload_status("connected");
+            found.application = Some(running_application(&[(9080, problem)]));
             facts.workloads = vec![found];
-            let found = findings(&facts);
+            let found = check_conditions(&facts);
             assert!(found[0].remedy.contains(remedy), "{problem}: {}", found[0].remedy);
         }
     }
@@ -400,15 +400,15 @@ mod tests {
             (true, "connected", Weight::Notice),
             (false, "connected", Weight::Notice),
         ] {
-            let mut facts = healthy();
-            facts.workloads = vec![workload(sidecar)];
+            let mut facts = healthy_facts();
+            facts.workloads = vec![workload_status(sidecar)];
             facts.rejected_joins = vec![join(exists)];
-            let found = findings(&facts);
+            let found = check_conditions(&facts);
             assert_eq!(found[0].weight, weight, "{found:?}");
             assert!(found[0].remedy.contains("leno token shop/cart-1"), "{found:?}");
             // A token for another sidecar would replace the one of `leno up`.
             facts.status.supervised = true;
-            let remedy = &findings(&facts)[0].remedy;
+            let remedy = &check_conditions(&facts)[0].remedy;
             assert_eq!(remedy.contains("leno token"), !exists, "{remedy}");
             assert_eq!(remedy.contains("stop the one"), exists && sidecar == "connected");
         }
@@ -416,14 +416,14 @@ mod tests {
 
     #[test]
     fn a_data_directory_that_cannot_be_written_is_a_problem() {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         let directory = "/data".to_owned();
         let problem = Some("full".to_owned());
         let authority_problem = Some("there is no `ca.pem`".to_owned());
         let status =
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped: 3 };
         facts.directory = Some(status);
-        let found = findings(&facts);
+        let found = check_conditions(&facts);
         for (number, end, weight) in [
             (0, "/data: full", Weight::Problem),
             (1, "the authority cannot be used: there is no `ca.pem`", Weight::Problem),

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 
 use crate::status::{ExcludedStatus, ServiceStatus};
 
-use super::{Facts, Finding, shortened};
-use crate::figures::counted;
+use super::{Facts, Finding, limit_findings};
+use crate::figures::format_count;
 
 /// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
 /// their endpoints yet.
-pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_endpoints(facts: &Facts) -> Vec<Finding> {
     if facts.status.settling {
         return Vec::new();
     }
-    let used = used(facts);
+    let used = used_ports(facts);
     let meshed: BTreeSet<&str> =
         facts.workloads.iter().map(|workload| namespace_of(&workload.name)).collect();
     let empty = facts.services.iter().flat_map(|service| {
@@ -26,12 +26,12 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         // may be outside the mesh: in a cluster, those of every namespace without a workload of the mesh.
         let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
         let has_own_traffic = has_own_traffic && meshed.contains(namespace_of(&service.name));
-        (is_used || has_own_traffic).then(|| finding(service, port, is_used))
+        (is_used || has_own_traffic).then(|| empty_finding(service, port, is_used))
     });
-    let mut findings = shortened(found.collect(), "leno get services");
+    let mut findings = limit_findings(found.collect(), "leno get services");
     let excluded =
-        facts.services.iter().filter_map(|it| Some(exclusion(it, it.excluded.as_ref()?)));
-    findings.extend(shortened(excluded.collect(), "leno get services"));
+        facts.services.iter().filter_map(|it| Some(excluded_finding(it, it.excluded.as_ref()?)));
+    findings.extend(limit_findings(excluded.collect(), "leno get services"));
     findings
 }
 
@@ -41,20 +41,20 @@ fn namespace_of(name: &str) -> &str {
 }
 
 /// Reports ready endpoints that only clients outside the mesh reach.
-fn exclusion(service: &ServiceStatus, excluded: &ExcludedStatus) -> Finding {
+fn excluded_finding(service: &ServiceStatus, excluded: &ExcludedStatus) -> Finding {
     let ExcludedStatus { endpoints, setting } = excluded;
     Finding::notice(
         format!(
             "{}: sidecars send no request to {} without a sidecar ({setting})",
             service.name,
-            counted(*endpoints, "ready endpoint"),
+            format_count(*endpoints, "ready endpoint"),
         ),
         "restart these pods in a namespace of the mesh to give them a sidecar, or set trafficMode: permissive and egress: \
          allow until all have one",
     )
 }
 
-fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
+fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
     let ServiceStatus { name, workloads, .. } = service;
     let (what, remedy) = match workloads.is_empty() {
         true => (
@@ -78,7 +78,7 @@ fn finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
 
 /// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
 /// without routes that a sidecar uses.
-fn used(facts: &Facts) -> BTreeSet<String> {
+fn used_ports(facts: &Facts) -> BTreeSet<String> {
     let outbound_listeners =
         facts.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
     let led = |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
@@ -108,10 +108,10 @@ mod tests {
     use serde_json::json;
 
     use super::super::Weight;
-    use super::super::tests::{healthy, proxy, workload};
+    use super::super::tests::{healthy_facts, proxy_status, workload_status};
     use super::*;
 
-    fn empty(selector: serde_json::Value, routes: serde_json::Value) -> ServiceStatus {
+    fn empty_service(selector: serde_json::Value, routes: serde_json::Value) -> ServiceStatus {
         serde_json::from_value(json!({
             "name": "shop/stock", "selector": selector, "workloads": [], "routes": routes,
             "ports": [{ "name": null, "port": 80, "protocol": "HTTP", "endpoints": [] }],
@@ -123,49 +123,49 @@ mod tests {
     fn an_empty_endpoint_list_is_a_problem_where_requests_go() {
         let app = || json!({"app": "stock"});
         let listener = json!([{ "service": "shop/stock", "port": 80, "listen": "127.0.0.1:1" }]);
-        let mut calling = serde_json::to_value(workload("connected")).unwrap();
+        let mut calling = serde_json::to_value(workload_status("connected")).unwrap();
         calling["outbound_listeners"] = listener;
         let subscribed = |services: &[&str]| {
-            let mut proxy = proxy();
+            let mut proxy = proxy_status();
             proxy.subscriptions = services.iter().map(|name| (*name).to_owned()).collect();
             vec![proxy]
         };
-        let mut facts = healthy();
-        facts.services = vec![empty(app(), json!([]))];
-        assert_eq!(findings(&facts)[0].weight, Weight::Notice);
+        let mut facts = healthy_facts();
+        facts.services = vec![empty_service(app(), json!([]))];
+        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Notice);
         facts.proxies = subscribed(&["shop/stock"]);
-        assert_eq!(findings(&facts)[0].weight, Weight::Problem);
+        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Problem);
         facts.proxies = subscribed(&[]);
         facts.workloads = vec![serde_json::from_value(calling).unwrap()];
-        assert_eq!(findings(&facts)[0].weight, Weight::Problem);
+        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Problem);
         // A route forwards its traffic elsewhere.
-        facts.services = vec![empty(app(), json!(["shop/canary"]))];
-        assert!(findings(&facts).is_empty());
-        facts.workloads = vec![workload("connected")];
-        facts.services = vec![empty(json!({}), json!([]))];
-        assert!(findings(&facts).is_empty());
-        facts.services = vec![empty(app(), json!([]))];
+        facts.services = vec![empty_service(app(), json!(["shop/canary"]))];
+        assert!(check_endpoints(&facts).is_empty());
+        facts.workloads = vec![workload_status("connected")];
+        facts.services = vec![empty_service(json!({}), json!([]))];
+        assert!(check_endpoints(&facts).is_empty());
+        facts.services = vec![empty_service(app(), json!([]))];
         facts.status.settling = true;
-        assert!(findings(&facts).is_empty());
+        assert!(check_endpoints(&facts).is_empty());
     }
 
     #[test]
     fn endpoints_that_a_mode_excludes_are_counted() {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         let excluded = |endpoints: usize| {
-            let mut service = empty(json!({}), json!([]));
+            let mut service = empty_service(json!({}), json!([]));
             let setting = "trafficMode: strict".to_owned();
             service.excluded = Some(ExcludedStatus { endpoints, setting });
             service
         };
         facts.services = vec![excluded(5)];
-        let found = findings(&facts);
+        let found = check_endpoints(&facts);
         assert_eq!((found.len(), found[0].weight), (1, Weight::Notice));
         let expected = "shop/stock: sidecars send no request to 5 ready endpoints without a sidecar (trafficMode: strict)";
         assert_eq!(found[0].what, expected);
         assert!(found[0].remedy.contains("permissive"), "{}", found[0].remedy);
         facts.services = (1..=9).map(excluded).collect();
-        assert!(findings(&facts).len() < 9);
+        assert!(check_endpoints(&facts).len() < 9);
     }
 
     #[test]
@@ -179,10 +179,10 @@ mod tests {
             .unwrap()
         };
         for (weight, expected) in [(1, Weight::Problem), (0, Weight::Notice)] {
-            let mut facts = healthy();
-            facts.services = vec![empty(json!({"app": "stock"}), json!([]))];
+            let mut facts = healthy_facts();
+            facts.services = vec![empty_service(json!({"app": "stock"}), json!([]))];
             facts.routes = vec![route(weight)];
-            assert_eq!(findings(&facts)[0].weight, expected);
+            assert_eq!(check_endpoints(&facts)[0].weight, expected);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
-use crate::figures::{AILING, share};
+use crate::figures::{AILING, format_share};
 
 /// The objects that may explain a rejection.
 #[derive(Debug, Clone, Copy)]
@@ -25,10 +25,10 @@ pub fn is_notable(rejection: &RejectionStatus) -> bool {
 
 /// Returns one sentence: service, share, reason, sidecars, policies.
 #[must_use]
-pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
+pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
-    let share = share(Some(rejection.share));
-    let decided = match deciding(rejection, objects).as_slice() {
+    let share = format_share(Some(rejection.share));
+    let decided = match deciding_objects(rejection, objects).as_slice() {
         [] if reason == "egress-denied" => {
             "; no policy allows it, and spec.egress of the MeshConfig is deny".to_owned()
         }
@@ -60,7 +60,7 @@ pub fn sentence(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
 
 /// Returns the commands that explain a rejection.
 #[must_use]
-pub fn remedy(rejection: &RejectionStatus) -> String {
+pub fn rejection_hint(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
     let explained = format!("leno explain {reason} shows its meaning and remedy");
     match clients.first() {
@@ -72,7 +72,7 @@ pub fn remedy(rejection: &RejectionStatus) -> String {
 
 /// Returns the policies or routes that decided: those that sidecars report, or all of a relevant kind for the
 /// service.
-fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
+fn deciding_objects(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
     if !rejection.policies.is_empty() {
         return rejection.policies.clone();
     }
@@ -92,7 +92,7 @@ fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
         true => accounts.contains(place) || is_everywhere(place),
         false => is_about(place),
     };
-    let kinds = kinds(&rejection.reason);
+    let kinds = rejecting_kinds(&rejection.reason);
     let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
     let policies =
         policies.filter(|policy| policy.destination.split(", ").any(|it| is_of(policy, it)));
@@ -105,7 +105,7 @@ fn deciding(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
 
 /// Returns the kinds of objects that reject requests for a reason. Empty for `denied` and `denied-outbound`: no
 /// policy allowed the request, and an existing policy may be newer and allow it.
-fn kinds(reason: &str) -> &'static [&'static str] {
+fn rejecting_kinds(reason: &str) -> &'static [&'static str] {
     match reason {
         "no-policy-route" => &["TrafficTarget", "AccessPolicy"],
         "denied-by-policy" => &["AccessPolicy"],

@@ -2,12 +2,12 @@
 
 use crate::status::RejectionStatus;
 
-use super::rejection_text::{Objects, is_notable, remedy, sentence};
+use super::rejection_text::{Objects, describe_rejection, is_notable, rejection_hint};
 use super::{Facts, Finding};
 use crate::figures::{AILING, FAILING};
 
 /// Returns one finding per service and reason, the largest share first.
-pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_rejections(facts: &Facts) -> Vec<Finding> {
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
     let mut notable: Vec<&RejectionStatus> =
@@ -15,7 +15,7 @@ pub(super) fn rejections(facts: &Facts) -> Vec<Finding> {
     notable.sort_by(|one, other| other.share.total_cmp(&one.share));
     let more = notable.len().saturating_sub(FINDINGS_MAX);
     let findings = notable.into_iter().take(FINDINGS_MAX).map(|rejection| {
-        let (what, remedy) = (sentence(rejection, objects), remedy(rejection));
+        let (what, remedy) = (describe_rejection(rejection, objects), rejection_hint(rejection));
         match 1.0 - rejection.share < FAILING {
             true => Finding::problem(what, remedy),
             false => Finding::notice(what, remedy),

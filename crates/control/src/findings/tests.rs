@@ -5,12 +5,12 @@ use serde_json::json;
 use super::*;
 use crate::status::{NamedRateStatus, RejectionStatus};
 
-pub(super) fn healthy() -> Facts {
+pub(super) fn healthy_facts() -> Facts {
     Facts {
         status: Status { certificate_lifetime_seconds: 86_400, ..Status::default() },
-        workloads: vec![workload("connected")],
-        proxies: vec![proxy()],
-        certificates: vec![certificate(50_000)],
+        workloads: vec![workload_status("connected")],
+        proxies: vec![proxy_status()],
+        certificates: vec![certificate_status(50_000)],
         services: Vec::new(),
         rejected_joins: Vec::new(),
         directory: None,
@@ -22,7 +22,7 @@ pub(super) fn healthy() -> Facts {
     }
 }
 
-pub(super) fn workload(sidecar: &str) -> WorkloadStatus {
+pub(super) fn workload_status(sidecar: &str) -> WorkloadStatus {
     let value = json!({
         "name": "shop/cart-1", "account": "shop/cart", "address": "127.0.0.1", "ports": [],
         "labels": {}, "services": [], "outbound_listeners": [], "sidecar": sidecar, "listeners": {},
@@ -30,7 +30,7 @@ pub(super) fn workload(sidecar: &str) -> WorkloadStatus {
     serde_json::from_value(value).unwrap()
 }
 
-pub(super) fn proxy() -> ProxyStatus {
+pub(super) fn proxy_status() -> ProxyStatus {
     let value = json!({
         "workload": "shop/cart-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
         "version": "0", "admin": null, "subscriptions": [], "services": 1,
@@ -40,7 +40,7 @@ pub(super) fn proxy() -> ProxyStatus {
     serde_json::from_value(value).unwrap()
 }
 
-fn certificate(valid_for_seconds: u64) -> CertificateStatus {
+fn certificate_status(valid_for_seconds: u64) -> CertificateStatus {
     CertificateStatus {
         workload: "shop/cart-1".to_owned(),
         identity: "spiffe://x/ns/shop/sa/cart".to_owned(),
@@ -51,7 +51,7 @@ fn certificate(valid_for_seconds: u64) -> CertificateStatus {
     }
 }
 
-fn service(success: f64, requests: u32) -> NamedRateStatus {
+fn service_rates(success: f64, requests: u32) -> NamedRateStatus {
     let rates = RateStatus {
         per_second: 2.0,
         success: Some(success),
@@ -63,7 +63,7 @@ fn service(success: f64, requests: u32) -> NamedRateStatus {
 
 #[test]
 fn a_mesh_without_fault_has_no_findings() {
-    assert_eq!(judge(&healthy()), []);
+    assert_eq!(collect_findings(&healthy_facts()), []);
 }
 
 fn without_keys(in_force: bool) -> PolicyStatus {
@@ -80,9 +80,9 @@ fn without_keys(in_force: bool) -> PolicyStatus {
 
 #[test]
 fn missing_keys_of_a_policy_without_effect_are_no_finding() {
-    let mut facts = healthy();
+    let mut facts = healthy_facts();
     facts.policies = vec![without_keys(false)];
-    assert_eq!(judge(&facts), []);
+    assert_eq!(collect_findings(&facts), []);
 }
 
 type Spoil = fn(&mut Facts);
@@ -90,9 +90,9 @@ type Spoil = fn(&mut Facts);
 /// Asserts that each case produces one finding in a healthy mesh, with this text and hint.
 fn assert_found(weight: Weight, cases: &[(Spoil, &str, &str)]) {
     for (spoil, what, remedy) in cases {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         spoil(&mut facts);
-        let findings = judge(&facts);
+        let findings = collect_findings(&facts);
         let [found] = &findings[..] else { panic!("{what}: {findings:?}") };
         assert_eq!(found.weight, weight, "{found:?}");
         assert!(found.what.contains(what), "{found:?}");
@@ -106,7 +106,7 @@ fn each_fault_is_a_problem_with_what_to_do() {
         Weight::Problem,
         &[
             (
-                |f| f.workloads = vec![workload("absent")],
+                |f| f.workloads = vec![workload_status("absent")],
                 "1 workload without a connected sidecar: shop/cart-1",
                 "leno token",
             ),
@@ -119,8 +119,12 @@ fn each_fault_is_a_problem_with_what_to_do() {
                 "rejects its configuration: a bad pattern",
                 "stays in use",
             ),
-            (|f| f.certificates = vec![certificate(0)], "has expired", "leno token shop/cart-1"),
-            (|f| f.certificates = vec![certificate(3_600)], "expires in 1h", "renewed"),
+            (
+                |f| f.certificates = vec![certificate_status(0)],
+                "has expired",
+                "leno token shop/cart-1",
+            ),
+            (|f| f.certificates = vec![certificate_status(3_600)], "expires in 1h", "renewed"),
             (
                 |f| {
                     // Two problems of one document.
@@ -149,7 +153,7 @@ fn each_fault_is_a_problem_with_what_to_do() {
                 "data directory",
             ),
             (
-                |f| f.traffic.services = vec![service(0.5, 10)],
+                |f| f.traffic.services = vec![service_rates(0.5, 10)],
                 "shop/cart: 50.00 % of 2.0/s succeed",
                 "application",
             ),
@@ -163,7 +167,7 @@ fn what_passes_or_was_wanted_is_a_notice() {
         Weight::Notice,
         &[
             (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
-            (|f| f.traffic.services = vec![service(0.97, 100)], "97.00 %", "application"),
+            (|f| f.traffic.services = vec![service_rates(0.97, 100)], "97.00 %", "application"),
             (|f| f.status.settling = true, "just started", "repeat"),
             (|f| f.status.outdated = 2, "2 sidecars must still renew", "leno root status"),
             (|f| f.traffic.report_every_ms = None, "unknown", "--report-every"),
@@ -173,10 +177,10 @@ fn what_passes_or_was_wanted_is_a_notice() {
 
 #[test]
 fn the_reason_of_a_failing_service_leads_to_its_explanation() {
-    let mut facts = healthy();
-    facts.traffic.services = vec![service(0.5, 10)];
+    let mut facts = healthy_facts();
+    facts.traffic.services = vec![service_rates(0.5, 10)];
     facts.reasons.insert("shop/cart".to_owned(), Some("no-endpoint".to_owned()));
-    let finding = judge(&facts).remove(0);
+    let finding = collect_findings(&facts).remove(0);
     assert!(finding.what.ends_with("most often with no-endpoint"), "{finding:?}");
     assert!(finding.remedy.starts_with("leno explain no-endpoint"), "{finding:?}");
 }
@@ -193,7 +197,7 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         clients: vec!["shop/web-1".to_owned()],
         policies: vec!["RateLimit shop/few".to_owned()],
     };
-    let mut facts = healthy();
+    let mut facts = healthy_facts();
     facts.reasons.insert("shop/cart".to_owned(), Some("rate-limited".to_owned()));
     for (success, share, weights) in [
         (0.25, 0.75, &[Weight::Problem][..]),
@@ -203,9 +207,9 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         // The application fails as well.
         (0.10, 0.75, &[Weight::Problem, Weight::Problem]),
     ] {
-        facts.traffic.services = vec![service(success, 100)];
+        facts.traffic.services = vec![service_rates(success, 100)];
         facts.traffic.rejections = vec![rejection(share)];
-        let findings = judge(&facts);
+        let findings = collect_findings(&facts);
         let found: Vec<_> = findings.iter().map(|finding| finding.weight).collect();
         assert_eq!(found, weights, "{findings:?}");
         let text = format!("{} {}", findings[0].what, findings[0].remedy);
@@ -218,18 +222,18 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
 
 #[test]
 fn what_cannot_be_judged_is_no_finding() {
-    let mut facts = healthy();
-    facts.traffic.services = vec![service(0.5, 9)];
-    facts.workloads = vec![workload("elsewhere")];
-    assert_eq!(judge(&facts), []);
+    let mut facts = healthy_facts();
+    facts.traffic.services = vec![service_rates(0.5, 9)];
+    facts.workloads = vec![workload_status("elsewhere")];
+    assert_eq!(collect_findings(&facts), []);
 }
 
 #[test]
 fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
-    let mut facts = healthy();
+    let mut facts = healthy_facts();
     facts.status.outdated = 1;
-    facts.certificates = vec![certificate(0); 9];
-    let findings = judge(&facts);
+    facts.certificates = vec![certificate_status(0); 9];
+    let findings = collect_findings(&facts);
     assert_eq!(findings.len(), FINDINGS_MAX + 2);
     assert_eq!(findings[FINDINGS_MAX].what, "and 4 more of this kind");
     assert_eq!(findings.last().unwrap().weight, Weight::Notice);
@@ -239,22 +243,22 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
 #[test]
 fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
     let judge = |change: fn(&mut Facts)| {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         facts.status.kubernetes = true;
         change(&mut facts);
-        let findings = judge(&facts);
+        let findings = collect_findings(&facts);
         let [found] = &findings[..] else { panic!("{findings:?}") };
         assert!(!found.remedy.contains("leno token"), "{found:?}");
         assert!(!found.remedy.contains("`leno proxy`"), "{found:?}");
         (found.what.clone(), found.remedy.clone())
     };
-    let (_, remedy) = judge(|facts| facts.workloads = vec![workload("absent")]);
+    let (_, remedy) = judge(|facts| facts.workloads = vec![workload_status("absent")]);
     assert!(remedy.contains("kubectl -n NAMESPACE describe pod NAME"), "{remedy}");
     assert!(remedy.contains("dnsPolicy"), "{remedy}");
-    let (_, remedy) = judge(|facts| facts.certificates = vec![certificate(0)]);
+    let (_, remedy) = judge(|facts| facts.certificates = vec![certificate_status(0)]);
     assert!(remedy.contains("kubectl -n shop delete pod cart-1"), "{remedy}");
     for exists in [true, false] {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         facts.status.kubernetes = true;
         facts.rejected_joins = vec![RejectedJoinStatus {
             workload: "shop/cart-1".to_owned(),
@@ -263,7 +267,7 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         }];
-        let found = super::judge(&facts);
+        let found = collect_findings(&facts);
         assert!(found[0].remedy.contains("kubectl -n shop logs cart-1"), "{found:?}");
         assert!(!found[0].remedy.contains("leno token"), "{found:?}");
     }
@@ -280,9 +284,9 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
 #[test]
 fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
     let revoked = |supervised: bool| {
-        let mut facts = healthy();
+        let mut facts = healthy_facts();
         facts.status.supervised = supervised;
-        facts.workloads = vec![WorkloadStatus { revoked: true, ..workload("absent") }];
+        facts.workloads = vec![WorkloadStatus { revoked: true, ..workload_status("absent") }];
         facts.rejected_joins = vec![RejectedJoinStatus {
             workload: "shop/cart-1".to_owned(),
             exists: true,
@@ -290,7 +294,7 @@ fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
             age_seconds: 1,
             reason: "workload shop/cart-1 is revoked".to_owned(),
         }];
-        judge(&facts)
+        collect_findings(&facts)
     };
     for findings in [revoked(true), revoked(false)] {
         let [first, second] = &findings[..] else { panic!("{findings:?}") };

@@ -32,14 +32,15 @@ struct Minutes {
 impl Hits {
     /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
     /// objects, and those evicted for newer ones.
-    pub(super) fn take(&mut self, mesh: &Mesh, sent: &[RuleHits], at: Duration) -> u64 {
-        sent.iter().map(|hits| u64::from(!self.add(mesh, hits, at))).sum()
+    pub(super) fn record_report(&mut self, mesh: &Mesh, sent: &[RuleHits], at: Duration) -> u64 {
+        sent.iter().map(|hits| u64::from(!self.record_rule(mesh, hits, at))).sum()
     }
 
     /// Returns false if the report, or an older entry, is not kept.
-    fn add(&mut self, mesh: &Mesh, sent: &RuleHits, at: Duration) -> bool {
+    fn record_rule(&mut self, mesh: &Mesh, sent: &RuleHits, at: Duration) -> bool {
         let RuleHits { kind, namespace, name, rule, hits } = sent;
-        if !mesh.has(&kind.key(namespace, name)) || rule.chars().any(char::is_control) {
+        if !mesh.has_object(&kind.object_key(namespace, name)) || rule.chars().any(char::is_control)
+        {
             return false;
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
@@ -63,13 +64,13 @@ impl Hits {
     }
 
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
-    pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+    pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         self.rules.retain(|(kind, namespace, name, _), minutes| {
-            minutes.last + REACH > at && mesh.has(&kind.key(namespace, name))
+            minutes.last + REACH > at && mesh.has_object(&kind.object_key(namespace, name))
         });
     }
 
-    pub(super) fn status(&self, at: Duration) -> Vec<RuleStatus> {
+    pub(super) fn rule_statuses(&self, at: Duration) -> Vec<RuleStatus> {
         let status = |((kind, namespace, name, rule), minutes): (&Rule, &Minutes)| RuleStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
@@ -84,7 +85,7 @@ impl Hits {
 impl Minutes {
     fn add(&mut self, hits: u64, at: Duration) {
         (self.sum, self.last) = (self.sum.saturating_add(hits), self.last.max(at));
-        let minute = minute(at);
+        let minute = minute_number(at);
         match self.counts.back_mut() {
             // Time is monotonic, so the newest is the last.
             Some((newest, count)) if *newest >= minute => *count = count.saturating_add(hits),
@@ -96,13 +97,13 @@ impl Minutes {
     }
 
     fn of_last_hour(&self, at: Duration) -> u64 {
-        let oldest = (minute(at) + 1).saturating_sub(MINUTES as u64);
+        let oldest = (minute_number(at) + 1).saturating_sub(MINUTES as u64);
         let counted = self.counts.iter().filter(|(number, _)| *number >= oldest);
         counted.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 }
 
-fn minute(at: Duration) -> u64 {
+fn minute_number(at: Duration) -> u64 {
     at.as_secs() / 60
 }
 
@@ -116,7 +117,7 @@ const RULES_OF_OBJECT_MAX: usize = 512;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{BOOKINFO, mesh};
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 
     const ROUTE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
@@ -127,7 +128,7 @@ spec:
   rules: [{backendRefs: [{name: ratings, port: 9080}]}]
 ";
 
-    fn hits(kind: &str, name: &str, rule: &str, hits: u64) -> RuleHits {
+    fn rule_hits(kind: &str, name: &str, rule: &str, hits: u64) -> RuleHits {
         RuleHits {
             kind: RuleKind::from_word(kind).unwrap(),
             namespace: Name::new("bookinfo").unwrap(),
@@ -137,28 +138,34 @@ spec:
         }
     }
 
-    fn at(minutes: u64) -> Duration {
+    fn at_minute(minutes: u64) -> Duration {
         Duration::from_secs(minutes * 60 + 7)
     }
 
     #[test]
     fn rules_that_a_sidecar_invents_take_the_room_of_their_object_only() {
-        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();
-        assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "used", 5)], at(0)), 0);
+        assert_eq!(
+            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "used", 5)], at_minute(0)),
+            0
+        );
         for rule in 0..RULES_OF_OBJECT_MAX + 36 {
-            let invented = hits("HTTPRoute", "ratings", &rule.to_string(), 1);
-            let used = hits("HTTPRoute", "ratings", "used", 1);
-            let folded = all.take(&mesh, &[invented, used], at(0));
+            let invented = rule_hits("HTTPRoute", "ratings", &rule.to_string(), 1);
+            let used = rule_hits("HTTPRoute", "ratings", "used", 1);
+            let folded = all.record_report(&mesh, &[invented, used], at_minute(0));
             assert_eq!(folded, u64::from(rule + 1 >= RULES_OF_OBJECT_MAX), "{rule}");
         }
         assert_eq!(all.rules.len(), RULES_OF_OBJECT_MAX);
-        let status = all.status(at(0));
+        let status = all.rule_statuses(at_minute(0));
         let sum = |rule: &str| status.iter().find(|it| it.rule == rule).map(|it| it.hits);
         // The count of a used rule continues, and the least recently used rules are evicted.
         assert_eq!(sum("used"), Some(5 + RULES_OF_OBJECT_MAX as u64 + 36));
         assert_eq!((sum("36"), sum("37")), (None, Some(1)));
-        assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "\n", 1)], at(0)), 1);
+        assert_eq!(
+            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "\n", 1)], at_minute(0)),
+            1
+        );
     }
 
     #[test]
@@ -166,35 +173,44 @@ spec:
         let objects = RULES_MAX / RULES_OF_OBJECT_MAX + 1;
         let routes =
             (0..objects).map(|n| ROUTE.replacen("name: ratings", &format!("name: r{n}"), 1));
-        let mesh = mesh(&format!("{BOOKINFO}---{}", routes.collect::<Vec<_>>().join("---")));
+        let mesh =
+            mesh_with_sidecars(&format!("{BOOKINFO}---{}", routes.collect::<Vec<_>>().join("---")));
         let mut all = Hits::default();
         let route = |number: usize| {
-            hits("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
+            rule_hits("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
         };
         let more = 7;
-        let folded = (0..RULES_MAX + more).map(|number| all.take(&mesh, &[route(number)], at(0)));
+        let folded = (0..RULES_MAX + more)
+            .map(|number| all.record_report(&mesh, &[route(number)], at_minute(0)));
         assert_eq!(folded.sum::<u64>(), more as u64);
         let rules: Vec<usize> =
-            all.status(at(0)).iter().map(|it| it.rule.parse().unwrap()).collect();
+            all.rule_statuses(at_minute(0)).iter().map(|it| it.rule.parse().unwrap()).collect();
         assert_eq!((rules.len(), rules.iter().min()), (RULES_MAX, Some(&more)));
     }
 
     #[test]
     fn the_last_hour_moves_on_and_the_sum_stays() {
-        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();
         for minute in 0..90 {
-            assert_eq!(all.take(&mesh, &[hits("HTTPRoute", "ratings", "0", 2)], at(minute)), 0);
+            assert_eq!(
+                all.record_report(
+                    &mesh,
+                    &[rule_hits("HTTPRoute", "ratings", "0", 2)],
+                    at_minute(minute)
+                ),
+                0
+            );
         }
-        let [rule] = &all.status(at(89))[..] else { panic!() };
+        let [rule] = &all.rule_statuses(at_minute(89))[..] else { panic!() };
         assert_eq!((&*rule.kind, &*rule.name, &*rule.rule), ("HTTPRoute", "bookinfo/ratings", "0"));
         assert_eq!((rule.hour, rule.hits), (120, 180));
-        assert_eq!(all.status(at(119))[0].hour, 60);
-        assert_eq!(all.status(at(200))[0].hour, 0);
-        all.sweep(&mesh, at(148));
-        assert_eq!(all.status(at(148)).len(), 1);
-        all.sweep(&mesh, at(150));
-        assert_eq!(all.status(at(150)), []);
+        assert_eq!(all.rule_statuses(at_minute(119))[0].hour, 60);
+        assert_eq!(all.rule_statuses(at_minute(200))[0].hour, 0);
+        all.evict_expired(&mesh, at_minute(148));
+        assert_eq!(all.rule_statuses(at_minute(148)).len(), 1);
+        all.evict_expired(&mesh, at_minute(150));
+        assert_eq!(all.rule_statuses(at_minute(150)), []);
     }
 
     #[test]
@@ -207,12 +223,18 @@ spec:
   backends: [{name: ratings, port: {number: 9080, protocol: http}}]
   sources: [{kind: IPRange, name: 10.0.0.0/8}]
 ";
-        let mesh = mesh(&format!("{BOOKINFO}---{backend}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{backend}"));
         let mut all = Hits::default();
-        let sent =
-            [hits("IngressBackend", "ratings", "", 3), hits("AccessControl", "ratings", "", 1)];
-        assert_eq!(all.take(&mesh, &sent, at(1)), 1, "there is no such AccessControl");
-        let [rule] = &all.status(at(1))[..] else { panic!() };
+        let sent = [
+            rule_hits("IngressBackend", "ratings", "", 3),
+            rule_hits("AccessControl", "ratings", "", 1),
+        ];
+        assert_eq!(
+            all.record_report(&mesh, &sent, at_minute(1)),
+            1,
+            "there is no such AccessControl"
+        );
+        let [rule] = &all.rule_statuses(at_minute(1))[..] else { panic!() };
         assert_eq!(
             (&*rule.kind, &*rule.name, rule.hits),
             ("IngressBackend", "bookinfo/ratings", 3)
@@ -221,17 +243,17 @@ spec:
 
     #[test]
     fn what_the_mesh_does_not_have_takes_no_room() {
-        let mesh = mesh(&format!("{BOOKINFO}---{ROUTE}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
         let mut all = Hits::default();
         let sent = [
-            hits("HTTPRoute", "invented", "0", 1),
-            hits("GRPCRoute", "ratings", "0", 1),
-            hits("RateLimit", "ratings", "", 1),
-            hits("HTTPRoute", "ratings", "1", 1),
+            rule_hits("HTTPRoute", "invented", "0", 1),
+            rule_hits("GRPCRoute", "ratings", "0", 1),
+            rule_hits("RateLimit", "ratings", "", 1),
+            rule_hits("HTTPRoute", "ratings", "1", 1),
         ];
-        assert_eq!(all.take(&mesh, &sent, at(1)), 3);
+        assert_eq!(all.record_report(&mesh, &sent, at_minute(1)), 3);
         assert_eq!(all.rules.len(), 1);
-        all.sweep(&Mesh::default(), at(1));
+        all.evict_expired(&Mesh::default(), at_minute(1));
         assert!(all.rules.is_empty());
     }
 }

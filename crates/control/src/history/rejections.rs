@@ -11,7 +11,7 @@ use leno_model::{
 use leno_telemetry::RecentTable;
 
 use super::track::{REACH, Track, step_number};
-use super::{SERVICES_MAX, parent};
+use super::{SERVICES_MAX, route_parent};
 use crate::compile::target_port;
 use crate::mesh::Mesh;
 use crate::status::{RECENT_STEPS, RejectionStatus};
@@ -57,7 +57,7 @@ struct Recent(VecDeque<(u64, u64)>);
 
 impl Rejections {
     /// Processes a report of one workload's sidecar; returns the number of entries evicted for it.
-    pub(super) fn take(
+    pub(super) fn record_report(
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
@@ -66,19 +66,19 @@ impl Rejections {
     ) -> u64 {
         let mut evicted = 0;
         for series in &sent.series {
-            let Some(destination) = destination(mesh, name, series) else { continue };
+            let Some(destination) = find_destination(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
             evicted += u64::from(match &destination {
-                Destination::Outside(client) => add(&mut self.outside, client, series, at),
+                Destination::Outside(client) => add_requests(&mut self.outside, client, series, at),
                 Destination::Service(service) if is_unmeshed => {
-                    add(&mut self.unmeshed, service, series, at)
+                    add_requests(&mut self.unmeshed, service, series, at)
                 }
                 Destination::Service(_) => false,
             });
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             let is_unread = is_unread(mesh, name, series);
-            let about = about(mesh, name, series, &destination);
+            let about = deciding_services(mesh, name, series, &destination);
             let places = match is_inbound {
                 true => about.iter().cloned().map(Destination::Service).collect(),
                 false => vec![destination.clone()],
@@ -92,7 +92,7 @@ impl Rejections {
                     }
                 };
                 let Some(reason) = reason.filter(counts) else { continue };
-                let policies = deciding(mesh, &about, reason, &sent.rules);
+                let policies = deciding_policies(mesh, &about, reason, &sent.rules);
                 for (index, place) in places.iter().enumerate() {
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (place.clone(), reason.label());
@@ -110,13 +110,13 @@ impl Rejections {
     }
 
     /// Evicts entries without a report for an hour, and services and workloads that left the mesh.
-    pub(super) fn sweep(&mut self, mesh: &Mesh, at: Duration) {
+    pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |destination: &Destination| match destination {
             Destination::Service(service) => mesh.service(service).is_some(),
             Destination::Outside(client) => mesh.workload(client).is_some(),
         };
         for kept in [&mut self.inbound, &mut self.outbound] {
-            kept.retain(|(to, _), rejected| exists(to) && rejected.last() + REACH > at);
+            kept.retain(|(to, _), rejected| exists(to) && rejected.last_time() + REACH > at);
         }
         let is_service = |service: &ServiceName| mesh.service(service).is_some();
         self.unmeshed.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
@@ -125,7 +125,7 @@ impl Rejections {
 
     /// Returns the rejections of the last half minute that clients received; those that a retry resolved are
     /// left out.
-    pub(super) fn status(
+    pub(super) fn rejection_statuses(
         &self,
         services: &RecentTable<ServiceName, Track, SERVICES_MAX>,
         at: Duration,
@@ -153,16 +153,16 @@ impl Rejections {
                 requests,
                 share: requests as f64 / all.max(requests) as f64,
                 by: if inbound.is_some() { "server" } else { "client" }.to_owned(),
-                sidecars: fresh(&source.sidecars, at).map(WorkloadName::to_string).collect(),
+                sidecars: fresh_keys(&source.sidecars, at).map(WorkloadName::to_string).collect(),
                 clients: outbound
                     .into_iter()
-                    .flat_map(|it| fresh(&it.sidecars, at))
+                    .flat_map(|it| fresh_keys(&it.sidecars, at))
                     .map(WorkloadName::to_string)
                     .collect(),
                 policies: [outbound, inbound]
                     .into_iter()
                     .flatten()
-                    .flat_map(|rejected| fresh(&rejected.policies, at))
+                    .flat_map(|rejected| fresh_keys(&rejected.policies, at))
                     .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"))
                     .collect::<std::collections::BTreeSet<_>>()
                     .into_iter()
@@ -174,12 +174,12 @@ impl Rejections {
 }
 
 impl Rejected {
-    fn last(&self) -> Duration {
+    fn last_time(&self) -> Duration {
         self.sidecars.iter().map(|(_, last)| *last).max().unwrap_or_default()
     }
 
     fn is_fresh(&self, at: Duration) -> bool {
-        is_recent(self.last(), at)
+        is_recent(self.last_time(), at)
     }
 }
 
@@ -213,7 +213,7 @@ impl Destination {
 }
 
 /// Returns the destination of a series: the server's sidecar may reject a request before it knows the service.
-fn destination(
+fn find_destination(
     mesh: &Mesh,
     workload: &WorkloadName,
     series: &TrafficSeries,
@@ -233,7 +233,7 @@ fn destination(
 /// The services with policies that may have decided about the requests of a series, that of the destination first. The server's sidecar
 /// applies the policies of all services in front of a port, and reports one of them; the client's sidecar reports the service to which a
 /// route forwarded the request.
-fn about(
+fn deciding_services(
     mesh: &Mesh,
     workload: &WorkloadName,
     series: &TrafficSeries,
@@ -253,7 +253,7 @@ fn about(
         }
         Direction::Outbound => {
             let route = series.route.as_ref();
-            about.extend(route.and_then(|route| parent(mesh, route, service)).cloned());
+            about.extend(route.and_then(|route| route_parent(mesh, route, service)).cloned());
         }
     }
     about
@@ -285,20 +285,20 @@ fn is_of_destination(reason: Reason) -> bool {
 }
 
 /// Adds the requests of a series; returns true if another entry was evicted for it.
-fn add<K: Ord + Clone>(
+fn add_requests<K: Ord + Clone>(
     table: &mut RecentTable<K, Recent, KEPT_MAX>,
     key: &K,
     series: &TrafficSeries,
     at: Duration,
 ) -> bool {
     let (all, evicted) = table.entry(key.clone(), Recent::default);
-    all.add(at, series.requests());
+    all.add(at, series.request_count());
     evicted.is_some()
 }
 
 /// Returns the objects that may have rejected requests to these services for this reason: of the reported ones,
 /// those about the services, if any. No rule of a route is counted for a request without a route.
-fn deciding(
+fn deciding_policies(
     mesh: &Mesh,
     services: &[ServiceName],
     reason: Reason,
@@ -308,14 +308,14 @@ fn deciding(
         let routes = services.iter().flat_map(|service| mesh.routes_at(service));
         return routes.take(POLICIES_MAX).collect();
     }
-    let kinds = kinds(reason);
+    let kinds = rejecting_kinds(reason);
     let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.hits > 0);
     let mut decided: Vec<Policy> = decided
         .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
-        .filter(|(kind, namespace, name)| mesh.has(&kind.key(namespace, name)))
+        .filter(|(kind, namespace, name)| mesh.has_object(&kind.object_key(namespace, name)))
         .collect();
     let is_about = |it: &Policy| {
-        services.iter().any(|service| mesh.is_about(&it.0.key(&it.1, &it.2), service))
+        services.iter().any(|service| mesh.is_about(&it.0.object_key(&it.1, &it.2), service))
     };
     if decided.iter().any(is_about) {
         decided.retain(is_about);
@@ -324,7 +324,7 @@ fn deciding(
 }
 
 /// Returns the kinds of objects that reject requests for a reason, and are counted then.
-fn kinds(reason: Reason) -> Vec<RuleKind> {
+fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
     use ServicePolicyKind as Kind;
     let of_services: &[ServicePolicyKind] = match reason {
         Reason::RateLimited | Reason::Overloaded | Reason::RateLimitUnavailable => {
@@ -352,7 +352,7 @@ fn kinds(reason: Reason) -> Vec<RuleKind> {
     of_services.iter().copied().map(RuleKind::ServicePolicy).collect()
 }
 
-fn fresh<K: Ord + Clone, const MAX: usize>(
+fn fresh_keys<K: Ord + Clone, const MAX: usize>(
     noted: &RecentTable<K, Duration, MAX>,
     at: Duration,
 ) -> impl Iterator<Item = &K> {

@@ -47,7 +47,7 @@ impl Ring {
 
     /// Adds requests that were completed at `at`, or shortly before.
     pub(crate) fn add(&mut self, at: Duration, batch: &Batch) {
-        self.advance(self.number(at));
+        self.advance(self.step_number(at));
         let (Some(step), Some(open)) = (self.steps.front_mut(), self.open.front_mut()) else {
             return;
         };
@@ -61,7 +61,7 @@ impl Ring {
     /// Returns the sum of the newest `open_max` steps up to `at`, including its current step.
     pub(crate) fn recent(&self, at: Duration) -> Batch {
         let mut sum = Batch::default();
-        let passed = self.passed(at).unwrap_or(self.open_max);
+        let passed = self.passed_steps(at).unwrap_or(self.open_max);
         let kept = self.open_max.saturating_sub(passed);
         for (step, durations) in self.steps.iter().zip(&self.open).take(kept) {
             sum.requests += u64::from(step.requests);
@@ -74,13 +74,13 @@ impl Ring {
     /// Returns the start of the oldest step that [`Ring::recent`] sums.
     pub(crate) fn recent_since(&self, at: Duration) -> Duration {
         let back = u64::try_from(self.open_max.saturating_sub(1)).unwrap_or(0);
-        let first = self.number(at).saturating_sub(back);
+        let first = self.step_number(at).saturating_sub(back);
         self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
     }
 
     /// Returns all `capacity` steps, the oldest first and the step of `at` last.
     pub(crate) fn steps(&self, at: Duration) -> Vec<Step> {
-        let passed = self.passed(at).unwrap_or(self.capacity).min(self.capacity);
+        let passed = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
         let kept = self.steps.iter().take(self.capacity - passed);
         let mut steps = vec![Step::default(); passed];
         steps.extend(kept);
@@ -90,17 +90,17 @@ impl Ring {
     }
 
     /// Returns the step length.
-    pub(crate) fn step(&self) -> Duration {
+    pub(crate) fn step_length(&self) -> Duration {
         self.step
     }
 
-    fn number(&self, at: Duration) -> u64 {
+    fn step_number(&self, at: Duration) -> u64 {
         u64::try_from(at.as_nanos() / self.step.as_nanos().max(1)).unwrap_or(u64::MAX)
     }
 
     /// Returns the number of steps that began after the newest one; `None` if the ring is empty.
-    fn passed(&self, at: Duration) -> Option<usize> {
-        let passed = self.number(at).saturating_sub(self.newest);
+    fn passed_steps(&self, at: Duration) -> Option<usize> {
+        let passed = self.step_number(at).saturating_sub(self.newest);
         (!self.steps.is_empty()).then(|| usize::try_from(passed).unwrap_or(usize::MAX))
     }
 
@@ -125,39 +125,39 @@ impl Ring {
 mod tests {
     use super::*;
 
-    fn batch(requests: u64, failed: u64, bucket: u8) -> Batch {
+    fn make_batch(requests: u64, failed: u64, bucket: u8) -> Batch {
         Batch { requests, failed, durations: [(bucket, requests)].into_iter().collect() }
     }
 
-    fn counts(ring: &Ring, at: u64) -> Vec<u32> {
+    fn step_counts(ring: &Ring, at: u64) -> Vec<u32> {
         ring.steps(Duration::from_secs(at)).iter().map(|step| step.requests).collect()
     }
 
-    fn ring() -> Ring {
+    fn small_ring() -> Ring {
         Ring::new(Duration::from_secs(10), 5, 2)
     }
 
     #[test]
     fn steps_move_on_with_time_and_the_oldest_are_forgotten() {
-        let mut ring = ring();
-        assert_eq!(counts(&ring, 0), [0; 5]);
+        let mut ring = small_ring();
+        assert_eq!(step_counts(&ring, 0), [0; 5]);
         for at in [3, 9, 12, 38] {
-            ring.add(Duration::from_secs(at), &batch(at, 0, 1));
+            ring.add(Duration::from_secs(at), &make_batch(at, 0, 1));
         }
-        assert_eq!(counts(&ring, 38), [0, 12, 12, 0, 38]);
-        assert_eq!(counts(&ring, 59), [12, 0, 38, 0, 0]);
-        assert_eq!(counts(&ring, 1_000_000), [0; 5]);
-        ring.add(Duration::from_secs(1_000_000), &batch(7, 1, 1));
-        assert_eq!(counts(&ring, 1_000_009), [0, 0, 0, 0, 7]);
+        assert_eq!(step_counts(&ring, 38), [0, 12, 12, 0, 38]);
+        assert_eq!(step_counts(&ring, 59), [12, 0, 38, 0, 0]);
+        assert_eq!(step_counts(&ring, 1_000_000), [0; 5]);
+        ring.add(Duration::from_secs(1_000_000), &make_batch(7, 1, 1));
+        assert_eq!(step_counts(&ring, 1_000_009), [0, 0, 0, 0, 7]);
         assert_eq!((ring.steps.len(), ring.open.len()), (5, 2));
     }
 
     #[test]
     fn what_is_recent_is_summed_with_its_durations() {
-        let mut ring = ring();
-        ring.add(Duration::from_secs(5), &batch(100, 100, 9));
-        ring.add(Duration::from_secs(15), &batch(98, 3, 10));
-        ring.add(Duration::from_secs(25), &batch(2, 1, 200));
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(5), &make_batch(100, 100, 9));
+        ring.add(Duration::from_secs(15), &make_batch(98, 3, 10));
+        ring.add(Duration::from_secs(25), &make_batch(2, 1, 200));
         let recent = ring.recent(Duration::from_secs(29));
         assert_eq!((recent.requests, recent.failed), (100, 4));
         assert_eq!(
@@ -171,10 +171,10 @@ mod tests {
 
     #[test]
     fn each_step_has_its_own_quantiles() {
-        let mut ring = ring();
-        ring.add(Duration::from_secs(1), &batch(10, 0, 20));
-        ring.add(Duration::from_secs(11), &batch(10, 0, 40));
-        ring.add(Duration::from_secs(12), &batch(1, 0, 90));
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(1), &make_batch(10, 0, 20));
+        ring.add(Duration::from_secs(11), &make_batch(10, 0, 40));
+        ring.add(Duration::from_secs(12), &make_batch(1, 0, 90));
         let steps = ring.steps(Duration::from_secs(12));
         assert_eq!((steps[3].p50, steps[3].p99), (Some(20), Some(20)));
         assert_eq!((steps[4].p50, steps[4].p99), (Some(40), Some(90)));
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn a_report_that_is_late_counts_as_the_newest_step() {
-        let mut ring = ring();
-        ring.add(Duration::from_secs(25), &batch(1, 0, 0));
-        ring.add(Duration::from_secs(12), &batch(2, 0, 0));
-        assert_eq!(counts(&ring, 25), [0, 0, 0, 0, 3]);
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(25), &make_batch(1, 0, 0));
+        ring.add(Duration::from_secs(12), &make_batch(2, 0, 0));
+        assert_eq!(step_counts(&ring, 25), [0, 0, 0, 0, 3]);
     }
 
     #[test]

@@ -5,15 +5,15 @@ use leno_discovery::traffic::CLASSES;
 use leno_model::Reason;
 
 use super::*;
-use crate::fixture::{BOOKINFO, mesh, service, workload};
+use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
-fn outbound(to: &str, route: Option<&str>, requests: u64, failed: u64) -> TrafficSeries {
+fn outbound_series(to: &str, route: Option<&str>, requests: u64, failed: u64) -> TrafficSeries {
     let mut classes = [0; CLASSES];
     classes[2] = requests - failed;
     classes[5] = failed;
     TrafficSeries {
         direction: Direction::Outbound,
-        service: Some(service(to)),
+        service: Some(service_name(to)),
         port: 9080,
         route: route.map(|name| format!("bookinfo/{name}").parse().unwrap()),
         peer: None,
@@ -27,12 +27,16 @@ fn outbound(to: &str, route: Option<&str>, requests: u64, failed: u64) -> Traffi
     }
 }
 
-fn inbound(from: &str, requests: u64) -> TrafficSeries {
+fn inbound_series(from: &str, requests: u64) -> TrafficSeries {
     let peer = ServiceAccount::new("bookinfo", from).ok();
-    TrafficSeries { direction: Direction::Inbound, peer, ..outbound("details", None, requests, 0) }
+    TrafficSeries {
+        direction: Direction::Inbound,
+        peer,
+        ..outbound_series("details", None, requests, 0)
+    }
 }
 
-fn sent(series: Vec<TrafficSeries>) -> Traffic {
+fn traffic_report(series: Vec<TrafficSeries>) -> Traffic {
     let cpu = Duration::from_millis(50);
     Traffic {
         span: Duration::from_secs(5),
@@ -44,43 +48,43 @@ fn sent(series: Vec<TrafficSeries>) -> Traffic {
     }
 }
 
-fn at(seconds: u64) -> Duration {
+fn at_second(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
 const EVERY: Option<Duration> = Some(Duration::from_secs(5));
 
-fn rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
+fn find_rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
     let found = list.iter().find(|found| found.name == format!("bookinfo/{name}"));
     &found.unwrap_or_else(|| panic!("{name} in {list:?}")).rates
 }
 
-fn kept(history: &History) -> usize {
+fn entry_count(history: &History) -> usize {
     history.services.len() + history.routes.len() + history.edges.len()
 }
 
 #[test]
 fn rates_are_right_from_the_first_report_on() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     for seconds in (5..=60).step_by(5) {
-        let sent = sent(vec![outbound("details", None, 50, 5)]);
-        history.take(&mesh, &workload("productpage-1"), &sent, at(seconds));
-        let status = history.status(&mesh, at(seconds), EVERY);
-        let details = rates(&status.services, "details");
+        let sent = traffic_report(vec![outbound_series("details", None, 50, 5)]);
+        history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(seconds));
+        let status = history.traffic_status(&mesh, at_second(seconds), EVERY);
+        let details = find_rates(&status.services, "details");
         assert!((8.0..=14.0).contains(&details.per_second), "{seconds} s: {details:?}");
         assert_eq!(details.success, Some(0.9));
         assert_eq!(details.requests, 10 * seconds);
     }
-    let status = history.status(&mesh, at(200), EVERY);
-    let details = rates(&status.services, "details");
+    let status = history.traffic_status(&mesh, at_second(200), EVERY);
+    let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.p99_ms), (0.0, None, None));
     assert_eq!((details.requests, details.failed), (600, 60));
 }
 
 #[test]
 fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let tcp = |opened, ended: u64, rejected| TrafficSeries {
         opened: Some(opened),
@@ -88,35 +92,56 @@ fn connections_that_stay_open_have_a_rate_and_rejected_ones_are_failures() {
         reasons: vec![(Some(Reason::DeniedByPolicy), rejected)],
         failed: rejected,
         durations: Vec::new(),
-        ..outbound("details", None, 0, 0)
+        ..outbound_series("details", None, 0, 0)
     };
-    history.take(&mesh, &workload("productpage-1"), &sent(vec![tcp(20, 0, 0)]), at(5));
-    let status = history.status(&mesh, at(5), EVERY);
-    let details = rates(&status.services, "details");
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(vec![tcp(20, 0, 0)]),
+        at_second(5),
+    );
+    let status = history.traffic_status(&mesh, at_second(5), EVERY);
+    let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success, details.requests), (4.0, Some(1.0), 20));
     assert_eq!(status.sidecars[0].outbound_per_second, 4.0);
-    history.take(&mesh, &workload("productpage-1"), &sent(vec![tcp(20, 10, 10)]), at(10));
-    let status = history.status(&mesh, at(10), EVERY);
-    let details = rates(&status.services, "details");
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(vec![tcp(20, 10, 10)]),
+        at_second(10),
+    );
+    let status = history.traffic_status(&mesh, at_second(10), EVERY);
+    let details = find_rates(&status.services, "details");
     assert_eq!((details.per_second, details.success), (4.0, Some(0.75)));
     assert_eq!((details.requests, details.failed), (40, 10));
     let [rejection] = &status.rejections[..] else { panic!("{:?}", status.rejections) };
     assert_eq!((&*rejection.reason, rejection.requests), ("denied-by-policy", 10));
     assert_eq!(rejection.share, 0.25);
     // Connections that ended normally have been counted.
-    let ended = sent(vec![tcp(0, 30, 0)]);
-    history.take(&mesh, &workload("productpage-1"), &ended, at(15));
-    assert_eq!(rates(&history.status(&mesh, at(15), EVERY).services, "details").requests, 40);
+    let ended = traffic_report(vec![tcp(0, 30, 0)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &ended, at_second(15));
+    assert_eq!(
+        find_rates(&history.traffic_status(&mesh, at_second(15), EVERY).services, "details")
+            .requests,
+        40
+    );
 }
 
 #[test]
 fn a_route_stands_between_whom_clients_ask_and_who_answers() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let series =
-        vec![outbound("reviews-v1", Some("reviews"), 9, 0), outbound("details", None, 1, 0)];
-    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
-    let status = history.status(&mesh, at(5), EVERY);
+    let series = vec![
+        outbound_series("reviews-v1", Some("reviews"), 9, 0),
+        outbound_series("details", None, 1, 0),
+    ];
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(series),
+        at_second(5),
+    );
+    let status = history.traffic_status(&mesh, at_second(5), EVERY);
     let edges: Vec<String> =
         status.edges.iter().map(|e| format!("{} {} → {}", e.kind, e.from, e.to)).collect();
     let productpage = edges.iter().find(|edge| edge.ends_with("→ bookinfo/reviews")).unwrap();
@@ -130,46 +155,62 @@ fn a_route_stands_between_whom_clients_ask_and_who_answers() {
     let mut found = edges.clone();
     found.sort();
     assert_eq!(found, expected);
-    assert_eq!(rates(&status.services, "reviews").requests, 9);
-    assert_eq!(rates(&status.services, "reviews-v1").requests, 9);
-    assert_eq!(rates(&status.routes, "reviews").requests, 9);
+    assert_eq!(find_rates(&status.services, "reviews").requests, 9);
+    assert_eq!(find_rates(&status.services, "reviews-v1").requests, 9);
+    assert_eq!(find_rates(&status.routes, "reviews").requests, 9);
 }
 
 #[test]
 fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let asked = sent(vec![outbound("details", None, 1, 0)]);
-    history.take(&mesh, &workload("productpage-1"), &asked, at(5));
-    assert!(!history.status(&mesh, at(5), EVERY).edges[0].mtls);
-    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("stranger", 1)]), at(6));
-    assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
-    history.take(&mesh, &workload("details-1"), &sent(vec![inbound("productpage", 1)]), at(7));
-    assert!(history.status(&mesh, at(7), EVERY).edges[0].mtls);
-    assert!(!history.status(&mesh, at(7 + 300), EVERY).edges[0].mtls, "that was minutes ago");
+    let asked = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &asked, at_second(5));
+    assert!(!history.traffic_status(&mesh, at_second(5), EVERY).edges[0].mtls);
+    history.record_report(
+        &mesh,
+        &workload_name("details-1"),
+        &traffic_report(vec![inbound_series("outsider", 1)]),
+        at_second(6),
+    );
+    assert!(!history.traffic_status(&mesh, at_second(6), EVERY).edges[0].mtls);
+    history.record_report(
+        &mesh,
+        &workload_name("details-1"),
+        &traffic_report(vec![inbound_series("productpage", 1)]),
+        at_second(7),
+    );
+    assert!(history.traffic_status(&mesh, at_second(7), EVERY).edges[0].mtls);
+    assert!(
+        !history.traffic_status(&mesh, at_second(7 + 300), EVERY).edges[0].mtls,
+        "that was minutes ago"
+    );
 }
 
 #[test]
 fn an_edge_has_no_mutual_tls_for_requests_that_arrived_at_another_service() {
-    let mesh = mesh(&BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"));
+    let mesh = mesh_with_sidecars(
+        &BOOKINFO.replace("serviceAccount: reviews,", "serviceAccount: details,"),
+    );
     let mut history = History::default();
-    let asked = sent(vec![outbound("details", None, 1, 0)]);
-    history.take(&mesh, &workload("productpage-1"), &asked, at(5));
-    let at_reviews = sent(vec![inbound("productpage", 1)]);
-    history.take(&mesh, &workload("reviews-v1-1"), &at_reviews, at(6));
+    let asked = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &asked, at_second(5));
+    let at_reviews = traffic_report(vec![inbound_series("productpage", 1)]);
+    history.record_report(&mesh, &workload_name("reviews-v1-1"), &at_reviews, at_second(6));
     assert_eq!(history.verified.len(), 1);
-    assert!(!history.status(&mesh, at(6), EVERY).edges[0].mtls);
+    assert!(!history.traffic_status(&mesh, at_second(6), EVERY).edges[0].mtls);
 }
 
 #[test]
 fn one_workload_is_remembered_for_so_many_clients() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     for client in 0..CLIENTS_MAX + 2 {
-        let report = sent(vec![inbound(&format!("c{client}"), 1), inbound("c0", 1)]);
-        history.take(&mesh, &workload("details-1"), &report, at(5));
+        let report =
+            traffic_report(vec![inbound_series(&format!("c{client}"), 1), inbound_series("c0", 1)]);
+        history.record_report(&mesh, &workload_name("details-1"), &report, at_second(5));
     }
-    let clients = &history.verified[&workload("details-1")];
+    let clients = &history.verified[&workload_name("details-1")];
     assert_eq!(clients.len(), CLIENTS_MAX);
     assert_eq!(history.tally.folded, 2);
     let known =
@@ -180,17 +221,28 @@ fn one_workload_is_remembered_for_so_many_clients() {
     {
         assert_eq!(known(format!("c{client}")), is_known, "c{client}");
     }
-    history.take(&mesh, &workload("productpage-1"), &sent(vec![inbound("c", 1)]), at(5));
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(vec![inbound_series("c", 1)]),
+        at_second(5),
+    );
     assert_eq!(history.verified.len(), 2, "others have room of their own");
 }
 
 #[test]
 fn a_sidecar_that_is_silent_is_idle() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound("details", None, 20, 0), inbound("stranger", 10)];
-    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
-    let sidecar = |seconds| history.status(&mesh, at(seconds), EVERY).sidecars[0].clone();
+    let series = vec![outbound_series("details", None, 20, 0), inbound_series("outsider", 10)];
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(series),
+        at_second(5),
+    );
+    let sidecar =
+        |seconds| history.traffic_status(&mesh, at_second(seconds), EVERY).sidecars[0].clone();
     let busy = sidecar(6);
     assert_eq!(
         (busy.cpu_cores, busy.inbound_per_second, busy.outbound_per_second),
@@ -202,39 +254,54 @@ fn a_sidecar_that_is_silent_is_idle() {
 
 #[test]
 fn what_is_about_nothing_of_the_mesh_makes_no_track() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let mut nobody = outbound("details", None, 1, 0);
+    let mut nobody = outbound_series("details", None, 1, 0);
     nobody.service = None;
-    let series = vec![outbound("invented", None, 1, 0), nobody];
-    history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
-    let lone = sent(vec![outbound("details", None, 1, 0)]);
-    history.take(&mesh, &workload("nobody-1"), &lone, at(5));
-    assert_eq!(kept(&history), 0);
+    let series = vec![outbound_series("invented", None, 1, 0), nobody];
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(series),
+        at_second(5),
+    );
+    let lone = traffic_report(vec![outbound_series("details", None, 1, 0)]);
+    history.record_report(&mesh, &workload_name("nobody-1"), &lone, at_second(5));
+    assert_eq!(entry_count(&history), 0);
     assert_eq!(history.tally, Tally { reports: 1, folded: 2 });
 }
 
 #[test]
 fn what_is_old_or_gone_is_forgotten() {
-    let full = mesh(BOOKINFO);
+    let full = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound("details", None, 1, 0), inbound("stranger", 1)];
-    history.take(&full, &workload("productpage-1"), &sent(series), at(5));
-    history.sweep(&full, at(304));
-    assert_eq!((kept(&history), history.verified.len()), (2, 1));
-    history.sweep(&full, at(3600));
-    assert_eq!((kept(&history), history.verified.len()), (2, 0));
+    let series = vec![outbound_series("details", None, 1, 0), inbound_series("outsider", 1)];
+    history.record_report(
+        &full,
+        &workload_name("productpage-1"),
+        &traffic_report(series),
+        at_second(5),
+    );
+    history.evict_expired(&full, at_second(304));
+    assert_eq!((entry_count(&history), history.verified.len()), (2, 1));
+    history.evict_expired(&full, at_second(3600));
+    assert_eq!((entry_count(&history), history.verified.len()), (2, 0));
     let empty = Mesh::default();
-    history.sweep(&empty, at(3600));
-    assert_eq!((kept(&history), history.sidecars.len()), (0, 0));
-    let series = vec![outbound("details", None, 1, 0)];
-    history.take(&full, &workload("productpage-1"), &sent(series), at(4000));
-    history.sweep(&full, at(4000 + 3600));
-    assert_eq!(kept(&history), 0);
+    history.evict_expired(&empty, at_second(3600));
+    assert_eq!((entry_count(&history), history.sidecars.len()), (0, 0));
+    let series = vec![outbound_series("details", None, 1, 0)];
+    history.record_report(
+        &full,
+        &workload_name("productpage-1"),
+        &traffic_report(series),
+        at_second(4000),
+    );
+    history.evict_expired(&full, at_second(4000 + 3600));
+    assert_eq!(entry_count(&history), 0);
 }
 
 /// Returns Bookinfo with so many routes for details.
-fn routed(count: usize) -> String {
+fn bookinfo_with_routes(count: usize) -> String {
     let route = |number| {
         format!(
             "\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: \
@@ -248,42 +315,57 @@ fn routed(count: usize) -> String {
 
 #[test]
 fn a_route_that_is_not_there_takes_no_room() {
-    let with = mesh(&routed(1));
+    let with = mesh_with_sidecars(&bookinfo_with_routes(1));
     let mut history = History::default();
-    let series = ["r0", "invented"].map(|route| outbound("details", Some(route), 1, 0));
-    history.take(&with, &workload("productpage-1"), &sent(series.into()), at(5));
-    let status = history.status(&with, at(5), EVERY);
-    assert_eq!((status.routes.len(), rates(&status.routes, "r0").requests), (1, 1));
-    assert_eq!((rates(&status.services, "details").requests, status.folded), (2, 1));
-    history.sweep(&mesh(BOOKINFO), at(6));
+    let series = ["r0", "invented"].map(|route| outbound_series("details", Some(route), 1, 0));
+    history.record_report(
+        &with,
+        &workload_name("productpage-1"),
+        &traffic_report(series.into()),
+        at_second(5),
+    );
+    let status = history.traffic_status(&with, at_second(5), EVERY);
+    assert_eq!((status.routes.len(), find_rates(&status.routes, "r0").requests), (1, 1));
+    assert_eq!((find_rates(&status.services, "details").requests, status.folded), (2, 1));
+    history.evict_expired(&mesh_with_sidecars(BOOKINFO), at_second(6));
     assert_eq!(history.routes.len(), 0);
 }
 
 #[test]
 fn a_series_is_folded_once_and_by_one_of_both() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let mut rest = outbound("details", None, 1, 0);
+    let mut rest = outbound_series("details", None, 1, 0);
     rest.service = None;
-    let report = Traffic { folded: 3, ..sent(vec![rest, outbound("invented", None, 1, 0)]) };
-    history.take(&mesh, &workload("productpage-1"), &report, at(5));
+    let report = Traffic {
+        folded: 3,
+        ..traffic_report(vec![rest, outbound_series("invented", None, 1, 0)])
+    };
+    history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     assert_eq!(history.tally, Tally { reports: 1, folded: 4 });
 }
 
 #[test]
 fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let failing = |reason| TrafficSeries {
         reasons: vec![(Some(reason), 5)],
-        ..outbound("details", None, 5, 5)
+        ..outbound_series("details", None, 5, 5)
     };
     let plots = |history: &History, seconds| {
-        history.plots(&Subject::Service(service("details")), at(seconds)).unwrap()
+        history
+            .subject_plots(&Subject::Service(service_name("details")), at_second(seconds))
+            .unwrap()
     };
-    history.take(&mesh, &workload("productpage-1"), &sent(vec![failing(Reason::Denied)]), at(5));
-    let later = sent(vec![failing(Reason::NoEndpoint)]);
-    history.take(&mesh, &workload("productpage-1"), &later, at(100));
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(vec![failing(Reason::Denied)]),
+        at_second(5),
+    );
+    let later = traffic_report(vec![failing(Reason::NoEndpoint)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &later, at_second(100));
     let labels = |map: BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
     let found = plots(&history, 100);
     assert_eq!(labels(found.recent_reasons), [Reason::NoEndpoint.label()]);
@@ -293,24 +375,29 @@ fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
 
 #[test]
 fn tracks_are_bounded_for_each_kind() {
-    let mesh = mesh(&routed(ROUTES_MAX + 3));
+    let mesh = mesh_with_sidecars(&bookinfo_with_routes(ROUTES_MAX + 3));
     let mut history = History::default();
     for route in 0..ROUTES_MAX + 3 {
         let series = vec![
-            outbound("details", Some(&format!("r{route}")), 1, 0),
-            outbound("details", Some("r0"), 1, 0),
+            outbound_series("details", Some(&format!("r{route}")), 1, 0),
+            outbound_series("details", Some("r0"), 1, 0),
         ];
-        history.take(&mesh, &workload("productpage-1"), &sent(series), at(5));
+        history.record_report(
+            &mesh,
+            &workload_name("productpage-1"),
+            &traffic_report(series),
+            at_second(5),
+        );
     }
-    let status = history.status(&mesh, at(5), EVERY);
+    let status = history.traffic_status(&mesh, at_second(5), EVERY);
     assert_eq!(
         (status.routes.len(), status.services.len(), status.edges.len()),
         (ROUTES_MAX, 1, 1)
     );
     assert_eq!(history.tally.folded, 3);
-    assert_eq!(rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
+    assert_eq!(find_rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
     // The most recently used ones are kept; the count of a used one continues.
-    assert_eq!(rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);
+    assert_eq!(find_rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);
     for (route, is_kept) in [(1, false), (3, false), (4, true), (ROUTES_MAX + 2, true)] {
         let name = format!("bookinfo/r{route}");
         assert_eq!(status.routes.iter().any(|it| it.name == name), is_kept, "{name}");
@@ -326,17 +413,17 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
             "---\napiVersion: v1\nkind: Service\n{metadata}\nspec: {{ports: [{{port: 9080}}]}}\n"
         )
     });
-    let mesh = mesh(&format!("{BOOKINFO}{}", services.collect::<String>()));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{}", services.collect::<String>()));
     let mut history = History::default();
     let rejected = |number: usize| TrafficSeries {
         reasons: vec![(Some(Reason::RateLimited), 5)],
-        ..outbound(&name(number), None, 5, 5)
+        ..outbound_series(&name(number), None, 5, 5)
     };
     for number in 0..SERVICES_MAX + 3 {
-        let report = sent(vec![rejected(number), rejected(0)]);
-        history.take(&mesh, &workload("productpage-1"), &report, at(5));
+        let report = traffic_report(vec![rejected(number), rejected(0)]);
+        history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     }
-    let status = history.status(&mesh, at(5), EVERY);
+    let status = history.traffic_status(&mesh, at_second(5), EVERY);
     let found: BTreeSet<&str> = status.services.iter().map(|it| it.name.as_str()).collect();
     let rejections: BTreeSet<&str> =
         status.rejections.iter().map(|it| it.service.as_str()).collect();
@@ -352,14 +439,14 @@ fn a_new_service_has_rates_and_rejections_in_a_mesh_with_very_many() {
         );
     }
     assert_eq!(status.edges.len(), SERVICES_MAX + 3, "they have more room");
-    assert_eq!(rates(&status.services, "s0").requests, 5 * (SERVICES_MAX as u64 + 4));
+    assert_eq!(find_rates(&status.services, "s0").requests, 5 * (SERVICES_MAX as u64 + 4));
 }
 
 /// Random hours, by seed: no report within an hour is lost, no count is invented, and the rings keep their
 /// size.
 #[test]
 fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     for seed in 1..=64_u64 {
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut draw = |below: u64| {
@@ -374,13 +461,18 @@ fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
             clock += draw(60_000);
             let requests = 1 + draw(1_000);
             let failed = draw(requests + 1);
-            let sent = sent(vec![outbound("details", None, requests, failed)]);
-            history.take(&mesh, &workload("productpage-1"), &sent, Duration::from_millis(clock));
+            let sent = traffic_report(vec![outbound_series("details", None, requests, failed)]);
+            history.record_report(
+                &mesh,
+                &workload_name("productpage-1"),
+                &sent,
+                Duration::from_millis(clock),
+            );
             reports.push((clock, requests, failed));
         }
-        let subject = Subject::Service(service("details"));
+        let subject = Subject::Service(service_name("details"));
         let now = Duration::from_millis(clock + draw(600_000));
-        let plots = history.plots(&subject, now).unwrap().plots;
+        let plots = history.subject_plots(&subject, now).unwrap().plots;
         for (plot, steps) in plots.iter().zip([36_u64, 60]) {
             assert_eq!(plot.requests.len() as u64, steps, "seed {seed}");
             let step_ms = plot.step_seconds * 1000;

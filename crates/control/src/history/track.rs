@@ -49,7 +49,7 @@ impl Track {
         self.coarse.add(at, batch);
         self.requests = self.requests.saturating_add(batch.requests);
         self.failed = self.failed.saturating_add(batch.failed);
-        count(&mut self.reasons, reasons);
+        count_reasons(&mut self.reasons, reasons);
         if reasons.is_empty() {
             return;
         }
@@ -62,23 +62,23 @@ impl Track {
             self.recent.push_back((step, Reasons::new()));
         }
         if let Some((_, newest)) = self.recent.back_mut() {
-            count(newest, reasons);
+            count_reasons(newest, reasons);
         }
     }
 
     /// Returns the current rates: over the last half minute, or the track's age if shorter.
-    pub(super) fn rates(&self, at: Duration) -> RateStatus {
+    pub(super) fn current_rates(&self, at: Duration) -> RateStatus {
         let recent = self.fine.recent(at);
         let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
         let seconds = window.as_secs_f64().max(WINDOW_SECONDS_MIN);
         let steps = self.fine.steps(at);
         let share = |part: u64| part as f64 / recent.requests as f64;
         RateStatus {
-            per_second: rounded(recent.requests as f64 / seconds),
+            per_second: round_rate(recent.requests as f64 / seconds),
             success: (recent.requests > 0)
                 .then(|| share(recent.requests.saturating_sub(recent.failed))),
-            p50_ms: recent.durations.quantile(0.50).map(milliseconds),
-            p99_ms: recent.durations.quantile(0.99).map(milliseconds),
+            p50_ms: recent.durations.quantile(0.50).map(bucket_milliseconds),
+            p99_ms: recent.durations.quantile(0.99).map(bucket_milliseconds),
             requests: self.requests,
             failed: self.failed,
             recent: steps
@@ -96,10 +96,10 @@ impl Track {
 
     /// The plots of the last minutes and of the last hour.
     pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
-        [&self.fine, &self.coarse].map(|ring| plot(ring, at)).into()
+        [&self.fine, &self.coarse].map(|ring| plot_ring(ring, at)).into()
     }
 
-    pub(super) fn reasons(&self) -> BTreeMap<String, u64> {
+    pub(super) fn reason_counts(&self) -> BTreeMap<String, u64> {
         self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     }
 
@@ -117,7 +117,7 @@ impl Track {
     }
 }
 
-fn count(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
+fn count_reasons(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
     for (reason, count) in reasons {
         let label = reason.map_or(UNKNOWN_REASON, Reason::label);
         let sum = sums.entry(label).or_default();
@@ -129,22 +129,22 @@ pub(super) fn step_number(at: Duration) -> u64 {
     at.as_secs() / FINE_STEP.as_secs()
 }
 
-fn plot(ring: &Ring, at: Duration) -> PlotStatus {
+fn plot_ring(ring: &Ring, at: Duration) -> PlotStatus {
     let steps = ring.steps(at);
     PlotStatus {
-        step_seconds: ring.step().as_secs(),
+        step_seconds: ring.step_length().as_secs(),
         requests: steps.iter().map(|step| step.requests).collect(),
         failed: steps.iter().map(|step| step.failed).collect(),
-        p50_ms: steps.iter().map(|step| step.p50.map(milliseconds)).collect(),
-        p99_ms: steps.iter().map(|step| step.p99.map(milliseconds)).collect(),
+        p50_ms: steps.iter().map(|step| step.p50.map(bucket_milliseconds)).collect(),
+        p99_ms: steps.iter().map(|step| step.p99.map(bucket_milliseconds)).collect(),
     }
 }
 
-fn milliseconds(bucket: u8) -> f64 {
+fn bucket_milliseconds(bucket: u8) -> f64 {
     (bucket_duration(bucket).as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn rounded(rate: f64) -> f64 {
+fn round_rate(rate: f64) -> f64 {
     (rate * 1e3).round() / 1e3
 }
 

@@ -70,8 +70,8 @@ impl KeyAccess {
 
 impl PermittedServers {
     /// True if JWKS may be read from this server at this address, a result of resolving its host.
-    pub(super) fn permit(&self, server: &Server, address: IpAddr) -> bool {
-        let class = AddressClass::of(address);
+    pub(super) fn permits_server(&self, server: &Server, address: IpAddr) -> bool {
+        let class = AddressClass::from_address(address);
         let is_permitted = |entry: &PermittedServer| match entry {
             PermittedServer::Host(host) => {
                 class == AddressClass::Private && *host == host_name(&server.host)
@@ -146,7 +146,7 @@ pub(super) enum NotOpened {
 impl PermittedFiles {
     /// Opens a regular file, if it is permitted. The path is resolved only below the permitted directory, and
     /// every step of it stays below.
-    pub(super) fn open(&self, path: &Path) -> Result<File, NotOpened> {
+    pub(super) fn open_permitted(&self, path: &Path) -> Result<File, NotOpened> {
         // Opening a device can have side effects: the file is checked first.
         let (looked_at, opened) = match self {
             Self::None => return Err(NotOpened::NotPermitted),
@@ -210,9 +210,9 @@ const NONE: &str = "none";
 mod tests {
     use super::*;
 
-    fn permits(servers: &PermittedServers, host: &str, address: &str) -> bool {
+    fn permits_address(servers: &PermittedServers, host: &str, address: &str) -> bool {
         let server = Server { scheme: leno_model::Scheme::Https, host: host.to_owned(), port: 443 };
-        servers.permit(&server, address.parse().unwrap())
+        servers.permits_server(&server, address.parse().unwrap())
     }
 
     #[test]
@@ -232,10 +232,10 @@ mod tests {
             ("::", false),
             ("224.0.0.1", false),
         ] {
-            assert_eq!(permits(&own, "issuer.example", address), by_operator, "{address}");
-            assert!(!permits(&others, "issuer.example", address), "{address}");
+            assert_eq!(permits_address(&own, "issuer.example", address), by_operator, "{address}");
+            assert!(!permits_address(&others, "issuer.example", address), "{address}");
         }
-        assert!(permits(&others, "issuer.example", "192.0.2.1"));
+        assert!(permits_address(&others, "issuer.example", "192.0.2.1"));
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             ("other.shop.svc", "10.1.2.3", true),
             ("other.shop.svc", "169.254.1.1", true),
         ] {
-            assert_eq!(permits(&servers, host, address), expected, "{host} {address}");
+            assert_eq!(permits_address(&servers, host, address), expected, "{host} {address}");
         }
         assert_eq!("none".parse::<PermittedServers>(), Ok(PermittedServers::default()));
         let shown = servers.to_string();
@@ -279,7 +279,7 @@ mod tests {
         link("..", "up");
         link("/proc/self/root/etc/passwd", "magic");
         let files = PermittedFiles::Below(within.clone());
-        files.open(&within.join("a.jwks")).unwrap();
+        files.open_permitted(&within.join("a.jwks")).unwrap();
         for bad in [
             "relative",
             "absolute",
@@ -291,15 +291,18 @@ mod tests {
             "../absent",
             "./../secret",
         ] {
-            let error = files.open(&within.join(bad)).unwrap_err();
+            let error = files.open_permitted(&within.join(bad)).unwrap_err();
             assert!(matches!(error, NotOpened::NotPermitted), "{bad}: {error}");
         }
-        let error = files.open(&within.join("absent")).unwrap_err();
+        let error = files.open_permitted(&within.join("absent")).unwrap_err();
         assert!(matches!(error, NotOpened::Io(_)), "{error}");
-        assert!(matches!(files.open(&within.join("..data")), Err(NotOpened::NoFile)));
+        assert!(matches!(files.open_permitted(&within.join("..data")), Err(NotOpened::NoFile)));
         for path in [&outside, &within.join("a.jwks")] {
-            assert!(matches!(PermittedFiles::None.open(path), Err(NotOpened::NotPermitted)));
-            PermittedFiles::All.open(path).unwrap();
+            assert!(matches!(
+                PermittedFiles::None.open_permitted(path),
+                Err(NotOpened::NotPermitted)
+            ));
+            PermittedFiles::All.open_permitted(path).unwrap();
         }
     }
 }

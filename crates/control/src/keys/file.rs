@@ -30,7 +30,7 @@ async fn read_patiently(
 ) -> Result<String, Unread> {
     let turn = turn.lock_owned().await;
     let read = spawn_blocking(move || {
-        let text = text(&path, &permitted);
+        let text = read_text(&path, &permitted);
         drop(turn);
         text
     });
@@ -50,8 +50,8 @@ enum Unread {
     TooLarge,
 }
 
-fn text(path: &Path, permitted: &PermittedFiles) -> Result<String, Unread> {
-    let file = permitted.open(path)?;
+fn read_text(path: &Path, permitted: &PermittedFiles) -> Result<String, Unread> {
+    let file = permitted.open_permitted(path)?;
     let mut text = String::new();
     let most = IssuerKeys::BYTES_MAX as u64;
     file.take(most.saturating_add(1)).read_to_string(&mut text)?;

@@ -13,7 +13,7 @@ impl Draw {
     }
 
     /// Returns a random part of `whole`.
-    fn part(&mut self, whole: Duration) -> Duration {
+    fn random_part(&mut self, whole: Duration) -> Duration {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -33,7 +33,7 @@ pub(super) fn after_success(
     let said = max_age.filter(|age| !age.is_zero());
     let wait = said.map_or(refresh, |age| age.max(AGE_MIN).min(refresh));
     // Jitter, so that fetches do not coincide.
-    wait - draw.part(wait / JITTER)
+    wait - draw.random_part(wait / JITTER)
 }
 
 /// Returns the wait after so many consecutive failures: short at first, then exponentially longer.
@@ -42,7 +42,7 @@ pub(super) fn after_success(
 pub(super) fn after_failure(failures: u32, draw: &mut Draw) -> Duration {
     let doublings = failures.saturating_sub(1).min(DOUBLINGS_MAX);
     let wait = BACK_OFF_MIN.saturating_mul(1 << doublings).min(BACK_OFF_MAX);
-    wait / 2 + draw.part(wait / 2)
+    wait / 2 + draw.random_part(wait / 2)
 }
 
 /// The minimum interval for servers with a short `max-age`.

@@ -27,7 +27,7 @@ impl KeyReadings {
     }
 
     /// Records a result; a failure is logged once, until a fetch succeeds.
-    pub(crate) fn note(&mut self, update: &KeyUpdate) {
+    pub(crate) fn record_result(&mut self, update: &KeyUpdate) {
         let source = &update.source;
         match &update.reading {
             Reading::Changed(_) => {
@@ -62,13 +62,13 @@ impl KeyReadings {
     }
 
     /// Returns the cause if the last fetch of an endpoint failed, in words for the author of its rule.
-    pub(crate) fn failure(&self, source: &KeySource) -> Option<&str> {
+    pub(crate) fn failure_cause(&self, source: &KeySource) -> Option<&str> {
         let why = self.failing.get(source)?;
         Some(if self.detailed { why.as_str() } else { NO_DETAIL })
     }
 
     /// Returns the number of endpoints with a failed last fetch.
-    pub(crate) fn failing(&self) -> usize {
+    pub(crate) fn failing_count(&self) -> usize {
         self.failing.len()
     }
 }
@@ -88,9 +88,9 @@ mod tests {
             let mut readings = KeyReadings::new(detailed);
             for (source, why) in sources.iter().zip(["is not a file", "is absent"]) {
                 let reading = Reading::Failed(why.to_owned());
-                readings.note(&KeyUpdate { source: source.clone(), reading });
+                readings.record_result(&KeyUpdate { source: source.clone(), reading });
             }
-            let [one, other] = sources.each_ref().map(|it| readings.failure(it).unwrap());
+            let [one, other] = sources.each_ref().map(|it| readings.failure_cause(it).unwrap());
             assert_eq!(one != other, detailed, "{one} | {other}");
         }
     }

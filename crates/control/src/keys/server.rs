@@ -13,7 +13,7 @@ use hyper::header::{
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_model::{IssuerKeys, KeyServer, Scheme, Server};
-use leno_outside::{NoSession, Sessions, connect_permitted, over};
+use leno_outside::{NoSession, Sessions, connect_permitted, drive_exchange};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
@@ -22,7 +22,7 @@ use super::{ASK_WAIT, Answer};
 use crate::dial::Plainly;
 
 /// Requests the set, unless `tag` is still current.
-pub(super) async fn ask(
+pub(super) async fn fetch_key_set(
     server: &KeyServer,
     tag: Option<&str>,
     (roots, permitted): (Option<PathBuf>, &PermittedServers),
@@ -74,18 +74,18 @@ async fn ask_patiently(
         request = request.header(IF_NONE_MATCH, tag);
     }
     let request = request.body(Empty::new())?;
-    let permits = |address| permitted.permit(server, address);
+    let permits = |address| permitted.permits_server(server, address);
     let tcp = connect_permitted(server, &Plainly, permits).await;
     let tcp = tcp.map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => NoAnswer::NotPermitted,
         _ => NoAnswer::Unreachable(error),
     })?;
     match server.scheme {
-        Scheme::Http => exchange(tcp, request).await,
+        Scheme::Http => send_request(tcp, request).await,
         Scheme::Https => {
             // Roots are read for each fetch: they may have been replaced.
-            let session = Sessions::new(roots).open((server, b"http/1.1"), tcp).await?;
-            exchange(session, request).await
+            let session = Sessions::new(roots).open_session((server, b"http/1.1"), tcp).await?;
+            send_request(session, request).await
         }
     }
 }
@@ -93,21 +93,21 @@ async fn ask_patiently(
 /// Returns the `Host` as clients write it: without the default port.
 fn host(server: &Server) -> String {
     let authority = server.authority();
-    match authority.strip_suffix(&format!(":{}", server.scheme.port())) {
+    match authority.strip_suffix(&format!(":{}", server.scheme.default_port())) {
         Some(host) => host.to_owned(),
         None => authority,
     }
 }
 
 /// Sends one request on its own connection.
-async fn exchange(
+async fn send_request(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Empty<Bytes>>,
 ) -> Result<Answer, NoAnswer> {
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
     let (mut sender, connection) = handshake.await?;
     let exchange = async { read(sender.send_request(request).await?).await };
-    over(connection, exchange, NoAnswer::Http).await
+    drive_exchange(connection, exchange, NoAnswer::Http).await
 }
 
 async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {

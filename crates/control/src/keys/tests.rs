@@ -28,11 +28,11 @@ impl Issuer {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
                 match &tls {
-                    None => converse(tcp, &sent, &heard).await,
+                    None => serve_connection(tcp, &sent, &heard).await,
                     // A client that does not trust the certificate ends the handshake.
                     Some(tls) => {
                         if let Ok(session) = tls.accept(tcp).await {
-                            converse(session, &sent, &heard).await;
+                            serve_connection(session, &sent, &heard).await;
                         }
                     }
                 }
@@ -41,13 +41,13 @@ impl Issuer {
         Self { port, answer, asked, _serving: serving }
     }
 
-    fn answer(&self, status: &str, fields: &str, body: &str) {
+    fn set_response(&self, status: &str, fields: &str, body: &str) {
         let length = body.len();
         *self.answer.lock().unwrap() =
             format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{fields}\r\n{body}");
     }
 
-    fn at(&self, scheme: &str) -> KeySource {
+    fn key_source(&self, scheme: &str) -> KeySource {
         let url = format!("{scheme}://localhost:{}/keys?a=b", self.port);
         KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap())
     }
@@ -57,7 +57,7 @@ impl Issuer {
     }
 }
 
-async fn converse(
+async fn serve_connection(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     answer: &Mutex<String>,
     asked: &Mutex<Vec<String>>,
@@ -76,14 +76,14 @@ async fn converse(
     drop(io.shutdown().await);
 }
 
-fn set(id: &str) -> String {
+fn key_set(id: &str) -> String {
     let x = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
     format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "{id}", "x": "{x}"}}]}}"#)
 }
 
-fn wanting(source: &KeySource) -> Keeper {
+fn keeper_with_source(source: &KeySource) -> Keeper {
     let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
-    keeper.want(&BTreeSet::from([source.clone()]), Instant::now());
+    keeper.set_sources(&BTreeSet::from([source.clone()]), Instant::now());
     keeper
 }
 
@@ -92,17 +92,17 @@ async fn read(keeper: &mut Keeper, after: Duration) -> Option<Reading> {
     let now = Instant::now() + after;
     keeper.begin_due(now, |_| true);
     let read = keeper.under_way.join_next().await?.unwrap();
-    keeper.take(read, now).map(|update| update.reading)
+    keeper.record_result(read, now).map(|update| update.reading)
 }
 
-fn changed(reading: Option<Reading>) -> String {
+fn changed_keys(reading: Option<Reading>) -> String {
     match reading {
         Some(Reading::Changed(set)) => set.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
-fn failed(reading: Option<Reading>) -> String {
+fn failure_cause(reading: Option<Reading>) -> String {
     match reading {
         Some(Reading::Failed(why)) => why,
         other => panic!("{other:?}"),
@@ -112,26 +112,29 @@ fn failed(reading: Option<Reading>) -> String {
 #[tokio::test]
 async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     let issuer = Issuer::start(None).await;
-    let mut keeper = wanting(&issuer.at("http"));
-    issuer.answer("200 OK", "etag: \"1\"\r\n", &set("one"));
-    assert!(changed(read(&mut keeper, Duration::ZERO).await).contains("one"));
+    let mut keeper = keeper_with_source(&issuer.key_source("http"));
+    issuer.set_response("200 OK", "etag: \"1\"\r\n", &key_set("one"));
+    assert!(changed_keys(read(&mut keeper, Duration::ZERO).await).contains("one"));
     let question = issuer.last_question();
     assert!(question.starts_with("GET /keys?a=b HTTP/1.1\r\n"), "{question}");
     assert!(question.contains(&format!("host: localhost:{}\r\n", issuer.port)), "{question}");
     assert!(!question.contains("if-none-match"), "{question}");
 
     assert_eq!(read(&mut keeper, Duration::ZERO).await, None, "nothing is due yet");
-    issuer.answer("304 Not Modified", "", "");
+    issuer.set_response("304 Not Modified", "", "");
     assert_eq!(read(&mut keeper, MINUTE).await, Some(Reading::Same));
     assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
-    issuer.answer("503 Service Unavailable", "", "");
-    assert_eq!(failed(read(&mut keeper, 2 * MINUTE).await), "returned 503 Service Unavailable");
+    issuer.set_response("503 Service Unavailable", "", "");
+    assert_eq!(
+        failure_cause(read(&mut keeper, 2 * MINUTE).await),
+        "returned 503 Service Unavailable"
+    );
     // Retried soon.
-    issuer.answer("200 OK", "", &set("one"));
+    issuer.set_response("200 OK", "", &key_set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
     assert_eq!(read(&mut keeper, soon).await, Some(Reading::Same));
-    issuer.answer("200 OK", "", &set("two"));
-    assert!(changed(read(&mut keeper, 4 * MINUTE).await).contains("two"));
+    issuer.set_response("200 OK", "", &key_set("two"));
+    assert!(changed_keys(read(&mut keeper, 4 * MINUTE).await).contains("two"));
     assert!(!issuer.last_question().contains("if-none-match"), "the last answer had no tag");
 }
 
@@ -146,21 +149,27 @@ async fn what_is_no_set_of_keys_is_reported_and_is_none() {
             "",
             "returned redirect 302 Found; redirects are not followed",
         ),
-        ("404 Not Found", "", &*set("a"), "returned 404 Not Found"),
+        ("404 Not Found", "", &*key_set("a"), "returned 404 Not Found"),
         ("200 OK", "", "<html>", "is not a JWK set"),
         ("200 OK", "", r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, "has no RSA key"),
         ("200 OK", "", &long, "returned more than 65536 bytes"),
         ("200 OK", "content-encoding: gzip\r\n", "\u{1f}", "is not a JWK set"),
     ] {
-        issuer.answer(status, fields, body);
-        let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+        issuer.set_response(status, fields, body);
+        let why = failure_cause(
+            read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+        );
         assert!(why.contains(expected), "{status} {fields}: {why}");
     }
     *issuer.answer.lock().unwrap() = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}".to_owned();
-    let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+    let why = failure_cause(
+        read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+    );
     assert!(why.contains("before the end of its response") || why.contains("HTTP"), "{why}");
     *issuer.answer.lock().unwrap() = "no HTTP at all\r\n\r\n".to_owned();
-    let why = failed(read(&mut wanting(&issuer.at("http")), Duration::ZERO).await);
+    let why = failure_cause(
+        read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
+    );
     assert!(why.contains("did not respond with HTTP"), "{why}");
 }
 
@@ -176,23 +185,23 @@ async fn only_a_server_that_somebody_vouches_for_is_believed() {
         .with_single_cert(vec![made.cert.der().clone()], key)
         .unwrap();
     let issuer = Issuer::start(Some(TlsAcceptor::from(Arc::new(config)))).await;
-    issuer.answer("200 OK", "", &set("one"));
+    issuer.set_response("200 OK", "", &key_set("one"));
     let directory = tempfile::tempdir().unwrap();
     let roots = directory.path().join("roots.pem");
     let other = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     for (vouches, is_believed) in [(&other.cert, false), (&made.cert, true)] {
         std::fs::write(&roots, vouches.pem()).unwrap();
-        let mut keeper = wanting(&issuer.at("https"));
+        let mut keeper = keeper_with_source(&issuer.key_source("https"));
         keeper.roots = Some(roots.clone());
         let reading = read(&mut keeper, Duration::ZERO).await;
         match is_believed {
-            true => assert!(changed(reading).contains("one")),
-            false => assert!(failed(reading).starts_with("cannot be verified: ")),
+            true => assert!(changed_keys(reading).contains("one")),
+            false => assert!(failure_cause(reading).starts_with("cannot be verified: ")),
         }
     }
-    let mut keeper = wanting(&issuer.at("https"));
+    let mut keeper = keeper_with_source(&issuer.key_source("https"));
     keeper.roots = Some(directory.path().join("absent.pem"));
-    let why = failed(read(&mut keeper, Duration::ZERO).await);
+    let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
     assert!(why.contains("cannot read the CA certificates") && why.contains("absent.pem"), "{why}");
 }
 
@@ -200,29 +209,29 @@ async fn only_a_server_that_somebody_vouches_for_is_believed() {
 async fn a_file_is_read_again_and_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keys.json");
-    let mut keeper = wanting(&KeySource::File(path.clone()));
+    let mut keeper = keeper_with_source(&KeySource::File(path.clone()));
     let seconds = |count| LOOK_EVERY * count;
-    assert!(failed(read(&mut keeper, seconds(0)).await).starts_with("cannot be read: "));
-    std::fs::write(&path, set("one")).unwrap();
-    assert!(changed(read(&mut keeper, seconds(2)).await).contains("one"));
+    assert!(failure_cause(read(&mut keeper, seconds(0)).await).starts_with("cannot be read: "));
+    std::fs::write(&path, key_set("one")).unwrap();
+    assert!(changed_keys(read(&mut keeper, seconds(2)).await).contains("one"));
     assert_eq!(read(&mut keeper, seconds(4)).await, Some(Reading::Same));
     std::fs::write(&path, " ".repeat(IssuerKeys::BYTES_MAX + 1)).unwrap();
-    assert_eq!(failed(read(&mut keeper, seconds(6)).await), "has more than 65536 bytes");
+    assert_eq!(failure_cause(read(&mut keeper, seconds(6)).await), "has more than 65536 bytes");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    assert_eq!(failed(read(&mut keeper, seconds(8)).await), "is not a file");
+    assert_eq!(failure_cause(read(&mut keeper, seconds(8)).await), "is not a file");
 }
 
 #[tokio::test]
 async fn a_server_that_is_not_permitted_gets_no_connection() {
     let issuer = Issuer::start(None).await;
-    issuer.answer("200 OK", "", &set("one"));
+    issuer.set_response("200 OK", "", &key_set("one"));
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "127.1"] {
         let url = format!("http://{host}:{}/keys", issuer.port);
         let source = KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap());
         let mut keeper = Keeper::new(None, KeyAccess::of_tenants(), 1);
-        keeper.want(&BTreeSet::from([source]), Instant::now());
-        let why = failed(read(&mut keeper, Duration::ZERO).await);
+        keeper.set_sources(&BTreeSet::from([source]), Instant::now());
+        let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
         assert!(why.contains("--jwks-allow"), "{host}: {why}");
     }
     assert!(issuer.asked.lock().unwrap().is_empty());
@@ -230,8 +239,8 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
     let access =
         KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
     let mut keeper = Keeper::new(None, access, 1);
-    keeper.want(&BTreeSet::from([issuer.at("http")]), Instant::now());
-    assert!(changed(read(&mut keeper, Duration::ZERO).await).contains("one"));
+    keeper.set_sources(&BTreeSet::from([issuer.key_source("http")]), Instant::now());
+    assert!(changed_keys(read(&mut keeper, Duration::ZERO).await).contains("one"));
 }
 
 #[tokio::test]
@@ -239,8 +248,8 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
     let directory = tempfile::tempdir().unwrap();
     let (keys, other) = (directory.path().join("keys"), directory.path().join("other.json"));
     std::fs::create_dir(&keys).unwrap();
-    std::fs::write(&other, set("one")).unwrap();
-    std::fs::write(keys.join("a.json"), set("one")).unwrap();
+    std::fs::write(&other, key_set("one")).unwrap();
+    std::fs::write(keys.join("a.json"), key_set("one")).unwrap();
     for (files, path, is_read) in [
         (PermittedFiles::None, keys.join("a.json"), false),
         (PermittedFiles::Below(keys.clone()), keys.join("a.json"), true),
@@ -249,7 +258,7 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
         (PermittedFiles::Below(keys.clone()), directory.path().join("absent.json"), false),
     ] {
         let mut keeper = Keeper::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
-        keeper.want(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
+        keeper.set_sources(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
         match read(&mut keeper, Duration::ZERO).await {
             Some(Reading::Failed(why)) if !is_read => {
                 assert!(why.contains("--jwks-files"), "{}: {why}", path.display());
@@ -262,26 +271,26 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
 #[tokio::test]
 async fn what_nobody_wants_any_more_is_dropped() {
     let issuer = Issuer::start(None).await;
-    issuer.answer("200 OK", "", &set("one"));
-    let source = issuer.at("http");
-    let mut keeper = wanting(&source);
+    issuer.set_response("200 OK", "", &key_set("one"));
+    let source = issuer.key_source("http");
+    let mut keeper = keeper_with_source(&source);
     keeper.begin_due(Instant::now(), |_| true);
-    let dropped = keeper.want(&BTreeSet::new(), Instant::now());
+    let dropped = keeper.set_sources(&BTreeSet::new(), Instant::now());
     assert_eq!(dropped, [KeyUpdate { source: source.clone(), reading: Reading::Dropped }]);
     // The fetch in progress is aborted.
     let ended = keeper.under_way.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
     assert_eq!(read(&mut keeper, Duration::ZERO).await, None);
-    keeper.want(&BTreeSet::from([source]), Instant::now());
-    changed(read(&mut keeper, Duration::ZERO).await);
+    keeper.set_sources(&BTreeSet::from([source]), Instant::now());
+    changed_keys(read(&mut keeper, Duration::ZERO).await);
 }
 
 #[tokio::test]
 async fn a_server_has_to_say_what_has_not_changed() {
     let issuer = Issuer::start(None).await;
-    issuer.answer("304 Not Modified", "", "");
-    let mut keeper = wanting(&issuer.at("http"));
-    let why = failed(read(&mut keeper, Duration::ZERO).await);
+    issuer.set_response("304 Not Modified", "", "");
+    let mut keeper = keeper_with_source(&issuer.key_source("http"));
+    let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
     assert!(why.contains("no keys were fetched before"), "{why}");
     assert!(keeper.known.values().all(|known| known.tag.is_none() && known.failures == 1));
 }
@@ -292,7 +301,7 @@ async fn what_has_been_due_the_longest_is_read_first() {
     let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
     let last = file(UNDER_WAY_MAX);
     let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
-    keeper.want(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
+    keeper.set_sources(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
     keeper.known.get_mut(&last).unwrap().due = Some(now);
     keeper.begin_due(now + LOOK_EVERY, |_| true);
     let waiting = keeper.known.iter().filter(|(_, known)| known.due.is_some());
@@ -304,17 +313,17 @@ async fn what_has_been_due_the_longest_is_read_first() {
 #[tokio::test]
 async fn a_start_waits_for_one_answer_of_each() {
     let (good, bad) = (Issuer::start(None).await, Issuer::start(None).await);
-    good.answer("200 OK", "", &set("one"));
-    bad.answer("500 Internal Server Error", "", "");
-    let wanted = BTreeSet::from([good.at("http"), bad.at("http")]);
+    good.set_response("200 OK", "", &key_set("one"));
+    bad.set_response("500 Internal Server Error", "", "");
+    let wanted = BTreeSet::from([good.key_source("http"), bad.key_source("http")]);
     let update = Keeper::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
     let of = |issuer: &Issuer| {
-        let source = issuer.at("http");
+        let source = issuer.key_source("http");
         let found = update.iter().find(|update| update.source == source);
         found.map(|update| update.reading.clone())
     };
-    assert!(changed(of(&good)).contains("one"));
-    failed(of(&bad));
+    assert!(changed_keys(of(&good)).contains("one"));
+    failure_cause(of(&bad));
     assert_eq!(update.len(), 2);
 }
 

@@ -17,7 +17,7 @@ pub(super) struct AccessPolicies {
 }
 
 impl AccessPolicies {
-    pub(super) fn has(&self, name: &PolicyName) -> bool {
+    pub(super) fn has_policy(&self, name: &PolicyName) -> bool {
         self.by_name.contains_key(name)
     }
 }
@@ -34,7 +34,7 @@ impl Mesh {
         workload: &Workload,
     ) -> impl Iterator<Item = &AccessPolicy> {
         let AccessPolicies { by_name, by_namespace } = &self.access_policies;
-        let names = by_namespace.of(&workload.account.namespace);
+        let names = by_namespace.values_for(&workload.account.namespace);
         let policies = names.filter_map(|name| by_name.get(name));
         policies.filter(|policy| policy.is_about(&workload.account))
     }

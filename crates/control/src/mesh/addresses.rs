@@ -71,7 +71,7 @@ impl Mesh {
     /// Classifies a client without mutual TLS.
     pub(crate) fn plaintext_client(&self, address: IpAddr) -> PlaintextClient {
         let address = address.to_canonical();
-        let names = self.addresses.workloads.of(&address);
+        let names = self.addresses.workloads.values_for(&address);
         let mut workloads = names.filter_map(|name| self.workload(name));
         match workloads.any(|it| it.sidecar && is_own_address(address, &it.labels)) {
             true => PlaintextClient::Member,
@@ -81,15 +81,15 @@ impl Mesh {
 
     /// Returns the service at an address. During a change of two services there may be two: the first by name.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
-        self.addresses.services.of(&address).find_map(|name| self.service(name))
+        self.addresses.services.values_for(&address).find_map(|name| self.service(name))
     }
 
     /// Returns the workload at an address. While an ended one is not removed yet there may be two: the one with
     /// a connected sidecar that receives requests is preferred.
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
-        let names = self.addresses.workloads.of(&address);
+        let names = self.addresses.workloads.values_for(&address);
         let workloads = names.filter_map(|name| self.workload(name));
-        workloads.max_by_key(|it| (self.listeners(&it.name).is_some(), it.ready))
+        workloads.max_by_key(|it| (self.sidecar_listeners(&it.name).is_some(), it.ready))
     }
 
     /// Marks the entries of a workload's addresses as changed.
@@ -104,7 +104,7 @@ mod tests {
     use leno_model::{Change, Object};
 
     use super::*;
-    use crate::fixture::{BOOKINFO, mesh, workload};
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars, workload_name};
 
     /// Events on pods advised clients to join the mesh that are members already.
     #[test]
@@ -120,8 +120,8 @@ mod tests {
             (&other, false, "10.1.0.1", PlaintextClient::Other),
             (&on_node, true, "10.1.0.1", PlaintextClient::Other),
         ] {
-            let mut mesh = mesh(BOOKINFO);
-            let mut member = mesh.workload(&workload("productpage-1")).unwrap().clone();
+            let mut mesh = mesh_with_sidecars(BOOKINFO);
+            let mut member = mesh.workload(&workload_name("productpage-1")).unwrap().clone();
             member.address = "10.1.0.1".parse().unwrap();
             member.other_addresses.insert("fd00::1".parse().unwrap());
             member.labels.extend(labels.clone());

@@ -20,7 +20,7 @@ pub(crate) trait Route: PartialEq {
     fn leads_to(&self) -> impl Iterator<Item = &ServiceName>;
 
     /// Returns its creation time, in seconds since 1970; 0 if not needed.
-    fn created(&self) -> i64 {
+    fn creation_time(&self) -> i64 {
         0
     }
 }
@@ -40,7 +40,7 @@ impl Route for HttpRoute {
         backends.map(|backend| &backend.service)
     }
 
-    fn created(&self) -> i64 {
+    fn creation_time(&self) -> i64 {
         self.created
     }
 }
@@ -58,7 +58,7 @@ impl Route for TlsRoute {
         self.rule.backends.iter().map(|backend| &backend.service)
     }
 
-    fn created(&self) -> i64 {
+    fn creation_time(&self) -> i64 {
         self.created
     }
 }
@@ -76,7 +76,7 @@ impl Route for GatewayTcpRoute {
         self.rule.backends.iter().map(|backend| &backend.service)
     }
 
-    fn created(&self) -> i64 {
+    fn creation_time(&self) -> i64 {
         self.created
     }
 }
@@ -111,18 +111,18 @@ impl<K, R> Default for Attached<K, R> {
 
 impl<K: Ord + Clone, R: Route> Attached<K, R> {
     /// Returns all routes.
-    pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = &R> {
+    pub(crate) fn all_routes(&self) -> impl ExactSizeIterator<Item = &R> {
         self.routes.values()
     }
 
     /// True if a route of this name exists.
-    pub(crate) fn has(&self, name: &K) -> bool {
+    pub(crate) fn has_route(&self, name: &K) -> bool {
         self.routes.contains_key(name)
     }
 
     /// Returns the routes attached to a service or one of its ports.
-    pub(crate) fn of(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
-        let names = self.by_parent.of(service);
+    pub(crate) fn attached_to(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
+        let names = self.by_parent.values_for(service);
         names.filter_map(|name| self.routes.get(name))
     }
 
@@ -141,30 +141,34 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
         };
         let consumer = consumer.filter(|name| {
             **name != service.namespace
-                && self.of(service).filter(attached).any(|route| route.namespace() == *name)
+                && self
+                    .attached_to(service)
+                    .filter(attached)
+                    .any(|route| route.namespace() == *name)
         });
         let of = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
-        let own = self.of(service).filter(attached).filter(|route| *route.namespace() == of);
+        let own =
+            self.attached_to(service).filter(attached).filter(|route| *route.namespace() == of);
         let mut own: Vec<&R> = own.collect();
-        own.sort_by_key(|route| route.created());
+        own.sort_by_key(|route| route.creation_time());
         own.into_iter()
     }
 
     /// True if a route of a namespace is attached to a service of another.
     pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
         *namespace != service.namespace
-            && self.of(service).any(|route| route.namespace() == namespace)
+            && self.attached_to(service).any(|route| route.namespace() == namespace)
     }
 
     /// Returns the services with a route that has this backend.
     pub(crate) fn leading_to(&self, backend: &ServiceName) -> impl Iterator<Item = &ServiceName> {
-        let parents = self.leading(backend).flat_map(|route| route.parents());
+        let parents = self.routes_to(backend).flat_map(|route| route.parents());
         parents.map(|parent| &parent.service)
     }
 
     /// Returns the routes with this backend.
-    pub(crate) fn leading(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
-        self.by_backend.of(backend).filter_map(|name| self.routes.get(name))
+    pub(crate) fn routes_to(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
+        self.by_backend.values_for(backend).filter_map(|name| self.routes.get(name))
     }
 
     /// Returns the services with a route of another namespace that has a backend in this one.
@@ -177,7 +181,7 @@ impl<K: Ord + Clone, R: Route> Attached<K, R> {
     }
 
     /// Replaces or removes the route of this name. Returns the services with changed routing.
-    pub(crate) fn set(&mut self, name: &K, new: Option<R>) -> BTreeSet<ServiceName> {
+    pub(crate) fn set_route(&mut self, name: &K, new: Option<R>) -> BTreeSet<ServiceName> {
         let old = self.routes.remove(name);
         let differs = old != new;
         let mut parents = BTreeSet::new();

@@ -23,7 +23,7 @@ pub(super) struct IngressAndEgress {
 
 impl IngressAndEgress {
     /// True if an ingress policy of this name exists.
-    pub(super) fn has(&self, name: &IngressName) -> bool {
+    pub(super) fn has_ingress(&self, name: &IngressName) -> bool {
         self.ingress.contains_key(name)
     }
 }
@@ -37,7 +37,7 @@ impl Mesh {
 
     /// Returns the ingress policies of a namespace, the oldest first, then by name.
     pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
-        let names = self.boundary.ingress_by_namespace.of(namespace);
+        let names = self.boundary.ingress_by_namespace.values_for(namespace);
         let policies = names.filter_map(|name| self.boundary.ingress.get(name));
         let mut policies: Vec<&IngressPolicy> = policies.collect();
         policies.sort_by_key(|policy| policy.precedence());
@@ -72,7 +72,7 @@ impl Mesh {
         &self,
         account: &ServiceAccount,
     ) -> impl Iterator<Item = &EgressPolicy> {
-        let names = self.boundary.egress_by_source.of(account);
+        let names = self.boundary.egress_by_source.values_for(account);
         names.filter_map(|name| self.boundary.egress.get(name))
     }
 }
@@ -134,7 +134,7 @@ impl Mesh {
             return;
         }
         // A workload's address change does not mark its services as changed, since callers see them unchanged.
-        let moved = touched.workloads.iter().flat_map(|name| self.selecting.of(name));
+        let moved = touched.workloads.iter().flat_map(|name| self.selecting.values_for(name));
         let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
         let is_touched = |source: &IngressSource| match source {
             IngressSource::Service(service) => others.contains(service),
@@ -167,7 +167,7 @@ impl Mesh {
         let namespace = &policy.name.namespace;
         policy.backends.iter().flat_map(|backend| {
             let (namespace, name) = (namespace.clone(), backend.service.clone());
-            self.selected.of(&ServiceName { namespace, name }).collect::<Vec<_>>()
+            self.selected.values_for(&ServiceName { namespace, name }).collect::<Vec<_>>()
         })
     }
 }

@@ -12,7 +12,7 @@ impl Mesh {
         &self,
         workload: &WorkloadName,
     ) -> impl Iterator<Item = &Service> {
-        let names = self.unmeshed_workloads.selecting.of(workload);
+        let names = self.unmeshed_workloads.selecting.values_for(workload);
         names.filter_map(|name| self.services.get(name))
     }
 
@@ -39,7 +39,8 @@ impl Mesh {
         touched: &mut Touched,
     ) {
         let services = self.unmeshed_workloads.selected.keys().filter(|service| {
-            let mut all = self.behind(service).chain(self.unmeshed_workloads_behind(service));
+            let mut all =
+                self.service_workloads(service).chain(self.unmeshed_workloads_behind(service));
             all.any(&is_about)
         });
         touched.services.extend(services.cloned());
@@ -51,7 +52,7 @@ impl Mesh {
         let unmeshed_workloads =
             touched.services.iter().flat_map(|name| self.unmeshed_workloads_behind(name));
         let beside = unmeshed_workloads
-            .flat_map(|workload| self.unmeshed_workloads.selecting.of(&workload.name));
+            .flat_map(|workload| self.unmeshed_workloads.selecting.values_for(&workload.name));
         let beside: Vec<ServiceName> = beside.cloned().collect();
         touched.services.extend(beside);
     }

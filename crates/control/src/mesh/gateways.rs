@@ -8,7 +8,7 @@ use leno_model::{
     gateway_account, is_proxy_of,
 };
 
-use super::{Index, Mesh, Touched, selects};
+use super::{Index, Mesh, Touched, service_selects};
 
 /// Unmeshed workloads. Kept apart from the members of the mesh, so that they are never confused: unmeshed
 /// workloads do not join, have no proxy configuration, and are neither counted nor named by policies.
@@ -31,7 +31,7 @@ impl Mesh {
 
     /// Returns the workloads of a service with a sidecar, by name. Gateway proxies have none.
     pub(crate) fn members_behind(&self, service: &ServiceName) -> impl Iterator<Item = &Workload> {
-        self.behind(service).filter(|it| self.gateway_of(it).is_none())
+        self.service_workloads(service).filter(|it| self.gateway_of(it).is_none())
     }
 
     /// Returns the unmeshed workloads of a service, by name.
@@ -40,7 +40,7 @@ impl Mesh {
         service: &ServiceName,
     ) -> impl Iterator<Item = &Workload> {
         let UnmeshedWorkloads { by_name, selected, .. } = &self.unmeshed_workloads;
-        selected.of(service).filter_map(|name| by_name.get(name))
+        selected.values_for(service).filter_map(|name| by_name.get(name))
     }
 
     /// Returns all unmeshed workloads, by name.
@@ -62,7 +62,7 @@ impl Mesh {
             None => drop(self.gateways.remove(name)),
         }
         let account = gateway_account(name);
-        let workloads = account.iter().flat_map(|account| self.under(account));
+        let workloads = account.iter().flat_map(|account| self.account_workloads(account));
         let workloads = workloads.filter_map(|workload| self.workload(workload));
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
         for proxy in proxies {
@@ -88,18 +88,18 @@ impl Mesh {
             && old.labels == new.labels
         {
             let services: Vec<ServiceName> =
-                self.unmeshed_workloads.selecting.of(name).cloned().collect();
+                self.unmeshed_workloads.selecting.values_for(name).cloned().collect();
             self.unmeshed_workloads.by_name.insert(name.clone(), new.clone());
             services.iter().for_each(|service| self.touch_service(service, touched));
             return;
         }
         self.unmeshed_workloads.by_name.remove(name);
-        let mut services = self.unmeshed_workloads.selecting.take(name);
+        let mut services = self.unmeshed_workloads.selecting.remove_key(name);
         for service in &services {
             self.unmeshed_workloads.selected.remove(service, name);
         }
         if let Some(new) = new {
-            for service in self.services.values().filter(|service| selects(service, &new)) {
+            for service in self.services.values().filter(|service| service_selects(service, &new)) {
                 self.unmeshed_workloads.selected.insert(&service.name, name);
                 self.unmeshed_workloads.selecting.insert(name, &service.name);
                 services.insert(service.name.clone());
@@ -114,11 +114,11 @@ impl Mesh {
     /// Updates the index for an added, changed or removed service.
     pub(super) fn select_unmeshed_workloads(&mut self, name: &ServiceName, new: Option<&Service>) {
         let UnmeshedWorkloads { by_name, selected, selecting } = &mut self.unmeshed_workloads;
-        for workload in selected.take(name) {
+        for workload in selected.remove_key(name) {
             selecting.remove(&workload, name);
         }
         let Some(new) = new else { return };
-        for workload in by_name.values().filter(|workload| selects(new, workload)) {
+        for workload in by_name.values().filter(|workload| service_selects(new, workload)) {
             selected.insert(name, &workload.name);
             selecting.insert(&workload.name, name);
         }

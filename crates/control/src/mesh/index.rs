@@ -15,7 +15,7 @@ impl<K, V> Default for Index<K, V> {
 
 impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
     /// Returns the values of a key, in order.
-    pub(crate) fn of(&self, key: &K) -> impl Iterator<Item = &V> {
+    pub(crate) fn values_for(&self, key: &K) -> impl Iterator<Item = &V> {
         self.0.get(key).into_iter().flatten()
     }
 
@@ -39,7 +39,7 @@ impl<K: Ord + Clone, V: Ord + Clone> Index<K, V> {
     }
 
     /// Removes a key and returns its values.
-    pub(crate) fn take(&mut self, key: &K) -> BTreeSet<V> {
+    pub(crate) fn remove_key(&mut self, key: &K) -> BTreeSet<V> {
         self.0.remove(key).unwrap_or_default()
     }
 }
@@ -53,7 +53,7 @@ mod tests {
         let mut index = Index::default();
         index.insert(&1, &"a");
         index.insert(&1, &"b");
-        assert_eq!(index.of(&1).collect::<Vec<_>>(), [&"a", &"b"]);
+        assert_eq!(index.values_for(&1).collect::<Vec<_>>(), [&"a", &"b"]);
         index.remove(&1, &"a");
         index.remove(&1, &"b");
         index.remove(&2, &"c");

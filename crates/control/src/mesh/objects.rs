@@ -7,20 +7,20 @@ use super::{Mesh, Touched};
 impl Mesh {
     /// Returns the user-written objects for explanations, ordered by key within each kind: without unmeshed
     /// workloads, and without gateways, which contain private keys.
-    pub(crate) fn explained(&self) -> Vec<Object> {
+    pub(crate) fn explained_objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
-        let routes = self.routes.all().cloned().map(|route| match route.kind {
+        let routes = self.routes.all_routes().cloned().map(|route| match route.kind {
             RouteKind::Grpc => Object::GrpcRoute(route),
             RouteKind::Http | RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => {
                 Object::HttpRoute(route)
             }
         });
-        let tls_routes = self.tls_routes.all().cloned().map(Object::TlsRoute);
+        let tls_routes = self.tls_routes.all_routes().cloned().map(Object::TlsRoute);
         let targets = self.targets.values().cloned().map(Object::TrafficTarget);
         let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
         let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
-        let policies = self.policies.all().cloned().map(Object::ServicePolicy);
+        let policies = self.policies.all_policies().cloned().map(Object::ServicePolicy);
         let config = Object::MeshConfig(self.config.clone());
         std::iter::once(config)
             .chain(workloads)
@@ -31,33 +31,33 @@ impl Mesh {
             .chain(groups)
             .chain(tcp_routes)
             .chain(policies)
-            .chain(self.tags.objects())
+            .chain(self.tags.all_objects())
             .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.ingress_policies().cloned().map(Object::Ingress))
             .chain(self.egress_policies().cloned().map(Object::Egress))
             .chain(self.retry_policies().cloned().map(Object::Retry))
             .chain(self.access_certs().cloned().map(Object::AccessCert))
-            .chain(self.splits.all().cloned().map(Object::TrafficSplit))
-            .chain(self.gateway_tcp_routes.all().cloned().map(Object::GatewayTcpRoute))
+            .chain(self.splits.all_routes().cloned().map(Object::TrafficSplit))
+            .chain(self.gateway_tcp_routes.all_routes().cloned().map(Object::GatewayTcpRoute))
             .collect()
     }
 
     /// True if an object of a kind with rules for requests exists; false for other kinds.
-    pub(crate) fn has(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn has_object(&self, key: &ObjectKey) -> bool {
         match key {
-            ObjectKey::HttpRoute(name) => self.routes.has(&(RouteKind::Http, name.clone())),
-            ObjectKey::GrpcRoute(name) => self.routes.has(&(RouteKind::Grpc, name.clone())),
-            ObjectKey::TlsRoute(name) => self.tls_routes.has(name),
-            ObjectKey::GatewayTcpRoute(name) => self.gateway_tcp_routes.has(name),
-            ObjectKey::TrafficSplit(name) => self.splits.has(name),
+            ObjectKey::HttpRoute(name) => self.routes.has_route(&(RouteKind::Http, name.clone())),
+            ObjectKey::GrpcRoute(name) => self.routes.has_route(&(RouteKind::Grpc, name.clone())),
+            ObjectKey::TlsRoute(name) => self.tls_routes.has_route(name),
+            ObjectKey::GatewayTcpRoute(name) => self.gateway_tcp_routes.has_route(name),
+            ObjectKey::TrafficSplit(name) => self.splits.has_route(name),
             ObjectKey::TrafficTarget(name) => self.targets.contains_key(name),
-            ObjectKey::AccessPolicy(name) => self.access_policies.has(name),
-            ObjectKey::ServicePolicy(name) => self.policies.has(name),
-            ObjectKey::Retry(name) => self.retries.has(name),
-            ObjectKey::Ingress(name) => self.boundary.has(name),
+            ObjectKey::AccessPolicy(name) => self.access_policies.has_policy(name),
+            ObjectKey::ServicePolicy(name) => self.policies.has_policy(name),
+            ObjectKey::Retry(name) => self.retries.has_policy(name),
+            ObjectKey::Ingress(name) => self.boundary.has_ingress(name),
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
-                self.tags.has(key)
+                self.tags.has_object(key)
             }
             ObjectKey::Workload(_)
             | ObjectKey::Service(_)
@@ -73,10 +73,10 @@ impl Mesh {
 
     /// Returns all objects.
     #[cfg(test)]
-    pub(crate) fn objects(&self) -> Vec<Object> {
+    pub(crate) fn all_objects(&self) -> Vec<Object> {
         let gateways = self.gateways.values().map(|it| Object::Gateway((**it).clone()));
         let unmeshed_workloads = self.unmeshed_workloads().cloned().map(Object::Workload);
-        self.explained().into_iter().chain(unmeshed_workloads).chain(gateways).collect()
+        self.explained_objects().into_iter().chain(unmeshed_workloads).chain(gateways).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use leno_model::{
 
 use super::{Index, Mesh, Touched};
 use crate::compile::{is_opaque, target_port};
-use crate::keys::sources;
+use crate::keys::issuer_sources;
 
 /// All policies of services.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,41 +26,44 @@ pub(super) struct Policies {
 }
 
 impl Policies {
-    pub(super) fn all(&self) -> impl Iterator<Item = &ServicePolicy> {
+    pub(super) fn all_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
         self.by_name.values()
     }
 
-    pub(super) fn has(&self, name: &ServicePolicyName) -> bool {
+    pub(super) fn has_policy(&self, name: &ServicePolicyName) -> bool {
         self.by_name.contains_key(name)
     }
 
     /// Returns the policies that may apply to a service.
-    fn of(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
-        let names = self.by_service.of(service).chain(self.by_namespace.of(&service.namespace));
+    fn for_service(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
+        let names = self
+            .by_service
+            .values_for(service)
+            .chain(self.by_namespace.values_for(&service.namespace));
         names.filter_map(|name| self.by_name.get(name))
     }
 
     /// Removes a policy and returns it.
-    fn take(&mut self, name: &ServicePolicyName) -> Option<ServicePolicy> {
+    fn remove_policy(&mut self, name: &ServicePolicyName) -> Option<ServicePolicy> {
         let old = self.by_name.remove(name)?;
-        for service in services(&old) {
+        for service in named_services(&old) {
             self.by_service.remove(service, name);
         }
         self.by_namespace.remove(&name.namespace, name);
-        for (_, source) in sources(&old) {
+        for (_, source) in issuer_sources(&old) {
             self.by_key_source.remove(source, name);
         }
         Some(old)
     }
 
-    fn put(&mut self, policy: ServicePolicy) {
-        for service in services(&policy) {
+    fn insert_policy(&mut self, policy: ServicePolicy) {
+        for service in named_services(&policy) {
             self.by_service.insert(service, &policy.name);
         }
         if policy.scope == PolicyScope::Namespace {
             self.by_namespace.insert(&policy.name.namespace, &policy.name);
         }
-        for (_, source) in sources(&policy) {
+        for (_, source) in issuer_sources(&policy) {
             self.by_key_source.insert(source, &policy.name);
         }
         self.by_name.insert(policy.name.clone(), policy);
@@ -70,16 +73,16 @@ impl Policies {
 impl Mesh {
     /// Returns the traffic policy of a service port.
     pub(crate) fn traffic_policy(&self, service: &ServiceName, port: u16) -> TrafficPolicy {
-        TrafficPolicy::of(self.policies.of(service), service, port)
+        TrafficPolicy::for_port(self.policies.for_service(service), service, port)
     }
 
     /// Returns the inbound limits of a service port.
-    pub(crate) fn limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
-        PortLimits::of(self.policies.of(service), service, port)
+    pub(crate) fn port_limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
+        PortLimits::for_port(self.policies.for_service(service), service, port)
     }
 
     /// Returns the requirements of all policies on a service port.
-    pub(crate) fn needs(
+    pub(crate) fn request_needs(
         &self,
         service: &ServiceName,
         port: u16,
@@ -102,8 +105,10 @@ impl Mesh {
         &self,
         service: &ServiceName,
     ) -> impl Iterator<Item = (RuleKind, Name, Name)> {
-        let requests = self.routes().of(service).map(|route| (route.kind, &route.name));
-        let sessions = self.tls_routes().of(service).map(|it| (RouteKind::Tls, &it.rule.route));
+        let requests =
+            self.http_routes().attached_to(service).map(|route| (route.kind, &route.name));
+        let sessions =
+            self.tls_routes().attached_to(service).map(|it| (RouteKind::Tls, &it.rule.route));
         requests
             .chain(sessions)
             .map(|(kind, it)| (RuleKind::Route(kind), it.namespace.clone(), it.name.clone()))
@@ -113,21 +118,25 @@ impl Mesh {
     pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
         match object {
             ObjectKey::ServicePolicy(name) => {
-                self.policies.of(service).any(|policy| policy.name == *name)
+                self.policies.for_service(service).any(|policy| policy.name == *name)
             }
-            ObjectKey::HttpRoute(name) => {
-                self.routes().of(service).any(|it| it.kind == RouteKind::Http && it.name == *name)
-            }
-            ObjectKey::GrpcRoute(name) => {
-                self.routes().of(service).any(|it| it.kind == RouteKind::Grpc && it.name == *name)
-            }
+            ObjectKey::HttpRoute(name) => self
+                .http_routes()
+                .attached_to(service)
+                .any(|it| it.kind == RouteKind::Http && it.name == *name),
+            ObjectKey::GrpcRoute(name) => self
+                .http_routes()
+                .attached_to(service)
+                .any(|it| it.kind == RouteKind::Grpc && it.name == *name),
             ObjectKey::TlsRoute(name) => {
-                self.tls_routes().of(service).any(|it| it.rule.route == *name)
+                self.tls_routes().attached_to(service).any(|it| it.rule.route == *name)
             }
             ObjectKey::GatewayTcpRoute(name) => {
-                self.gateway_tcp_routes().of(service).any(|it| it.rule.route == *name)
+                self.gateway_tcp_routes().attached_to(service).any(|it| it.rule.route == *name)
             }
-            ObjectKey::TrafficSplit(name) => self.splits().of(service).any(|it| it.name == *name),
+            ObjectKey::TrafficSplit(name) => {
+                self.traffic_splits().attached_to(service).any(|it| it.name == *name)
+            }
             ObjectKey::TagRoute(_) | ObjectKey::SermantRouteRule(_) | ObjectKey::Lane(_) => {
                 self.tags.is_about(object, service)
             }
@@ -140,13 +149,13 @@ impl Mesh {
         service: &ServiceName,
         port: u16,
     ) -> impl Iterator<Item = &ServicePolicy> {
-        let policies = self.policies.of(service);
+        let policies = self.policies.for_service(service);
         policies.filter(move |policy| policy.closeness(service, port).is_some())
     }
 
     /// Returns the external checks that policies require for requests to a service port.
-    pub(crate) fn guards(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
-        let mut guards = PortGuard::of(self.policies.of(service), service, port);
+    pub(crate) fn port_checks(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
+        let mut guards = PortGuard::for_port(self.policies.for_service(service), service, port);
         for guard in &mut guards {
             if let Guard::Tokens(rule) = &mut guard.guard {
                 let issuers = rule.issuers.iter_mut();
@@ -179,16 +188,16 @@ impl Mesh {
 
     /// Returns the service policies.
     pub(crate) fn service_policies(&self) -> impl Iterator<Item = &ServicePolicy> {
-        self.policies.all()
+        self.policies.all_policies()
     }
 
     /// Returns the conflict status of a policy.
-    pub(crate) fn standing(&self, policy: &ServicePolicy) -> Standing {
-        let about = self.about(policy);
+    pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> Standing {
+        let about = self.affected_services(policy);
         let there = about.iter().filter_map(|name| self.services.get(name));
         let ports = there
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        Standing::of(policy, ports, &self)
+        Standing::for_policy(policy, ports, &self)
     }
 
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
@@ -202,16 +211,16 @@ impl Mesh {
         if before == set {
             return touched;
         }
-        let named = self.policies.by_key_source.of(source);
+        let named = self.policies.by_key_source.values_for(source);
         for policy in named.filter_map(|name| self.policies.by_name.get(name)) {
-            touched.workloads.extend(self.behind_all(&self.about(policy)).cloned());
+            touched.workloads.extend(self.behind_all(&self.affected_services(policy)).cloned());
         }
         touched
     }
 
     /// Returns the services that a policy applies to, existing or not.
-    fn about(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
-        let mut about: BTreeSet<ServiceName> = services(policy).cloned().collect();
+    fn affected_services(&self, policy: &ServicePolicy) -> BTreeSet<ServiceName> {
+        let mut about: BTreeSet<ServiceName> = named_services(policy).cloned().collect();
         if policy.scope == PolicyScope::Namespace {
             let all = self.services.keys();
             about.extend(all.filter(|it| it.namespace == policy.name.namespace).cloned());
@@ -223,7 +232,7 @@ impl Mesh {
         &'a self,
         services: &'a BTreeSet<ServiceName>,
     ) -> impl Iterator<Item = &'a WorkloadName> {
-        services.iter().flat_map(|service| self.selected.of(service))
+        services.iter().flat_map(|service| self.selected.values_for(service))
     }
 
     pub(super) fn set_policy(
@@ -232,13 +241,14 @@ impl Mesh {
         new: Option<ServicePolicy>,
         touched: &mut Touched,
     ) {
-        let old = self.policies.take(name);
+        let old = self.policies.remove_policy(name);
         let differs = old != new;
         let is_inbound = old.iter().chain(&new).any(|policy| policy.rule.is_inbound());
         let both = old.iter().chain(&new);
-        let about: BTreeSet<ServiceName> = both.flat_map(|policy| self.about(policy)).collect();
+        let about: BTreeSet<ServiceName> =
+            both.flat_map(|policy| self.affected_services(policy)).collect();
         if let Some(new) = new {
-            self.policies.put(new);
+            self.policies.insert_policy(new);
         }
         if differs {
             if is_inbound {
@@ -251,26 +261,26 @@ impl Mesh {
 
 impl<'a> Surroundings<'a> for &'a Mesh {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        self.policies.of(service).collect()
+        self.policies.for_service(service).collect()
     }
 
-    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+    fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let attached = AttachedRoutes {
-            requests: self.routes().of(service).collect(),
-            tcp: self.gateway_tcp_routes().of(service).collect(),
-            tls: self.tls_routes().of(service).collect(),
-            splits: self.splits().of(service).collect(),
+            requests: self.http_routes().attached_to(service).collect(),
+            tcp: self.gateway_tcp_routes().attached_to(service).collect(),
+            tls: self.tls_routes().attached_to(service).collect(),
+            splits: self.traffic_splits().attached_to(service).collect(),
         };
         let is_opaque = is_opaque(self, service, port);
         let may_forward =
             |object: (RouteKind, &RouteName), to: &ServiceName| self.may_lead(object, to);
-        attached.destinations((service, port), is_opaque, may_forward)
+        attached.compute_destinations((service, port), is_opaque, may_forward)
     }
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let Some(own) = self.services.get(service) else { return false };
         let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
-        self.behind(service).any(|workload| {
+        self.service_workloads(service).any(|workload| {
             let number = target_port(&port.target, workload);
             let mut others = self.in_front_of(&workload.name).filter(|it| it.name != *service);
             let mut ports = others.by_ref().flat_map(|other| &other.ports);
@@ -281,9 +291,9 @@ impl<'a> Surroundings<'a> for &'a Mesh {
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
         let to = (service, port);
         self.forwards_requests_to(service, port)
-            || self.gateway_tcp_routes().leading(service).any(|it| it.forwards_to(to))
-            || self.tls_routes().leading(service).any(|it| it.forwards_to(to))
-            || self.splits().leading(service).any(|it| it.forwards_to(service))
+            || self.gateway_tcp_routes().routes_to(service).any(|it| it.forwards_to(to))
+            || self.tls_routes().routes_to(service).any(|it| it.forwards_to(to))
+            || self.traffic_splits().routes_to(service).any(|it| it.forwards_to(service))
     }
 
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
@@ -297,10 +307,11 @@ impl<'a> Surroundings<'a> for &'a Mesh {
 impl Mesh {
     /// True if a route of another service or of a gateway forwards requests to a port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
-        let mut splits = self.splits().leading(service).filter(|it| it.forwards_to(service));
+        let mut splits =
+            self.traffic_splits().routes_to(service).filter(|it| it.forwards_to(service));
         let mut gateways = self.gateways.values().flat_map(|gateway| gateway.backends());
         splits.any(|it| !is_opaque(self, &it.root.service, port))
-            || self.routes().leading(service).any(|it| it.forwards_to((service, port)))
+            || self.http_routes().routes_to(service).any(|it| it.forwards_to((service, port)))
             || gateways.any(|it| it.service == *service && it.port == port)
     }
 
@@ -311,7 +322,7 @@ impl Mesh {
         let Some(port) = own.and_then(|own| own.ports.iter().find(|it| it.port == port)) else {
             return false;
         };
-        self.behind(service).any(|workload| {
+        self.service_workloads(service).any(|workload| {
             let others = self.in_front_of(&workload.name);
             let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
             let clear = others.filter(|(name, it)| !is_opaque(self, name, it.port));
@@ -321,7 +332,7 @@ impl Mesh {
 }
 
 /// Returns the services that a policy names.
-fn services(policy: &ServicePolicy) -> impl Iterator<Item = &ServiceName> {
+fn named_services(policy: &ServicePolicy) -> impl Iterator<Item = &ServiceName> {
     let targets = match &policy.scope {
         PolicyScope::Services(targets) => targets.as_slice(),
         PolicyScope::Namespace => &[],

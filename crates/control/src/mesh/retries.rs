@@ -14,7 +14,7 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    pub(super) fn has(&self, name: &PolicyName) -> bool {
+    pub(super) fn has_policy(&self, name: &PolicyName) -> bool {
         self.by_name.contains_key(name)
     }
 }
@@ -30,7 +30,7 @@ impl Mesh {
         &self,
         account: &ServiceAccount,
     ) -> impl Iterator<Item = &RetryPolicy> {
-        let names = self.retries.by_source.of(account);
+        let names = self.retries.by_source.values_for(account);
         let policies = names.filter_map(|name| self.retries.by_name.get(name));
         let mut policies: Vec<&RetryPolicy> = policies.collect();
         policies.sort_by_key(|policy| policy.precedence());

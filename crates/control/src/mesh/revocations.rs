@@ -21,7 +21,7 @@ impl Mesh {
     }
 
     /// Sets the revocations by `leno revoke`, in addition to those of the config.
-    pub(crate) fn revoke(&mut self, recorded: BTreeSet<RevokedWorkload>) -> Touched {
+    pub(crate) fn set_revocations(&mut self, recorded: BTreeSet<RevokedWorkload>) -> Touched {
         let everybody = self.recorded != recorded;
         self.recorded = recorded;
         self.collect_revocations();

@@ -21,7 +21,7 @@ impl Eq for Changed {}
 
 impl Mesh {
     /// Returns the mTLS addresses of a workload's sidecar; `None` without a sidecar.
-    pub(crate) fn listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
+    pub(crate) fn sidecar_listeners(&self, workload: &WorkloadName) -> Option<&Listeners> {
         self.listening.get(workload)
     }
 
@@ -45,14 +45,18 @@ impl Mesh {
     }
 
     /// Sets the listen addresses of a workload's sidecar; `None` if it disconnected.
-    pub(crate) fn listen(&mut self, name: &WorkloadName, listeners: Option<Listeners>) -> Touched {
+    pub(crate) fn set_listeners(
+        &mut self,
+        name: &WorkloadName,
+        listeners: Option<Listeners>,
+    ) -> Touched {
         let mut touched = Touched::default();
         if !self.workloads.contains_key(name) {
             return touched;
         }
         let before = self.listening.remove(name);
         if before != listeners {
-            touched.services.extend(self.selecting.of(name).cloned());
+            touched.services.extend(self.selecting.values_for(name).cloned());
             self.touch_address_of(name, &mut touched);
         }
         if let Some(listeners) = listeners {
@@ -65,7 +69,7 @@ impl Mesh {
     pub(crate) fn give_up(&mut self, name: &WorkloadName) -> Touched {
         let mut touched = Touched::default();
         if self.workload(name).is_some_and(|workload| self.is_awaited(workload)) {
-            touched.services.extend(self.selecting.of(name).cloned());
+            touched.services.extend(self.selecting.values_for(name).cloned());
         }
         self.changed.0.remove(name);
         touched

@@ -60,7 +60,7 @@ impl Asked {
         self.tags.contains_key(label)
     }
 
-    fn count(&mut self, rules: &TagRules, step: Step) {
+    fn count_rules(&mut self, rules: &TagRules, step: Step) {
         let (tags, asks) = rules.caller_tags();
         if asks {
             step.apply(&mut self.objects);
@@ -74,7 +74,7 @@ impl Asked {
         }
     }
 
-    fn labels(&self) -> (bool, BTreeSet<&String>) {
+    fn matched_labels(&self) -> (bool, BTreeSet<&String>) {
         (self.is_anything(), self.tags.keys().collect())
     }
 }
@@ -104,9 +104,9 @@ impl Tags {
             Scope::Namespace(service.namespace.clone()),
             Scope::Mesh,
         ];
-        let found = TagRules::nearest(scopes.iter().flat_map(|scope| {
-            let published = self.published(scope).map(|(_, rules)| rules.rules.clone());
-            [self.native(scope, port)].into_iter().chain(published)
+        let found = TagRules::most_specific(scopes.iter().flat_map(|scope| {
+            let published = self.published_rules(scope).map(|(_, rules)| rules.rules.clone());
+            [self.native_rules(scope, port)].into_iter().chain(published)
         }));
         (!found.is_empty()).then(|| Arc::new(found))
     }
@@ -116,23 +116,23 @@ impl Tags {
         let namespace = Scope::Namespace(service.namespace.clone());
         let scopes = [Scope::Service(service.clone()), namespace, Scope::Mesh];
         let is_in = |index: &Index<Scope, TagRouteName>, name: &TagRouteName| {
-            scopes.iter().any(|scope| index.of(scope).any(|it| it == name))
+            scopes.iter().any(|scope| index.values_for(scope).any(|it| it == name))
         };
         match object {
             ObjectKey::TagRoute(name) => is_in(&self.routes_by_scope, name),
             ObjectKey::SermantRouteRule(name) => is_in(&self.sermant_by_scope, name),
-            ObjectKey::Lane(name) => self.lanes_by_service.of(service).any(|it| it == name),
+            ObjectKey::Lane(name) => self.lanes_by_service.values_for(service).any(|it| it == name),
             _ => false,
         }
     }
 
     /// Returns the lane rules that mark requests received by a service.
     pub(crate) fn lanes_of(&self, service: &ServiceName) -> Vec<LaneRule> {
-        let names = self.lanes_by_service.of(service);
+        let names = self.lanes_by_service.values_for(service);
         let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
         lanes.sort_by_key(|lane| lane.precedence());
         let native = lanes.into_iter().flat_map(|lane| &lane.rules);
-        let published = self.published(&Scope::Service(service.clone()));
+        let published = self.published_rules(&Scope::Service(service.clone()));
         let published = published.into_iter().flat_map(|(_, rules)| &rules.lanes);
         let mut rules: Vec<LaneRule> = native.chain(published).cloned().collect();
         rules.sort_by_key(|rule| Reverse(rule.precedence));
@@ -140,12 +140,12 @@ impl Tags {
     }
 
     /// Returns the caller attributes that rules match.
-    pub(crate) fn asked(&self) -> &Asked {
+    pub(crate) fn matched_attributes(&self) -> &Asked {
         &self.asked
     }
 
     /// True if the object exists and is of one of these kinds.
-    pub(crate) fn has(&self, key: &ObjectKey) -> bool {
+    pub(crate) fn has_object(&self, key: &ObjectKey) -> bool {
         match key {
             ObjectKey::TagRoute(name) => self.routes.contains_key(name),
             ObjectKey::SermantRouteRule(name) => self.sermant.contains_key(name),
@@ -155,7 +155,7 @@ impl Tags {
     }
 
     /// Returns all objects, by name within each kind.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = Object> {
+    pub(crate) fn all_objects(&self) -> impl Iterator<Item = Object> {
         let routes = self.routes.values().cloned().map(Object::TagRoute);
         let sermant = self.sermant.values().cloned().map(Object::SermantRouteRule);
         let lanes = self.lanes.values().cloned().map(Object::Lane);
@@ -163,12 +163,12 @@ impl Tags {
     }
 
     /// Returns all `TagRoute`s, by name.
-    pub(crate) fn routes(&self) -> impl Iterator<Item = &TagRoute> {
+    pub(crate) fn tag_routes(&self) -> impl Iterator<Item = &TagRoute> {
         self.routes.values()
     }
 
     /// Returns all `SermantRouteRule`s, by name.
-    pub(crate) fn sermant(&self) -> impl Iterator<Item = &SermantRouteRule> {
+    pub(crate) fn sermant_rules(&self) -> impl Iterator<Item = &SermantRouteRule> {
         self.sermant.values()
     }
 
@@ -178,20 +178,20 @@ impl Tags {
     }
 
     /// Returns the rules of all `TagRoute`s of a scope.
-    fn native(&self, scope: &Scope, port: u16) -> TagRules {
-        let names = self.routes_by_scope.of(scope);
+    fn native_rules(&self, scope: &Scope, port: u16) -> TagRules {
+        let names = self.routes_by_scope.values_for(scope);
         let routes = names.filter_map(|name| self.routes.get(name));
         let routes = routes.filter(|route| match &route.scope {
             TagScope::Service(_, only) => only.is_none_or(|only| only == port),
             TagScope::Namespace(_) | TagScope::Mesh => true,
         });
-        TagRules::joined(routes)
+        TagRules::merge_routes(routes)
     }
 
     /// Returns the single value of a Sermant configuration key: that of the oldest object, then the first by
     /// name.
-    fn published(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
-        let names = self.sermant_by_scope.of(scope);
+    fn published_rules(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
+        let names = self.sermant_by_scope.values_for(scope);
         let objects = names.filter_map(|name| self.sermant.get(name));
         let object = objects.min_by_key(|object| object.precedence())?;
         object.entries.iter().find(|(known, _)| scope_of(known) == *scope)
@@ -210,18 +210,18 @@ impl Tags {
         let before = self.asked.clone();
         if let Some(old) = old {
             let scope = scope_of(&old.scope);
-            self.asked.count(&old.rules, Step::Down);
+            self.asked.count_rules(&old.rules, Step::Down);
             self.routes_by_scope.remove(&scope, name);
             affected.scopes.insert(scope);
         }
         if let Some(new) = new {
             let scope = scope_of(&new.scope);
-            self.asked.count(&new.rules, Step::Up);
+            self.asked.count_rules(&new.rules, Step::Up);
             self.routes_by_scope.insert(&scope, name);
             affected.scopes.insert(scope);
             self.routes.insert(name.clone(), new);
         }
-        affected.callers = before.labels() != self.asked.labels();
+        affected.callers = before.matched_labels() != self.asked.matched_labels();
         affected
     }
 
@@ -234,12 +234,12 @@ impl Tags {
         let old = self.sermant.remove(name);
         let before = self.asked.clone();
         for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
-            self.asked.count(&rules.rules, Step::Down);
+            self.asked.count_rules(&rules.rules, Step::Down);
             self.sermant_by_scope.remove(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
         for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
-            self.asked.count(&rules.rules, Step::Up);
+            self.asked.count_rules(&rules.rules, Step::Up);
             self.sermant_by_scope.insert(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
@@ -252,7 +252,7 @@ impl Tags {
             Scope::Namespace(_) | Scope::Mesh => None,
         });
         affected.entry_services = entry_services.collect();
-        affected.callers = before.labels() != self.asked.labels();
+        affected.callers = before.matched_labels() != self.asked.matched_labels();
         affected
     }
 

@@ -16,7 +16,7 @@ use super::*;
 use crate::applications::Applications;
 use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
-use crate::fixture::{BOOKINFO, mesh};
+use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
 use crate::keys::{KeyReadings, KeyUpdate, Reading};
 use crate::mesh::Mesh;
@@ -46,7 +46,7 @@ impl Busy {
     fn new() -> Self {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let data = tempfile::tempdir().unwrap();
-        let mesh = mesh(BOOKINFO);
+        let mesh = mesh_with_sidecars(BOOKINFO);
         let directory = data.path().join(AUTHORITY_DIRECTORY);
         let authority = Authority::open_or_create(&directory, &mesh.config().trust_domain, wall);
         let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
@@ -56,16 +56,16 @@ impl Busy {
         let mut keys = KeyReadings::default();
         let source = KeySource::File("/keys.json".into());
         for reading in [Reading::Same, Reading::Same, Reading::Failed("gone".to_owned())] {
-            keys.note(&KeyUpdate { source: source.clone(), reading });
+            keys.record_result(&KeyUpdate { source: source.clone(), reading });
         }
         let gauges = Gauges::default();
         for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
-            gauges.refuse(reason);
+            gauges.record_failure(reason);
         }
         let times = Times::default();
         Self {
             mesh,
-            connected: connected(times, now),
+            connected: connected_proxies(times, now),
             presence: Presence::default(),
             start: Start::new(now, times.settle),
             certifier,
@@ -101,14 +101,14 @@ impl Busy {
         }
     }
 
-    fn page(&self, form: Form, names: Option<Names>) -> String {
-        let page = expose(&self.report(), &self.gauges, (form, names));
+    fn render_page(&self, form: Form, names: Option<Names>) -> String {
+        let page = render_metrics(&self.report(), &self.gauges, (form, names));
         page.replace(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), "version=\"0\"")
     }
 }
 
 /// No proxy is connected any more, but two changes have been applied and one has not.
-fn connected(times: Times, now: Instant) -> ConnectedProxies {
+fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     let mut connected = ConnectedProxies::new(times, ChangeId(1));
     connected.tally = Tally {
         changes: 1,
@@ -123,9 +123,9 @@ fn connected(times: Times, now: Instant) -> ConnectedProxies {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
         let sent = Sent { at: now, concerned: 1, recipients: 1, waiting };
-        connected.rounds.begin(ChangeId(change), vec![now], sent);
+        connected.rounds.begin_push(ChangeId(change), vec![now], sent);
         if let Some(ms) = ms {
-            connected.rounds.settle(connection, 1, now + Duration::from_millis(ms));
+            connected.rounds.settle_connection(connection, 1, now + Duration::from_millis(ms));
         }
     }
     connected
@@ -134,15 +134,15 @@ fn connected(times: Times, now: Instant) -> ConnectedProxies {
 #[tokio::test]
 async fn the_page_is_as_the_formats_demand() {
     let busy = Busy::new();
-    expect_file!["page.txt"].assert_eq(&busy.page(Form::Prometheus, None));
-    expect_file!["page.openmetrics.txt"].assert_eq(&busy.page(Form::OpenMetrics, None));
-    expect_file!["page.osm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Osm)));
-    expect_file!["page.fsm.txt"].assert_eq(&busy.page(Form::Prometheus, Some(Names::Fsm)));
+    expect_file!["page.txt"].assert_eq(&busy.render_page(Form::Prometheus, None));
+    expect_file!["page.openmetrics.txt"].assert_eq(&busy.render_page(Form::OpenMetrics, None));
+    expect_file!["page.osm.txt"].assert_eq(&busy.render_page(Form::Prometheus, Some(Names::Osm)));
+    expect_file!["page.fsm.txt"].assert_eq(&busy.render_page(Form::Prometheus, Some(Names::Fsm)));
 }
 
 #[tokio::test]
 async fn every_alias_has_a_number() {
-    let page = Busy::new().page(Form::Prometheus, Some(Names::Osm));
+    let page = Busy::new().render_page(Form::Prometheus, Some(Names::Osm));
     for alias in ALIASES {
         let begins = format!("osm_{}", alias.name);
         let ends = |rest: &str| rest.starts_with([' ', '{', '_']);

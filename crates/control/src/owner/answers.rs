@@ -75,7 +75,7 @@ pub(crate) enum SidecarPlace {
 }
 
 impl Owner {
-    pub(super) fn tell(&mut self, now: Now) {
+    pub(super) fn publish_state(&mut self, now: Now) {
         let status = Arc::new(self.report(now).status());
         self.sent.status.send_if_modified(|last| {
             let has_changed = !same_but_for_age(last, &status);
@@ -100,14 +100,14 @@ impl Owner {
 
     /// Publishes the workloads with a replaced sidecar that may join again.
     fn publish_replaced(&self, now: Now) {
-        let has_settled = self.start.settling() == Settling::No;
+        let has_settled = self.start.grace_state() == Settling::No;
         let is_absent = |name: &WorkloadName| {
             has_settled
                 && self.connected.of_workload(name).is_none()
                 && !self.presence.is_missing(name)
                 && self.mesh.workload(name).is_some_and(|found| !self.mesh.is_registered(found))
         };
-        self.replaced.publish(is_absent, (self.times.grace, now.clock));
+        self.replaced.publish_absent(is_absent, (self.times.grace, now.clock));
     }
 
     /// Publishes the current metrics destination.
@@ -146,19 +146,19 @@ impl Owner {
         if let Some(connection) = self.connected.of_workload(workload) {
             return SidecarPlace::Here(connection);
         }
-        match self.peers.holder(workload) {
-            Some((peer, _)) => SidecarPlace::OtherReplica(self.peers.address(peer)),
+        match self.peers.newest_registration(workload) {
+            Some((peer, _)) => SidecarPlace::OtherReplica(self.peers.peer_address(peer)),
             None if self.mesh.workload(workload).is_some() => SidecarPlace::Disconnected,
             None => SidecarPlace::Unknown,
         }
     }
 
-    pub(super) fn answer(&self, question: Question, now: Now) -> Answer {
+    pub(super) fn handle_query(&self, question: Question, now: Now) -> Answer {
         let report = self.report(now);
         let at = now.clock.duration_since(self.began);
         let json = match question {
             Question::Metrics(form, names) => {
-                let page = crate::metrics::expose(&report, &self.gauges, (form, names));
+                let page = crate::metrics::render_metrics(&report, &self.gauges, (form, names));
                 return Answer::Metrics(form, page);
             }
             Question::Points(mut pages) => {
@@ -166,23 +166,27 @@ impl Owner {
                 return Answer::Points(pages);
             }
             Question::Sidecar(workload) => return Answer::Sidecar(self.sidecar_place(&workload)),
-            Question::Objects => return Answer::Objects(self.mesh.explained()),
+            Question::Objects => return Answer::Objects(self.mesh.explained_objects()),
             Question::RejectedJoins => serde_json::to_value(report.rejected_joins()),
-            Question::Certificates => serde_json::to_value(report.certificates()),
-            Question::Change(id) => serde_json::to_value(report.change(id)),
-            Question::Changes => serde_json::to_value(report.changes()),
-            Question::History(subject) => serde_json::to_value(self.history.plots(&subject, at)),
-            Question::Policies => serde_json::to_value(report.policies()),
-            Question::Proxies => serde_json::to_value(report.proxies()),
-            Question::ScrapeTargets(scraper) => Ok(scrape_targets::of(&report.proxies(), scraper)),
-            Question::Rejected => Ok(report.rejected()),
-            Question::Routes => serde_json::to_value(report.routes()),
-            Question::Services => serde_json::to_value(report.services()),
+            Question::Certificates => serde_json::to_value(report.certificate_statuses()),
+            Question::Change(id) => serde_json::to_value(report.change_report(id)),
+            Question::Changes => serde_json::to_value(report.newest_changes()),
+            Question::History(subject) => {
+                serde_json::to_value(self.history.subject_plots(&subject, at))
+            }
+            Question::Policies => serde_json::to_value(report.policy_statuses()),
+            Question::Proxies => serde_json::to_value(report.proxy_statuses()),
+            Question::ScrapeTargets(scraper) => {
+                Ok(scrape_targets::target_groups(&report.proxy_statuses(), scraper))
+            }
+            Question::Rejected => Ok(report.diagnostics_json()),
+            Question::Routes => serde_json::to_value(report.route_statuses()),
+            Question::Services => serde_json::to_value(report.service_statuses()),
             Question::Status => serde_json::to_value(report.status()),
             Question::Traffic => {
-                serde_json::to_value(self.history.status(&self.mesh, at, self.report_every))
+                serde_json::to_value(self.history.traffic_status(&self.mesh, at, self.report_every))
             }
-            Question::Workloads => serde_json::to_value(report.workloads()),
+            Question::Workloads => serde_json::to_value(report.workload_statuses()),
         };
         Answer::Json(json.unwrap_or_default())
     }

@@ -33,11 +33,11 @@ impl Owner {
         let Some(reviewer) = self.certifier.reviewer_of(&joining.token) else {
             let target = self.mesh.workload(&joining.workload);
             // A revoked workload gets the same response as an unknown one.
-            let target = target.filter(|it| !self.mesh.is_revoked(it)).map(Target::of);
+            let target = target.filter(|it| !self.mesh.is_revoked(it)).map(Target::from_workload);
             self.certifier.join(joining, target, now.wall);
             return;
         };
-        let holder = match reviewer.claimed(&joining.token, now.wall) {
+        let holder = match reviewer.claimed_holder(&joining.token, now.wall) {
             Ok(holder) => holder,
             Err(error) => return self.reject_join(joining, error.into()),
         };
@@ -45,28 +45,28 @@ impl Owner {
             return self.reject_join(joining, reason.into());
         }
         match holder {
-            None => self.certifier.review(joining, now.clock),
-            Some(holder) => self.arrived(joining, holder, Proof::Text, now),
+            None => self.certifier.start_review(joining, now.clock),
+            Some(holder) => self.handle_joining(joining, holder, Proof::Text, now),
         }
     }
 
     /// Processes the result of a token review.
-    pub(super) fn reviewed(&mut self, reviewed: Reviewed, now: Now) {
+    pub(super) fn handle_review(&mut self, reviewed: Reviewed, now: Now) {
         let Reviewed { joining, holder } = reviewed;
         match holder {
             Err(error) => self.reject_join(joining, error.into()),
-            Ok(holder) => self.arrived(joining, holder, Proof::Review, now),
+            Ok(holder) => self.handle_joining(joining, holder, Proof::Review, now),
         }
     }
 
-    fn arrived(&mut self, joining: Joining, holder: Holder, proof: Proof, now: Now) {
+    fn handle_joining(&mut self, joining: Joining, holder: Holder, proof: Proof, now: Now) {
         if holder.workload != joining.workload {
             let (claimed, holder) = (joining.workload.clone(), holder.workload);
             let error = CertifyError::OtherHolder { claimed, holder };
             return self.reject_join(joining, error);
         }
         let until = now.clock + self.times.joining;
-        let waits = self.consider(Applicant { joining, holder, proof, until }, now);
+        let waits = self.decide_join(Applicant { joining, holder, proof, until }, now);
         let Some((applicant, mismatch)) = waits else { return };
         match self.has_room(&applicant) {
             true => self.applicants.push(applicant),
@@ -80,7 +80,7 @@ impl Owner {
             if applicant.joining.answer.is_closed() {
                 continue;
             }
-            let waits = self.consider(applicant, now);
+            let waits = self.decide_join(applicant, now);
             self.applicants.extend(waits.map(|(applicant, _)| applicant));
         }
     }
@@ -91,10 +91,10 @@ impl Owner {
     }
 
     /// Accepts or rejects a join; returns one that may still wait for its workload, with the mismatch.
-    fn consider(&mut self, applicant: Applicant, now: Now) -> Option<(Applicant, CertifyError)> {
+    fn decide_join(&mut self, applicant: Applicant, now: Now) -> Option<(Applicant, CertifyError)> {
         let found = self.mesh.workload(&applicant.holder.workload);
-        match check(&applicant.holder, found) {
-            Ok(target) => self.accept(applicant, target, now),
+        match check_holder(&applicant.holder, found) {
+            Ok(target) => self.accept_join(applicant, target, now),
             Err(mismatch) if now.clock < applicant.until => return Some((applicant, mismatch)),
             Err(mismatch) => self.reject_join(applicant.joining, mismatch),
         }
@@ -102,13 +102,13 @@ impl Owner {
     }
 
     /// Accepts a join: its workload is known as the token describes it.
-    fn accept(&mut self, applicant: Applicant, target: Target, now: Now) {
+    fn accept_join(&mut self, applicant: Applicant, target: Target, now: Now) {
         let Applicant { joining, proof, .. } = applicant;
         match proof {
-            Proof::Text => self.certifier.review(joining, now.clock),
-            Proof::Review => match self.revocation(&target) {
+            Proof::Text => self.certifier.start_review(joining, now.clock),
+            Proof::Review => match self.revocation_error(&target) {
                 Some(error) => self.reject_join(joining, error),
-                None => self.certifier.admit(joining, target, now.wall),
+                None => self.certifier.issue_first(joining, target, now.wall),
             },
         }
     }
@@ -119,7 +119,7 @@ impl Owner {
     }
 
     /// Returns the reason why an existing workload gets no certificate.
-    fn revocation(&self, target: &Target) -> Option<CertifyError> {
+    fn revocation_error(&self, target: &Target) -> Option<CertifyError> {
         let found = self.mesh.workload(&target.name)?;
         if self.mesh.config().revoked.contains(&found.account) {
             return Some(CertifyError::Revoked(found.account.clone()));
@@ -142,7 +142,7 @@ impl Owner {
 }
 
 /// Compares the subject of a token with the workload of that name.
-fn check(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyError> {
+fn check_holder(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyError> {
     let workload = holder.workload.clone();
     let Some(found) = found else { return Err(CertifyError::Unseen(workload)) };
     if found.account != holder.account {
@@ -154,7 +154,7 @@ fn check(holder: &Holder, found: Option<&Workload>) -> Result<Target, CertifyErr
             let (held, expected) = (held.clone(), expected.clone());
             Err(CertifyError::OtherPod { workload, held, expected })
         }
-        _ => Ok(Target::of(found)),
+        _ => Ok(Target::from_workload(found)),
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{Now, Owner};
 use crate::authority::Revoked;
-use crate::certify::{CertifyError, ClaimError, Held, Occasion, Signed, vouch};
+use crate::certify::{CertifyError, ClaimError, Held, Occasion, Signed, verify_claim};
 use crate::publish::{Cause, ConnectedProxy};
 
 /// The rejection of a stream.
@@ -27,14 +27,14 @@ impl From<String> for Rejection {
 }
 
 impl Owner {
-    pub(super) fn revoke(&mut self, revoked: Revoked, now: Now) {
-        let touched = self.mesh.revoke(revoked);
+    pub(super) fn apply_revocations(&mut self, revoked: Revoked, now: Now) {
+        let touched = self.mesh.set_revocations(revoked);
         if touched.is_empty() {
             return;
         }
         tracing::info!(workloads = self.mesh.revocations().workloads.len(), "revoked");
-        self.connected.notice(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
-        for name in self.connected.workloads() {
+        self.connected.record_change(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
+        for name in self.connected.connected_workloads() {
             self.check_claim(&name, now);
         }
     }
@@ -42,23 +42,27 @@ impl Owner {
     /// Checks the proxy of a changed or removed workload: its identity may no longer be valid.
     pub(super) fn check_claim(&mut self, name: &WorkloadName, now: Now) {
         if self.mesh.workload(name).is_none() {
-            self.presence.forget(name);
-            self.certifier.forget(name);
-            self.replaced.forget(name);
+            self.presence.remove_workload(name);
+            self.certifier.forget_workload(name);
+            self.replaced.remove_workload(name);
         }
         let Some(connection) = self.connected.of_workload(name) else {
             return;
         };
-        let peer = self.connected.proxy(connection).map(|proxy| proxy.peer.clone());
-        if let Some(Err(rejection)) = peer.map(|peer| self.claim(&peer, name)) {
-            self.dismiss(connection, rejection.reason, now);
+        let peer = self.connected.proxy_mut(connection).map(|proxy| proxy.peer.clone());
+        if let Some(Err(rejection)) = peer.map(|peer| self.verify_claim(&peer, name)) {
+            self.dismiss_proxy(connection, rejection.reason, now);
             // It cannot return with the same identity: no grace period.
-            self.presence.forget(name);
-            self.listen(name, None, now);
+            self.presence.remove_workload(name);
+            self.set_listeners(name, None, now);
         }
     }
 
-    pub(super) fn claim(&self, peer: &Peer, workload: &WorkloadName) -> Result<(), Rejection> {
+    pub(super) fn verify_claim(
+        &self,
+        peer: &Peer,
+        workload: &WorkloadName,
+    ) -> Result<(), Rejection> {
         let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
         if revoked.contains(&peer.id.account) {
             let reason = format!("{} is revoked by the MeshConfig", peer.id.account);
@@ -69,7 +73,7 @@ impl Owner {
         }
         let found = self.mesh.workload(workload);
         let instance = found.map(|found| self.certifier.instance_of(found));
-        vouch(peer, workload, found.zip(instance.as_ref()), trust_domain).map_err(|error| {
+        verify_claim(peer, workload, found.zip(instance.as_ref()), trust_domain).map_err(|error| {
             let is_replaced = matches!(error, ClaimError::OtherInstance { .. });
             Rejection { reason: error.to_string(), is_replaced }
         })
@@ -83,9 +87,9 @@ impl Owner {
         now: Instant,
     ) {
         let exists = self.mesh.workload(workload).is_some();
-        self.certifier.rejected_joins().note(workload, exists, &rejection.reason, now);
+        self.certifier.rejected_joins().record_rejection(workload, exists, &rejection.reason, now);
         if exists && rejection.is_replaced {
-            self.replaced.note(workload, now);
+            self.replaced.record_rejection(workload, now);
         }
     }
 
@@ -94,13 +98,13 @@ impl Owner {
     /// A reconnecting proxy replaces its own stream, and a new process that of a proxy that disappeared
     /// silently. If a displaced process reconnects, it was not gone: there are two proxies, and the first keeps
     /// its place.
-    pub(super) fn contend(
+    pub(super) fn check_replacement(
         &mut self,
         joining: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
         let present = self.connected.of_workload(&joining.workload);
-        let Some(present) = present.and_then(|present| self.connected.proxy(present)) else {
+        let Some(present) = present.and_then(|present| self.connected.proxy_mut(present)) else {
             return Ok(());
         };
         let differ = present.process != joining.process;
@@ -130,49 +134,49 @@ impl Owner {
         Ok(())
     }
 
-    pub(super) fn certify(
+    pub(super) fn renew_certificate(
         &mut self,
         connection: ConnectionId,
         csr: Vec<u8>,
         answer: CertificateAnswer,
         now: Now,
     ) {
-        let proxy = self.connected.proxy(connection);
-        let proxy = proxy.map(|it| (it.workload.clone(), Held::of(&it.peer)));
+        let proxy = self.connected.proxy_mut(connection);
+        let proxy = proxy.map(|it| (it.workload.clone(), Held::from_peer(&it.peer)));
         let Some((name, held)) = proxy else {
             return;
         };
         match self.mesh.workload(&name) {
             Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
                 let error = CertifyError::Revoked(workload.account.clone());
-                self.certifier.refuse(answer, error);
+                self.certifier.reject_request(answer, error);
             }
             Some(workload) if self.mesh.is_revoked(workload) => {
                 let error = CertifyError::RevokedWorkload(workload.name.clone());
-                self.certifier.refuse(answer, error);
+                self.certifier.reject_request(answer, error);
             }
             Some(workload) => {
                 let renewed = (connection, workload, held);
-                self.certifier.renew(renewed, csr, answer, now.wall);
+                self.certifier.renew_certificate(renewed, csr, answer, now.wall);
             }
-            None => self.certifier.refuse(answer, CertifyError::UnknownWorkload(name)),
+            None => self.certifier.reject_request(answer, CertifyError::UnknownWorkload(name)),
         }
     }
 
     /// Extends the stream of a proxy to the lifetime of the certificate that it got over this stream.
-    pub(super) fn signed(&mut self, signed: &Signed, occasion: Occasion, now: Now) {
+    pub(super) fn handle_signed(&mut self, signed: &Signed, occasion: Occasion, now: Now) {
         let key = format!("{} {}", signed.id, signed.workload);
-        if let Some(line) = self.logs.permit(key, now.clock.into_std()) {
+        if let Some(line) = self.logs.permit_line(key, now.clock.into_std()) {
             let suppressed = line.suppressed;
             tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
         }
         if occasion == Occasion::Join {
-            self.replaced.forget(&signed.workload);
+            self.replaced.remove_workload(&signed.workload);
             // A stream of an earlier registration ends.
             self.check_claim(&signed.workload, now);
         }
         if let Occasion::Renewal(connection) = occasion
-            && let Some(proxy) = self.connected.proxy(connection)
+            && let Some(proxy) = self.connected.proxy_mut(connection)
         {
             proxy.expires = signed.not_after;
             proxy.ca_generation = signed.ca_generation;

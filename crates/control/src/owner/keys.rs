@@ -20,7 +20,7 @@ impl Owner {
     }
 
     pub(super) fn keys_read(&mut self, update: KeyUpdate, now: Now) {
-        self.keys.note(&update);
+        self.keys.record_result(&update);
         let KeyUpdate { source, reading } = update;
         let set = match reading {
             Reading::Changed(set) => Some(set),
@@ -32,7 +32,7 @@ impl Owner {
         let touched = self.mesh.set_keys(&source, set);
         if !touched.is_empty() {
             let cause = (Cause::Keys(source), now.clock);
-            self.connected.notice(&touched, &self.mesh, cause, now.clock);
+            self.connected.record_change(&touched, &self.mesh, cause, now.clock);
         }
     }
 }

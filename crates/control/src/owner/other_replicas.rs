@@ -16,52 +16,58 @@ impl Owner {
         gone: &[WorkloadName],
         now: Now,
     ) {
-        self.peers.arrive(peer);
+        self.peers.add_peer(peer);
         for (workload, registration) in here {
             let session = registration.session;
-            self.peers.tell(peer, workload.clone(), registration);
+            self.peers.record_registration(peer, workload.clone(), registration);
             if let Some(connection) = self.connected.of_workload(&workload) {
-                let ours = self.connected.proxy(connection).map_or(0, |proxy| proxy.session);
+                let ours = self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.session);
                 if ours >= session {
                     // It has connected here since; the other control plane will notice.
                     continue;
                 }
                 // A stream can end unnoticed in many ways.
                 let reason = "another control plane has a newer stream of this workload";
-                self.dismiss(connection, reason.to_owned(), now);
+                self.dismiss_proxy(connection, reason.to_owned(), now);
             } else {
-                self.adopt(&workload, now);
+                self.apply_registration(&workload, now);
             }
         }
         for workload in gone {
-            self.peers.forget(peer, workload);
-            self.succeed(workload, peer, now);
+            self.peers.remove_sidecar(peer, workload);
+            self.handle_stream_end(workload, peer, now);
         }
     }
 
     /// Applies another control plane's report for a workload without a stream here.
-    pub(super) fn adopt(&mut self, workload: &WorkloadName, now: Now) {
-        let Some((peer, Registration { listeners, .. })) = self.peers.holder(workload) else {
+    pub(super) fn apply_registration(&mut self, workload: &WorkloadName, now: Now) {
+        let Some((peer, Registration { listeners, .. })) = self.peers.newest_registration(workload)
+        else {
             return;
         };
         let listeners = in_order(listeners);
         if self.mesh.workload(workload).is_some() {
-            self.presence.arrive(workload, peer);
-            self.listen(workload, Some(listeners), now);
+            self.presence.mark_connected(workload, peer);
+            self.set_listeners(workload, Some(listeners), now);
         }
     }
 
     /// Handles the end of a sidecar's stream, here or at another control plane: another stream takes over if
     /// there is one; otherwise the sidecar may be reconnecting.
-    pub(super) fn succeed(&mut self, workload: &WorkloadName, former: ConnectionId, now: Now) {
+    pub(super) fn handle_stream_end(
+        &mut self,
+        workload: &WorkloadName,
+        former: ConnectionId,
+        now: Now,
+    ) {
         if self.connected.of_workload(workload).is_some() {
             return;
         }
-        if self.peers.holder(workload).is_some() {
-            self.adopt(workload, now);
+        if self.peers.newest_registration(workload).is_some() {
+            self.apply_registration(workload, now);
         } else {
             let until = now.clock + self.times.grace;
-            self.presence.miss(workload, former, until);
+            self.presence.mark_missing(workload, former, until);
         }
     }
 
@@ -71,7 +77,7 @@ impl Owner {
             return;
         }
         let here = self.connected.proxies().filter_map(|(_, proxy)| {
-            let listeners = self.mesh.listeners(&proxy.workload)?;
+            let listeners = self.mesh.sidecar_listeners(&proxy.workload)?;
             let listeners = listeners.iter();
             let listeners = listeners
                 .map(|(port, address)| leno_discovery::InboundListener {

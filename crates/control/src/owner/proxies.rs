@@ -7,115 +7,124 @@ use leno_discovery::{Connected, ConnectionId, InboundListener, Refusal};
 use super::{Answered, Now, Owner, in_order, subscriptions};
 use crate::certify::Signed;
 use crate::publish::ConnectedProxy;
-use crate::server::identity;
+use crate::server::peer_identity;
 
 impl Owner {
-    pub(super) fn refused(&mut self, connection: ConnectionId, refusals: Vec<Refusal>, now: Now) {
+    pub(super) fn record_rejections(
+        &mut self,
+        connection: ConnectionId,
+        refusals: Vec<Refusal>,
+        now: Now,
+    ) {
         self.connected.tally.refused += 1;
-        self.connected.rounds.refuse(connection);
-        let Some(proxy) = self.connected.proxy(connection) else { return };
+        self.connected.rounds.record_nack(connection);
+        let Some(proxy) = self.connected.proxy_mut(connection) else { return };
         let at = now.clock.into_std();
         for refusal in &refusals {
-            if let Some(line) = self.logs.permit(identity(&proxy.peer), at) {
+            if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), at) {
                 let suppressed = line.suppressed;
                 tracing::warn!(workload = %proxy.workload, %refusal, suppressed, "refused");
             }
         }
-        proxy.refused(refusals);
+        proxy.record_rejections(refusals);
     }
 
-    pub(super) fn connected(&mut self, connected: Connected, now: Now) -> Answered {
+    pub(super) fn handle_connected(&mut self, connected: Connected, now: Now) -> Answered {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
-        let wanted = subscriptions::of(&connected.hello);
+        let wanted = subscriptions::initial_subscriptions(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
         let Some((peer, ends)) = self.pending_connections.peer(connection) else {
             tracing::debug!(%workload, %connection, "the connection has already ended");
             return Answered::AtOnce;
         };
-        let line = self.logs.permit(identity(&peer), now.clock.into_std());
+        let line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
         let suppressed = line.and_then(|line| line.suppressed);
         if let Some(found) = self.mesh.workload(&workload) {
             self.certifier.look_up_registration(found);
         }
-        let claim = self.claim(&peer, &workload);
+        let claim = self.verify_claim(&peer, &workload);
         let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
         proxy.session = proxy.session.min(session_max(now.wall));
-        let is_own = |page| ends.own(page, self.mesh.workload(&workload));
+        let is_own = |page| ends.is_own_address(page, self.mesh.workload(&workload));
         if proxy.admin.is_some_and(|page| !is_own(page)) {
             proxy.foreign_admin = proxy.admin.take();
         }
-        if let Err(rejection) = claim.and_then(|()| self.contend(&mut proxy, now.clock)) {
+        if let Err(rejection) = claim.and_then(|()| self.check_replacement(&mut proxy, now.clock)) {
             self.note_rejected(&workload, &rejection, now.clock);
             let reason = rejection.reason;
             if line.is_some() {
                 tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
             }
-            proxy.dismiss(reason);
+            proxy.end_connection(reason);
             return Answered::AtOnce;
         }
-        self.pending_connections.vouch(connection);
-        self.replaced.forget(&workload);
+        self.pending_connections.mark_authenticated(connection);
+        self.replaced.remove_workload(&workload);
         if line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
-        if let Some(former) = self.connected.welcome(connection, proxy, now.clock) {
-            former.dismiss("replaced by a newer stream of the same workload".to_owned());
+        if let Some(former) = self.connected.add_proxy(connection, proxy, now.clock) {
+            former.end_connection("replaced by a newer stream of the same workload".to_owned());
         }
-        let ca_generation = self.connected.proxy(connection).map_or(0, |proxy| proxy.ca_generation);
-        let (issued, not_after) = (peer.issued(), peer.not_after);
+        let ca_generation =
+            self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.ca_generation);
+        let (issued, not_after) = (peer.issue_time(), peer.not_after);
         let (workload_of, id, instance) = (workload.clone(), peer.id, peer.instance);
         let signed =
             Signed { workload: workload_of, id, instance, issued, not_after, ca_generation };
-        self.certifier.note(signed);
-        self.presence.arrive(&workload, connection);
+        self.certifier.record_certificate(signed);
+        self.presence.mark_connected(&workload, connection);
         // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
         // reports its own, or for the grace period.
         let serves = self.mesh.workload(&workload).is_some_and(|w| !w.ports.is_empty());
         if listeners.is_empty() && serves {
-            if self.mesh.listeners(&workload).is_some() {
+            if self.mesh.sidecar_listeners(&workload).is_some() {
                 let until = now.clock + self.times.grace;
-                self.presence.doubt(&workload, until);
+                self.presence.mark_uncertain(&workload, until);
             }
         } else {
-            self.listen(&workload, Some(listeners), now);
+            self.set_listeners(&workload, Some(listeners), now);
         }
-        self.want(connection, wanted, now)
+        self.change_subscriptions(connection, wanted, now)
     }
 
-    pub(super) fn listeners(
+    pub(super) fn update_listeners(
         &mut self,
         connection: ConnectionId,
         listeners: &[InboundListener],
         now: Now,
     ) {
-        let Some(proxy) = self.connected.proxy(connection) else {
+        let Some(proxy) = self.connected.proxy_mut(connection) else {
             return;
         };
         let workload = proxy.workload.clone();
-        self.presence.arrive(&workload, connection);
-        self.listen(&workload, Some(in_order(listeners)), now);
+        self.presence.mark_connected(&workload, connection);
+        self.set_listeners(&workload, Some(in_order(listeners)), now);
     }
 
-    pub(super) fn left(&mut self, connection: ConnectionId, now: Now) {
-        let Some(proxy) = self.connected.part(connection, now.clock) else {
+    pub(super) fn handle_disconnect(&mut self, connection: ConnectionId, now: Now) {
+        let Some(proxy) = self.connected.remove_proxy(connection, now.clock) else {
             return;
         };
-        if let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std()) {
+        if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
+        {
             let suppressed = line.suppressed;
             tracing::info!(workload = %proxy.workload, %connection, suppressed, "proxy disconnected");
         }
-        self.succeed(&proxy.workload, connection, now);
+        self.handle_stream_end(&proxy.workload, connection, now);
     }
 
-    pub(super) fn dismiss(&mut self, connection: ConnectionId, reason: String, now: Now) {
-        if let Some(proxy) = self.connected.part(connection, now.clock) {
-            if let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std()) {
+    pub(super) fn dismiss_proxy(&mut self, connection: ConnectionId, reason: String, now: Now) {
+        if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
+            if let Some(line) =
+                self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
+            {
                 let suppressed = line.suppressed;
                 tracing::warn!(workload = %proxy.workload, %reason, suppressed, "disconnecting proxy");
             }
-            self.succeed(&proxy.workload, connection, now);
-            proxy.dismiss(reason);
+            self.handle_stream_end(&proxy.workload, connection, now);
+            proxy.end_connection(reason);
         }
     }
 }

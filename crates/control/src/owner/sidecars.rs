@@ -17,7 +17,7 @@ impl Owner {
         }
         let facts = SidecarFacts {
             rejected_clients: self.rejected_clients(),
-            connections: self.connections(),
+            connections: self.sidecar_connections(),
         };
         self.sent.sidecar_facts.send_if_modified(|last| {
             let is_new = **last != facts;
@@ -51,19 +51,19 @@ impl Owner {
     }
 
     /// A sidecar that has just lost its connection is not listed: it may be moving to another control plane.
-    fn connections(&self) -> Option<SidecarConnections> {
-        if self.start.settling() == Settling::Yes {
+    fn sidecar_connections(&self) -> Option<SidecarConnections> {
+        if self.start.grace_state() == Settling::Yes {
             return None;
         }
         let is_connected = |name| {
-            self.connected.known(name).is_some()
-                || self.peers.holder(name).is_some()
+            self.connected.workload_proxy(name).is_some()
+                || self.peers.newest_registration(name).is_some()
                 || self.presence.is_missing(name)
         };
         let all = self.mesh.workloads().filter(|workload| workload.ready);
         let mut without = all.map(|workload| &workload.name).filter(|name| !is_connected(*name));
         let disconnected: Vec<_> = without.by_ref().take(DISCONNECTED_MAX).cloned().collect();
         let count = disconnected.len() + without.count();
-        Some(SidecarConnections { peers: self.peers.count(), disconnected, count })
+        Some(SidecarConnections { peers: self.peers.peer_count(), disconnected, count })
     }
 }

@@ -6,10 +6,10 @@ use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, Wanted, Want
 
 use super::{Answered, Now, Owner};
 use crate::publish::{ConnectedProxy, Progress};
-use crate::server::identity;
+use crate::server::peer_identity;
 
 /// Returns all subscriptions in a proxy's `Hello`.
-pub(super) fn of(hello: &Hello) -> WantedChange {
+pub(super) fn initial_subscriptions(hello: &Hello) -> WantedChange {
     let added = Wanted {
         services: hello.services.iter().cloned().collect(),
         addresses: hello.addresses.iter().copied().collect(),
@@ -21,29 +21,30 @@ pub(super) fn of(hello: &Hello) -> WantedChange {
 impl Owner {
     /// Applies a proxy's subscription change, and responds: even without services, since the proxy
     /// configuration is a response too.
-    pub(super) fn want(
+    pub(super) fn change_subscriptions(
         &mut self,
         connection: ConnectionId,
         change: WantedChange,
         now: Now,
     ) -> Answered {
-        let Some(proxy) = self.connected.proxy(connection) else {
+        let Some(proxy) = self.connected.proxy_mut(connection) else {
             return Answered::AtOnce;
         };
         let WantedChange { added, removed, over_limit } = change;
         let room = self.limits.subscriptions;
         let many = added.len() > AT_ONCE_MAX;
         let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
-        leave(subscriptions, &removed.services);
-        leave(addresses, &removed.addresses);
-        leave(names, &removed.names);
+        remove_all(subscriptions, &removed.services);
+        remove_all(addresses, &removed.addresses);
+        remove_all(names, &removed.names);
         let fits = [
-            take(subscriptions, added.services, room),
-            take(addresses, added.addresses, ADDRESSES_MAX),
-            take(names, added.names, NAMES_MAX),
+            add_within(subscriptions, added.services, room),
+            add_within(addresses, added.addresses, ADDRESSES_MAX),
+            add_within(names, added.names, NAMES_MAX),
         ];
         if (over_limit > 0 || fits.contains(&false))
-            && let Some(line) = self.logs.permit(identity(&proxy.peer), now.clock.into_std())
+            && let Some(line) =
+                self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
         {
             let (workload, suppressed) = (&proxy.workload, line.suppressed);
             tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
@@ -55,29 +56,29 @@ impl Owner {
     }
 
     /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
-    pub(super) fn satisfy(&mut self, connection: ConnectionId) -> Answered {
-        match self.connected.prepare(connection, &self.mesh) {
+    pub(super) fn continue_response(&mut self, connection: ConnectionId) -> Answered {
+        match self.connected.prepare_config(connection, &self.mesh) {
             Progress::More => Answered::InSlices(connection),
             Progress::Done => self.answer_now(connection),
         }
     }
 
     fn answer_now(&mut self, connection: ConnectionId) -> Answered {
-        let settling = self.start.settling();
-        self.connected.answer(connection, &self.mesh, settling);
+        let settling = self.start.grace_state();
+        self.connected.send_response(connection, &self.mesh, settling);
         Answered::AtOnce
     }
 }
 
 /// Removes subscriptions; the cost depends on the removed ones only, not on the size of the set.
-fn leave<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
+fn remove_all<T: Ord>(known: &mut BTreeSet<T>, unwanted: &BTreeSet<T>) {
     for one in unwanted {
         known.remove(one);
     }
 }
 
 /// Adds subscriptions, within the limit.
-fn take<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
+fn add_within<T: Ord>(known: &mut BTreeSet<T>, wanted: BTreeSet<T>, room: usize) -> bool {
     for one in wanted {
         if known.len() >= room {
             return false;

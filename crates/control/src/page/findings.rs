@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::admin::{Questions, answered, question, stopping};
-use crate::answering::typed;
-use crate::findings::{Facts, NotUnderstood, judge};
+use crate::admin::{Questions, parse_query, query_owner, stopping_response};
+use crate::answering::typed_response;
+use crate::findings::{Facts, NotUnderstood, collect_findings};
 use crate::owner::Answer;
 use crate::share::Share;
 use crate::writable::DataDirectory;
@@ -40,7 +40,7 @@ impl Findings {
     }
 
     /// Returns the findings as JSON. Concurrent requests share one result.
-    pub(super) async fn answer(
+    pub(super) async fn findings_response(
         &self,
         questions: &Questions,
         asking: &Share,
@@ -48,30 +48,35 @@ impl Findings {
         let mut latest = self.latest.lock().await;
         let fresh = latest.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR);
         if let Some((_, found)) = fresh {
-            return typed(StatusCode::OK, "application/json", found.clone());
+            return typed_response(StatusCode::OK, "application/json", found.clone());
         }
-        let _turn = asking.turn().await;
-        match Facts::collect(|path| self.query(questions, path)).await {
+        let _turn = asking.acquire_turn().await;
+        match Facts::collect(|path| self.query_json(questions, path)).await {
             Ok(facts) => {
-                let found = Bytes::from(format!("{:#}\n", json!(judge(&facts))));
+                let found = Bytes::from(format!("{:#}\n", json!(collect_findings(&facts))));
                 *latest = Some((Instant::now(), found.clone()));
-                typed(StatusCode::OK, "application/json", found)
+                typed_response(StatusCode::OK, "application/json", found)
             }
-            Err(Stopping) => stopping(),
+            Err(Stopping) => stopping_response(),
         }
     }
 
     /// Returns the JSON at a path of the admin socket.
-    async fn query(&self, questions: &Questions, path: String) -> Result<Value, Stopping> {
+    async fn query_json(&self, questions: &Questions, path: String) -> Result<Value, Stopping> {
         let (path, query) = match path.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (&*path, None),
         };
         if path == "/state" {
-            return self.directory.status().await.map(|status| json!(status)).ok_or(Stopping);
+            return self
+                .directory
+                .directory_status()
+                .await
+                .map(|status| json!(status))
+                .ok_or(Stopping);
         }
-        let question = question(path, query).ok_or(Stopping)?;
-        match answered(questions, question).await {
+        let question = parse_query(path, query).ok_or(Stopping)?;
+        match query_owner(questions, question).await {
             Some(Answer::Json(value)) => Ok(value),
             Some(
                 Answer::Metrics(..) | Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_),

@@ -6,15 +6,15 @@ use super::*;
 use crate::owner::Answer;
 use crate::playground::{Explained, Playground};
 
-fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |(name, value): &(&'static str, &str)| {
         (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
     };
     pairs.iter().map(pair).collect()
 }
 
-fn outcome(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
-    match admit(key, (&target.parse().unwrap(), &headers(pairs)), target) {
+fn admission_status(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
+    match admit_request(key, (&target.parse().unwrap(), &header_map(pairs)), target) {
         Entry::Admitted => 200,
         Entry::Turned(response) => response.status().as_u16(),
     }
@@ -23,15 +23,15 @@ fn outcome(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u
 #[test]
 fn a_name_of_somebody_else_does_not_lead_here() {
     for host in ["127.0.0.1", "127.0.0.1:9", "[::1]:80", "[::1]", "localhost:1", "LocalHost"] {
-        assert_eq!(outcome(None, &[("host", host)], "/"), 200, "{host}");
+        assert_eq!(admission_status(None, &[("host", host)], "/"), 200, "{host}");
     }
     for host in ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.x", ""] {
-        assert_eq!(outcome(None, &[("host", host)], "/"), 421, "{host}");
+        assert_eq!(admission_status(None, &[("host", host)], "/"), 421, "{host}");
     }
-    assert_eq!(outcome(None, &[], "/"), 421);
+    assert_eq!(admission_status(None, &[], "/"), 421);
     let host = ("host", "127.0.0.1");
-    assert_eq!(outcome(None, &[host], "http://evil.example/ready"), 421);
-    assert_eq!(outcome(None, &[host, ("host", "evil.example")], "/"), 400);
+    assert_eq!(admission_status(None, &[host], "http://evil.example/ready"), 421);
+    assert_eq!(admission_status(None, &[host, ("host", "evil.example")], "/"), 400);
 }
 
 #[test]
@@ -51,16 +51,20 @@ fn a_page_of_another_site_has_nothing_done_here() {
                 ("origin", "null"),
             ] {
                 let pairs = [host, own, foreign];
-                assert_eq!(outcome(key, &pairs, target), 403, "{target} {foreign:?}");
+                assert_eq!(admission_status(key, &pairs, target), 403, "{target} {foreign:?}");
             }
             for own_page in [("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:80")] {
-                assert_eq!(outcome(key, &[host, own, own_page], target), 200, "{target}");
+                assert_eq!(admission_status(key, &[host, own, own_page], target), 200, "{target}");
             }
             let sites = [("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")];
-            assert_eq!(outcome(key, &[host, own, sites[0], sites[1]], target), 403, "{target}");
+            assert_eq!(
+                admission_status(key, &[host, own, sites[0], sites[1]], target),
+                403,
+                "{target}"
+            );
             let pairs = [host, own, ("sec-fetch-site", "cross-site"), link[0], link[1]];
             let expected = if target.starts_with("/api/") { 403 } else { 200 };
-            assert_eq!(outcome(key, &pairs, target), expected, "a link to {target}");
+            assert_eq!(admission_status(key, &pairs, target), expected, "a link to {target}");
         }
     }
 }
@@ -85,10 +89,10 @@ fn beyond_loopback_only_the_token_lets_in() {
         (&[("host", "mesh.example")], "/", 401),
         (&[("host", "mesh.example"), ("authorization", "Bearer secret")], "/", 200),
     ] {
-        assert_eq!(outcome(key, pairs, target), expected, "{pairs:?} {target}");
+        assert_eq!(admission_status(key, pairs, target), expected, "{pairs:?} {target}");
     }
     let Entry::Turned(response) =
-        admit(key, (&"/".parse().unwrap(), &headers(&[host])), "/?token=secret")
+        admit_request(key, (&"/".parse().unwrap(), &header_map(&[host])), "/?token=secret")
     else {
         panic!("it is sent on");
     };
@@ -98,7 +102,7 @@ fn beyond_loopback_only_the_token_lets_in() {
 }
 
 /// Returns the response of the page over a real connection.
-async fn ask(address: SocketAddr, request: &str) -> String {
+async fn send_request(address: SocketAddr, request: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -125,7 +129,7 @@ async fn it_serves_its_files_and_only_reads() {
     let mut tasks = tokio::task::JoinSet::new();
     let live = page.live_url();
     let taps = Arc::new(Taps::new(7));
-    let explaining = Explaining::with(Some(playground));
+    let explaining = Explaining::with_playground(Some(playground));
     let directory = DataDirectory::new(data.path().to_owned());
     let lent = Lent { explaining, taps: Arc::clone(&taps), directory };
     tasks.spawn(page.serve(questions, lent, stopping));
@@ -144,14 +148,14 @@ async fn it_serves_its_files_and_only_reads() {
     let request =
         |line: &str| format!("{line} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     for (path, kind, _) in FILES {
-        let answer = ask(address, &request(&format!("GET {path}"))).await;
+        let answer = send_request(address, &request(&format!("GET {path}"))).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
         assert!(answer.contains(&format!("content-type: {kind}")), "{path}");
         assert!(answer.contains("content-security-policy: default-src 'none'; script-src 'self'"));
         assert!(answer.contains("x-content-type-options: nosniff"));
     }
     paths_are_read_only(address).await;
-    assert!(ask(address, &request("GET /api/status")).await.ends_with("{}\n"));
+    assert!(send_request(address, &request("GET /api/status")).await.ends_with("{}\n"));
     live_requests_need_their_token(address, &live).await;
     stop.send_replace(true);
     while let Some(ended) = tasks.join_next().await {
@@ -181,7 +185,7 @@ async fn paths_are_read_only(address: SocketAddr) {
         ("DELETE /", "405 Method Not Allowed"),
         ("GET /../page.css", "404 Not Found"),
     ] {
-        let answer = ask(address, &request(line)).await;
+        let answer = send_request(address, &request(line)).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{line}: {answer}");
         assert!(answer.contains("frame-ancestors 'none'"), "{line}: {answer}");
     }
@@ -199,7 +203,7 @@ async fn live_requests_need_their_token(address: SocketAddr, live: &str) {
     ] {
         let bearer = format!("Authorization: Bearer {shown}\r\nHost:");
         let asked = request(&format!("GET /api/tap?{query}")).replacen("Host:", &bearer, 1);
-        let answer = ask(address, &asked).await;
+        let answer = send_request(address, &asked).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {expected}")), "{query}: {answer}");
     }
 }
@@ -217,7 +221,7 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         waits.lock().unwrap().recv().unwrap();
         Ok(Explained::default())
     });
-    let explaining = Explaining::with(Some(playground));
+    let explaining = Explaining::with_playground(Some(playground));
     let server = PageServer {
         questions,
         key: None,
@@ -234,13 +238,13 @@ async fn who_leaves_does_not_make_room_for_another_explanation() {
         begins.recv().await.unwrap();
     };
     tokio::select! {
-        _ = server.explain("from=a/b") => panic!("it waits"),
+        _ = server.explain_request("from=a/b") => panic!("it waits"),
         () = owner => {}
     }
     // The client has disconnected.
     assert!(!explaining.is_idle());
     go_on.send(()).unwrap();
-    explaining.idle().await;
+    explaining.wait_until_idle().await;
 }
 
 #[tokio::test]

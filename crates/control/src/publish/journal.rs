@@ -36,7 +36,7 @@ pub(crate) enum Edit {
 }
 
 impl Edit {
-    pub(crate) fn of(change: &Change) -> Self {
+    pub(crate) fn from_change(change: &Change) -> Self {
         match change {
             Change::Upsert(_) => Self::Written,
             Change::Remove(_) => Self::Removed,
@@ -96,7 +96,7 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Adds a change; evicts the oldest at the limit.
-    pub(crate) fn note(&mut self, noted: Noted) {
+    pub(crate) fn record_change(&mut self, noted: Noted) {
         if self.noted.len() == NOTED_MAX {
             self.noted.pop_front();
         }
@@ -110,13 +110,13 @@ impl Journal {
     }
 
     /// Returns the changes, newest first.
-    pub(crate) fn newest(&self) -> impl Iterator<Item = &Noted> {
+    pub(crate) fn newest_first(&self) -> impl Iterator<Item = &Noted> {
         self.noted.iter().rev()
     }
 
     /// Returns the number of recorded changes after one and up to another: a push contains the changes since
     /// the previous push.
-    pub(crate) fn together(&self, after: ChangeId, until: ChangeId) -> usize {
+    pub(crate) fn count_between(&self, after: ChangeId, until: ChangeId) -> usize {
         let first = self.noted.partition_point(|noted| noted.id <= after);
         let end = self.noted.partition_point(|noted| noted.id <= until);
         end.saturating_sub(first)
@@ -141,7 +141,7 @@ mod tests {
             // Numbers have gaps: responses to subscriptions use some.
             let seen = start + Duration::from_millis(id);
             let cause = Cause::Listens(workload.clone());
-            journal.note(Noted { id: ChangeId(3 * id), cause, noticed: start, seen });
+            journal.record_change(Noted { id: ChangeId(3 * id), cause, noticed: start, seen });
         }
         assert_eq!(journal.find(ChangeId(27)), None, "forgotten");
         assert_eq!(journal.find(ChangeId(31)), None, "never was");
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(cause.to_string(), text);
         }
         assert_eq!(found.cause.to_string(), "the sidecar of shop/cart-1 reported its listeners");
-        assert_eq!(journal.newest().count(), NOTED_MAX);
-        assert_eq!(journal.together(ChangeId(30), ChangeId(60)), 10);
+        assert_eq!(journal.newest_first().count(), NOTED_MAX);
+        assert_eq!(journal.count_between(ChangeId(30), ChangeId(60)), 10);
     }
 }

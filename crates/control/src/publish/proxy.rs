@@ -97,7 +97,11 @@ impl ConnectedProxy {
     }
 
     /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
-    pub(crate) fn offer(&mut self, (world, doubt): (World, Doubt), change: ChangeId) -> Offered {
+    pub(crate) fn send_if_changed(
+        &mut self,
+        (world, doubt): (World, Doubt),
+        change: ChangeId,
+    ) -> Offered {
         let World { mut snapshot, absent } = world;
         if let Some(last) = &self.offered {
             if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
@@ -118,7 +122,7 @@ impl ConnectedProxy {
     }
 
     /// Records that it applied everything up to `change`, except the resources that it rejected.
-    pub(crate) fn applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
+    pub(crate) fn record_applied(&mut self, change: ChangeId, refused: usize, now: Instant) {
         self.applied = Some(change);
         self.applied_at = Some(now);
         self.refused = refused;
@@ -127,7 +131,7 @@ impl ConnectedProxy {
         }
     }
 
-    pub(crate) fn refused(&mut self, refusals: Vec<Refusal>) {
+    pub(crate) fn record_rejections(&mut self, refusals: Vec<Refusal>) {
         self.refusals.extend(refusals);
         while self.refusals.len() > REFUSALS_MAX {
             self.refusals.pop_front();
@@ -141,7 +145,7 @@ impl ConnectedProxy {
     }
 
     /// Ends the connection with this reason.
-    pub(crate) fn dismiss(self, reason: String) {
+    pub(crate) fn end_connection(self, reason: String) {
         self.standing.send_replace(Standing::Goodbye(reason));
     }
 

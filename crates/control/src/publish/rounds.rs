@@ -63,7 +63,7 @@ pub(crate) struct Rounds {
 
 impl Rounds {
     /// Starts a push of the changes seen at `seen`, up to `change`.
-    pub(crate) fn begin(&mut self, change: ChangeId, seen: Vec<Instant>, sent: Sent) {
+    pub(crate) fn begin_push(&mut self, change: ChangeId, seen: Vec<Instant>, sent: Sent) {
         let Some(last) = seen.last().copied() else {
             return;
         };
@@ -97,7 +97,7 @@ impl Rounds {
     }
 
     /// Handles an acknowledgment of all updates, with their bytes, or a disconnect.
-    pub(crate) fn settle(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
+    pub(crate) fn settle_connection(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
         if self.open == 0 {
             return;
         }
@@ -129,7 +129,7 @@ impl Rounds {
     }
 
     /// Counts a NACK for a proxy's last update.
-    pub(crate) fn refuse(&mut self, connection: ConnectionId) {
+    pub(crate) fn record_nack(&mut self, connection: ConnectionId) {
         let mut rounds = self.kept.iter_mut().rev();
         if let Some(round) = rounds.find(|round| round.waiting.contains(&connection)) {
             round.refused += 1;
@@ -137,7 +137,7 @@ impl Rounds {
     }
 
     /// Returns the push of a change, while it is kept.
-    pub(crate) fn of(&self, id: ChangeId) -> Option<&Round> {
+    pub(crate) fn push_for_change(&self, id: ChangeId) -> Option<&Round> {
         let at = self.kept.partition_point(|round| round.change < id);
         self.kept.get(at).filter(|round| round.after < id)
     }
@@ -149,17 +149,17 @@ impl Rounds {
     }
 
     /// Returns the number of pushes with outstanding acknowledgments.
-    pub(crate) fn open(&self) -> usize {
+    pub(crate) fn open_count(&self) -> usize {
         self.open
     }
 
     /// Returns the progress of the newest change, if there was any.
-    pub(crate) fn latest(&self) -> Option<Progress> {
+    pub(crate) fn latest_progress(&self) -> Option<Progress> {
         self.latest
     }
 
     /// Returns the convergence times of changes that affected proxies.
-    pub(crate) fn convergence(&self) -> &Histogram {
+    pub(crate) fn convergence_times(&self) -> &Histogram {
         &self.convergence
     }
 }
@@ -174,7 +174,7 @@ const ROUNDS_MAX: usize = 512;
 mod tests {
     use super::*;
 
-    fn sent<const N: usize>(at: Instant, ids: [u64; N]) -> Sent {
+    fn sent_to<const N: usize>(at: Instant, ids: [u64; N]) -> Sent {
         Sent { at, concerned: N + 1, recipients: N, waiting: ids.map(ConnectionId).into() }
     }
 
@@ -183,16 +183,16 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut rounds = Rounds::default();
-        rounds.begin(ChangeId(1), vec![start], sent(start, [1, 2]));
-        rounds.settle(ConnectionId(1), 100, at(5));
-        let latest = rounds.latest().unwrap();
+        rounds.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
+        rounds.settle_connection(ConnectionId(1), 100, at(5));
+        let latest = rounds.latest_progress().unwrap();
         assert_eq!((latest.concerned, latest.applied, latest.converged), (2, 1, None));
-        rounds.settle(ConnectionId(1), 100, at(6));
-        rounds.settle(ConnectionId(2), 20, at(9));
-        let latest = rounds.latest().unwrap();
+        rounds.settle_connection(ConnectionId(1), 100, at(6));
+        rounds.settle_connection(ConnectionId(2), 20, at(9));
+        let latest = rounds.latest_progress().unwrap();
         assert_eq!(latest.converged, Some(Duration::from_millis(9)));
-        assert_eq!((rounds.convergence().count(), rounds.open()), (1, 0));
-        let round = rounds.of(ChangeId(1)).unwrap();
+        assert_eq!((rounds.convergence_times().count(), rounds.open_count()), (1, 0));
+        let round = rounds.push_for_change(ChangeId(1)).unwrap();
         assert_eq!((round.bytes, round.recipients, round.concerned), (120, 2, 3));
         assert_eq!(round.last_applied, Some(at(9)));
     }
@@ -201,9 +201,9 @@ mod tests {
     fn a_change_that_concerns_nobody_converges_at_once_and_is_not_averaged() {
         let mut rounds = Rounds::default();
         let now = Instant::now();
-        rounds.begin(ChangeId(1), vec![now], sent(now, []));
-        assert_eq!(rounds.latest().unwrap().converged, Some(Duration::ZERO));
-        assert_eq!((rounds.convergence().count(), rounds.open()), (0, 0));
+        rounds.begin_push(ChangeId(1), vec![now], sent_to(now, []));
+        assert_eq!(rounds.latest_progress().unwrap().converged, Some(Duration::ZERO));
+        assert_eq!((rounds.convergence_times().count(), rounds.open_count()), (0, 0));
     }
 
     #[test]
@@ -211,17 +211,18 @@ mod tests {
         let mut rounds = Rounds::default();
         let now = Instant::now();
         for change in [3, 7, 9] {
-            rounds.begin(ChangeId(change), vec![now], sent(now, [1]));
+            rounds.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
-        let of = |id| rounds.of(ChangeId(id)).map(|round| round.change.0);
+        let of = |id| rounds.push_for_change(ChangeId(id)).map(|round| round.change.0);
         assert_eq!(
             [1, 3, 4, 7, 9, 10].map(of),
             [Some(3), Some(3), Some(7), Some(7), Some(9), None]
         );
         // Updates that are applied together count with the newest, and so do rejections.
-        rounds.refuse(ConnectionId(1));
-        rounds.settle(ConnectionId(1), 50, now);
-        let recipients = |id| rounds.of(ChangeId(id)).map(|round| (round.bytes, round.refused));
+        rounds.record_nack(ConnectionId(1));
+        rounds.settle_connection(ConnectionId(1), 50, now);
+        let recipients =
+            |id| rounds.push_for_change(ChangeId(id)).map(|round| (round.bytes, round.refused));
         assert_eq!([3, 9].map(recipients), [Some((0, 0)), Some((50, 1))]);
     }
 
@@ -230,13 +231,13 @@ mod tests {
         let mut rounds = Rounds::default();
         let now = Instant::now();
         for change in 1..1000 {
-            rounds.begin(ChangeId(change), vec![now], sent(now, [1]));
+            rounds.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
-        assert_eq!((rounds.open(), rounds.kept.len()), (OPEN_ROUNDS_MAX, OPEN_ROUNDS_MAX));
-        rounds.settle(ConnectionId(1), 1, now);
-        assert_eq!(rounds.open(), 0);
+        assert_eq!((rounds.open_count(), rounds.kept.len()), (OPEN_ROUNDS_MAX, OPEN_ROUNDS_MAX));
+        rounds.settle_connection(ConnectionId(1), 1, now);
+        assert_eq!(rounds.open_count(), 0);
         for change in 1000..3000 {
-            rounds.begin(ChangeId(change), vec![now], sent(now, []));
+            rounds.begin_push(ChangeId(change), vec![now], sent_to(now, []));
         }
         assert_eq!(rounds.kept.len(), ROUNDS_MAX);
     }

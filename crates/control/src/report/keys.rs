@@ -4,7 +4,7 @@ use leno_model::{Guard, KeySource, ObjectKey, Required, ServicePolicy};
 use leno_registry::{Place, Warning};
 
 use super::Report;
-use crate::keys::sources;
+use crate::keys::issuer_sources;
 use crate::status::MissingKeysStatus;
 
 impl Report<'_> {
@@ -17,18 +17,18 @@ impl Report<'_> {
     pub(super) fn unread_keys(&self) -> impl Iterator<Item = Warning> {
         let policies = self.mesh.service_policies();
         policies.flat_map(|policy| {
-            let unread = sources(policy);
-            unread.filter_map(|(issuer, source)| self.unread(policy, issuer, source))
+            let unread = issuer_sources(policy);
+            unread.filter_map(|(issuer, source)| self.unread_warning(policy, issuer, source))
         })
     }
 
     /// Returns the keys of a policy that could not be read so far: a first fetch in progress is not a failure
     /// yet.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
-        let Some(Guard::Tokens(rule)) = policy.rule.guard() else { return None };
-        let missing = sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
+        let Some(Guard::Tokens(rule)) = policy.rule.server_check() else { return None };
+        let missing = issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
         let missing = missing.filter_map(|(index, source)| {
-            let (issuer, why) = (rule.issuers.get(index)?, self.keys.failure(source)?);
+            let (issuer, why) = (rule.issuers.get(index)?, self.keys.failure_cause(source)?);
             Some(format!("{} ({source} {why})", issuer.issuer))
         });
         let issuers: Vec<String> = missing.collect();
@@ -41,8 +41,13 @@ impl Report<'_> {
         (!issuers.is_empty()).then(|| MissingKeysStatus { requests: requests.to_owned(), issuers })
     }
 
-    fn unread(&self, policy: &ServicePolicy, issuer: usize, source: &KeySource) -> Option<Warning> {
-        let why = self.keys.failure(source)?;
+    fn unread_warning(
+        &self,
+        policy: &ServicePolicy,
+        issuer: usize,
+        source: &KeySource,
+    ) -> Option<Warning> {
+        let why = self.keys.failure_cause(source)?;
         let (word, remedy) = match source {
             KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
             KeySource::Server(_) => {
@@ -55,7 +60,7 @@ impl Report<'_> {
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());
         Some(Warning {
-            at: Place::of(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
+            at: Place::for_object(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
             problem: format!("{source} {why}; {meanwhile}"),
             remedy: remedy.to_owned(),
         })

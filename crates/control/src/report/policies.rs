@@ -9,24 +9,24 @@ use leno_model::{
 };
 
 use super::{Report, other_namespaces};
-use crate::compile::{closed, is_opaque, left_out, missing, missing_groups};
-use crate::figures::counted;
+use crate::compile::{is_opaque, left_out, missing_groups, missing_references, policy_problems};
+use crate::figures::format_count;
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
-    pub(crate) fn policies(&self) -> Vec<PolicyStatus> {
-        let targets = self.mesh.targets().map(|target| self.policy(target));
-        let access = self.mesh.access_policies().map(|policy| self.access(policy));
-        let ingress = self.mesh.ingress_policies().map(|policy| self.ingress(policy));
-        let egress = self.mesh.egress_policies().map(|policy| self.egress(policy));
-        let retries = self.mesh.retry_policies().map(|policy| self.retry(policy));
+    pub(crate) fn policy_statuses(&self) -> Vec<PolicyStatus> {
+        let targets = self.mesh.traffic_targets().map(|target| self.target_status(target));
+        let access = self.mesh.access_policies().map(|policy| self.access_status(policy));
+        let ingress = self.mesh.ingress_policies().map(|policy| self.ingress_status(policy));
+        let egress = self.mesh.egress_policies().map(|policy| self.egress_status(policy));
+        let retries = self.mesh.retry_policies().map(|policy| self.retry_status(policy));
         let certs = self.mesh.access_certs().map(|cert| self.access_cert(cert));
         let of_services = self.mesh.service_policies().map(|policy| self.service_policy(policy));
         let access = targets.chain(access).chain(ingress).chain(egress).chain(retries).chain(certs);
         access.chain(of_services).chain(self.tag_rules()).collect()
     }
 
-    fn ingress(&self, policy: &IngressPolicy) -> PolicyStatus {
+    fn ingress_status(&self, policy: &IngressPolicy) -> PolicyStatus {
         let IngressName { kind, namespace, name } = &policy.name;
         let backends = policy.backends.iter();
         let destination = backends.clone().map(|it| format!("{namespace}/{}", it.service));
@@ -37,7 +37,7 @@ impl Report<'_> {
             IngressSource::Principal(id) => format!("{} of {}", id.account, id.trust_domain),
             IngressSource::Named(name) => {
                 let own = &self.mesh.config().trust_domain;
-                let account = source.account(own).map(|account| format!("{account} of {own}"));
+                let account = source.account_in(own).map(|account| format!("{account} of {own}"));
                 account.unwrap_or_else(|| name.to_string())
             }
         });
@@ -63,12 +63,12 @@ impl Report<'_> {
             rules: rules.collect(),
             in_force,
             why: first.map(|first| format!("{first} opens these ports")),
-            problems: closed(self.mesh, policy),
+            problems: policy_problems(self.mesh, policy),
             ..PolicyStatus::default()
         }
     }
 
-    fn egress(&self, policy: &EgressPolicy) -> PolicyStatus {
+    fn egress_status(&self, policy: &EgressPolicy) -> PolicyStatus {
         let rules = policy.ports.iter().map(|port| {
             let how = match port.matched_by {
                 MatchedBy::Http => "HTTP",
@@ -114,7 +114,7 @@ impl Report<'_> {
         }
     }
 
-    fn retry(&self, policy: &RetryPolicy) -> PolicyStatus {
+    fn retry_status(&self, policy: &RetryPolicy) -> PolicyStatus {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
         let there = policy.services.iter().filter(|it| self.mesh.service(it).is_some());
         let firsts = there.filter_map(|service| {
@@ -122,7 +122,7 @@ impl Report<'_> {
             of_source.find(|it| it.services.contains(service)).map(|it| &it.name)
         });
         let firsts: Vec<&PolicyName> = firsts.collect();
-        let has_source = self.mesh.under(&policy.source).next().is_some();
+        let has_source = self.mesh.account_workloads(&policy.source).next().is_some();
         let carries_tcp = |name: &ServiceName| {
             let service = self.mesh.service(name).filter(|it| !it.ports.is_empty());
             service
@@ -150,7 +150,7 @@ impl Report<'_> {
             name: policy.name.to_string(),
             destination: services.join(", "),
             sources: vec![policy.source.to_string()],
-            rules: vec![format!("at most {}", counted(policy.rule.attempts, "retry"))],
+            rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
             in_force: why.is_none(),
             why,
             problems: nobody.into_iter().chain(missing).collect(),
@@ -158,7 +158,7 @@ impl Report<'_> {
         }
     }
 
-    fn access(&self, policy: &AccessPolicy) -> PolicyStatus {
+    fn access_status(&self, policy: &AccessPolicy) -> PolicyStatus {
         let namespace = &policy.name.namespace;
         let in_force = self.mesh.is_policy_in_force(policy);
         let is_about_any = self.mesh.workloads().any(|it| policy.is_about(&it.account));
@@ -214,8 +214,8 @@ impl Report<'_> {
         (!pods.is_empty()).then_some(sentence).into_iter()
     }
 
-    fn policy(&self, target: &TrafficTarget) -> PolicyStatus {
-        let missing = missing(self.mesh, target).into_iter();
+    fn target_status(&self, target: &TrafficTarget) -> PolicyStatus {
+        let missing = missing_references(self.mesh, target).into_iter();
         let left_out = self.left_out(&ObjectKey::TrafficTarget(target.name.clone()));
         let rules = target.rules.iter().map(|rule| match rule {
             TargetRule::Http { group, matches } => {

@@ -16,13 +16,14 @@ impl Report<'_> {
         let (destination, mut problems) = match &policy.scope {
             PolicyScope::Namespace => (vec![format!("{namespace}/*")], Vec::new()),
             PolicyScope::Services(targets) => {
-                let shown = targets.iter().map(|it| sent(&it.service, it.port));
-                let absent = targets.iter().filter_map(|it| self.absent(&it.service, it.port));
+                let shown = targets.iter().map(|it| format_target(&it.service, it.port));
+                let absent =
+                    targets.iter().filter_map(|it| self.missing_reference(&it.service, it.port));
                 (shown.collect(), absent.collect())
             }
         };
         problems.extend(self.left_out(&ObjectKey::ServicePolicy(policy.name.clone())));
-        let why = match self.mesh.standing(policy) {
+        let why = match self.mesh.conflict_status(policy) {
             Standing::Decides => None,
             Standing::Overruled(other) => {
                 Some(format!("{other} takes precedence at all of its targets"))
@@ -34,7 +35,7 @@ impl Report<'_> {
             kind: policy.name.kind.as_str().to_owned(),
             name: format!("{namespace}/{}", policy.name.name),
             destination: destination.join(", "),
-            rules: rules(&policy.rule),
+            rules: rule_names(&policy.rule),
             in_force: why.is_none(),
             why,
             problems,
@@ -46,9 +47,9 @@ impl Report<'_> {
     /// Returns the status of tag rules and lanes.
     pub(super) fn tag_rules(&self) -> impl Iterator<Item = PolicyStatus> {
         let tags = self.mesh.tags();
-        let routes = tags.routes().map(|route| self.tag_route(route));
-        let sermant = tags.sermant().map(|item| self.sermant(item));
-        routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane(lane)))
+        let routes = tags.tag_routes().map(|route| self.tag_route(route));
+        let sermant = tags.sermant_rules().map(|item| self.sermant_status(item));
+        routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane_status(lane)))
     }
 
     fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
@@ -56,7 +57,7 @@ impl Report<'_> {
         self.of_scopes(own, &[(scope, rules, &[])])
     }
 
-    fn sermant(&self, item: &SermantRouteRule) -> PolicyStatus {
+    fn sermant_status(&self, item: &SermantRouteRule) -> PolicyStatus {
         let scopes = item.entries.iter();
         let scopes: Vec<_> =
             scopes.map(|(scope, it)| (scope, &it.rules, it.lanes.as_slice())).collect();
@@ -68,7 +69,7 @@ impl Report<'_> {
         (dialect, name): (TagDialect, &TagRouteName),
         scopes: &[(&TagScope, &TagRules, &[LaneRule])],
     ) -> PolicyStatus {
-        let own = dialect.object(name.clone());
+        let own = dialect.object_key(name.clone());
         let mut others = Vec::new();
         let (mut decides, mut idle) = (false, None);
         let mut destination = BTreeSet::new();
@@ -76,12 +77,12 @@ impl Report<'_> {
         let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
         for (scope, rules, marks) in scopes {
             destination.insert(match scope {
-                TagScope::Service(service, port) => sent(service, *port),
+                TagScope::Service(service, port) => format_target(service, *port),
                 TagScope::Namespace(namespace) => format!("{namespace}/*"),
                 TagScope::Mesh => "*".to_owned(),
             });
             if let TagScope::Service(service, port) = scope {
-                problems.extend(self.absent(service, *port));
+                problems.extend(self.missing_reference(service, *port));
             }
             by_request += rules.rules.len();
             by_caller += rules.by_caller.len();
@@ -130,16 +131,16 @@ impl Report<'_> {
         let mut idle = None;
         for service in self.mesh.services().filter(|it| is_for(&it.name)) {
             let marks = tags.lanes_of(&service.name);
-            let marks = marks.iter().any(|it| it.origin.object() == *own);
+            let marks = marks.iter().any(|it| it.origin.object_key() == *own);
             let mut decide: Vec<ObjectKey> = Vec::new();
             let mut is_here = false;
             for port in &service.ports {
                 let rules = tags.rules_for(&service.name, port.port);
                 let rules = rules.iter();
                 let by_request = rules.clone().flat_map(|it| &it.rules);
-                let by_request: Vec<_> = by_request.map(|it| it.origin.object()).collect();
+                let by_request: Vec<_> = by_request.map(|it| it.origin.object_key()).collect();
                 let by_caller = rules.flat_map(|it| &it.by_caller);
-                let by_caller: Vec<_> = by_caller.map(|it| it.origin.object()).collect();
+                let by_caller: Vec<_> = by_caller.map(|it| it.origin.object_key()).collect();
                 let effects = TagEffects {
                     by_request: by_request.contains(own),
                     by_caller: by_caller.contains(own),
@@ -162,9 +163,9 @@ impl Report<'_> {
         idle.map_or(TagEffect::Nowhere, TagEffect::Idle)
     }
 
-    fn lane(&self, lane: &Lane) -> PolicyStatus {
+    fn lane_status(&self, lane: &Lane) -> PolicyStatus {
         let is_there = self.mesh.service(&lane.service).is_some();
-        let has_listener_kind = self.mesh.behind(&lane.service).next().is_some();
+        let has_listener_kind = self.mesh.service_workloads(&lane.service).next().is_some();
         let why = match has_listener_kind {
             true => self.idle_lane(lane).map(|idle| idle.to_string()),
             false if is_there => Some("its service has no workloads".to_owned()),
@@ -177,7 +178,7 @@ impl Report<'_> {
             rules: vec![format!("{} of lanes", lane.rules.len())],
             in_force: why.is_none(),
             why,
-            problems: self.absent(&lane.service, None).into_iter().collect(),
+            problems: self.missing_reference(&lane.service, None).into_iter().collect(),
             ..PolicyStatus::default()
         }
     }
@@ -204,7 +205,7 @@ enum TagEffect {
 }
 
 /// Returns the rules of a policy that have names.
-fn rules(rule: &ServiceRule) -> Vec<String> {
+fn rule_names(rule: &ServiceRule) -> Vec<String> {
     match rule {
         ServiceRule::FaultInjection(rules) => rules.iter().map(|it| it.name.clone()).collect(),
         ServiceRule::RateLimit(limits) => limits.rules.iter().map(|it| it.name.clone()).collect(),
@@ -220,7 +221,7 @@ fn rules(rule: &ServiceRule) -> Vec<String> {
     }
 }
 
-fn sent(service: &ServiceName, port: Option<u16>) -> String {
+fn format_target(service: &ServiceName, port: Option<u16>) -> String {
     match port {
         Some(port) => format!("{service}:{port}"),
         None => service.to_string(),

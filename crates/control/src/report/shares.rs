@@ -3,48 +3,52 @@
 use leno_model::{GatewayTcpRoute, RouteKind, ServiceName, TrafficSplit};
 
 use super::Report;
-use crate::compile::{conflicts, tcp_conflict};
+use crate::compile::{overriding_objects, tcp_conflict};
 use crate::status::RouteStatus;
 
 impl Report<'_> {
     pub(super) fn gateway_tcp_route(&self, route: &GatewayTcpRoute) -> RouteStatus {
         let name = &route.rule.route;
         let backends: Vec<_> = route.rule.backends.iter().collect();
-        let mut status = self.route((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
-        status.unresolve(self.ungranted((RouteKind::Tcp, name), route));
+        let mut status =
+            self.route_status((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
+        status.add_unresolved(self.ungranted_services((RouteKind::Tcp, name), route));
         for (index, parent) in route.parents.iter().enumerate() {
-            let conflicts = self.ports(parent).into_iter().map(|port| {
+            let conflicts = self.parent_ports(parent).into_iter().map(|port| {
                 let conflict = tcp_conflict(self.mesh, name, (&parent.service, port));
                 conflict.into_iter().collect()
             });
-            status.contest(index, conflicts.collect());
+            status.add_overrides(index, conflicts.collect());
         }
         status
     }
 
-    pub(super) fn split(&self, split: &TrafficSplit) -> RouteStatus {
+    pub(super) fn split_status(&self, split: &TrafficSplit) -> RouteStatus {
         let root = &split.root.service;
         let shares = split.backends.iter();
         let shares = shares.map(|b| format!("{} weight {}", b.service, b.weight));
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
         let mut status = RouteStatus::new((kind, &split.name), parents, (1, shares.collect()));
-        status.refuse(FIRST, self.absent(root, None));
-        status.unresolve(split.backends.iter().flat_map(|b| self.backend(split, &b.service)));
+        status.reject_parent(FIRST, self.missing_reference(root, None));
+        status.add_unresolved(
+            split.backends.iter().flat_map(|b| self.backend_problems(split, &b.service)),
+        );
         let groups = split.groups.iter().flatten();
-        let missing = groups.filter(|group| self.mesh.group(group).is_none());
-        status.unresolve(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
-        status.contest(FIRST, conflicts(self.mesh, split));
+        let missing = groups.filter(|group| self.mesh.route_group(group).is_none());
+        status
+            .add_unresolved(missing.map(|group| format!("HTTPRouteGroup {group} does not exist")));
+        status.add_overrides(FIRST, overriding_objects(self.mesh, split));
         status
     }
 
     /// Returns the problems that keep a backend from receiving its share.
-    fn backend(&self, split: &TrafficSplit, backend: &ServiceName) -> Vec<String> {
+    fn backend_problems(&self, split: &TrafficSplit, backend: &ServiceName) -> Vec<String> {
         if !self.mesh.may_lead((RouteKind::Split, &split.name), backend) {
             return vec![format!("no ReferenceGrant permits the Service {backend}")];
         }
         let Some(found) = self.mesh.service(backend) else {
-            return self.absent(backend, None).into_iter().collect();
+            return self.missing_reference(backend, None).into_iter().collect();
         };
         let root = self.mesh.service(&split.root.service);
         let ports = root.into_iter().flat_map(|root| &root.ports).map(|port| port.port);

@@ -23,31 +23,31 @@ pub(crate) struct Gauges {
 
 impl Gauges {
     /// Returns the bytes sent to proxies, before encryption.
-    pub(crate) fn sent(&self) -> u64 {
+    pub(crate) fn sent_bytes(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes received from proxies, after decryption.
-    pub(crate) fn received(&self) -> u64 {
+    pub(crate) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
     /// Returns failed connections, by reason.
-    pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn failed_connections(&self) -> BTreeMap<&'static str, u64> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the number of evicted half-open connections.
-    pub(crate) fn evicted(&self) -> u64 {
+    pub(crate) fn evicted_count(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    pub(super) fn evict(&self) {
+    pub(super) fn record_eviction(&self) {
         self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the metric points that a collector accepted, and those that were lost.
-    pub(crate) fn points(&self) -> (u64, u64) {
+    pub(crate) fn point_counts(&self) -> (u64, u64) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (read(&self.points_exported), read(&self.points_refused))
     }
@@ -57,7 +57,7 @@ impl Gauges {
         self.points_refused.fetch_add(refused, Ordering::Relaxed);
     }
 
-    pub(crate) fn refuse(&self, reason: Reason) {
+    pub(crate) fn record_failure(&self, reason: Reason) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         *refused.entry(reason.label()).or_default() += 1;
     }

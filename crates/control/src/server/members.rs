@@ -42,16 +42,16 @@ impl PendingConnections {
     }
 
     /// Marks a connection as no longer half-open: its peer is authenticated.
-    pub(crate) fn vouch(&self, connection: ConnectionId) {
+    pub(crate) fn mark_authenticated(&self, connection: ConnectionId) {
         if let Some(here) = self.lock().here.get_mut(&connection) {
             here.is_proven = true;
-            here.half_open.leave();
+            here.half_open.mark_complete();
         }
     }
 
     /// Adds a connection of this peer. If its identity is at the limit, the oldest connection that is still
     /// half-open ends, or else the oldest.
-    pub(super) fn admit(
+    pub(super) fn add_connection(
         self: &Arc<Self>,
         connection: ConnectionId,
         (peer, ends): (Peer, Ends),

@@ -61,9 +61,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Unproved<S> {
                 let read = buffer.filled().get(before..).unwrap_or_default();
                 self.first.read(read);
                 if self.first.is_whole() {
-                    self.half_open.busy();
+                    self.half_open.mark_busy();
                 }
-                Poll::Ready(self.half_open.received().map_err(io::Error::from))
+                Poll::Ready(self.half_open.record_progress().map_err(io::Error::from))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => self.half_open.poll_waiting(cx).map_err(io::Error::from),

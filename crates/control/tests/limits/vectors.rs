@@ -30,12 +30,12 @@ fn limits_let_in_what_they_say() {
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= 9, "{} groups", groups.len());
-    let wrong: Vec<String> = groups.iter().flat_map(wrong).collect();
+    let wrong: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// Returns the mismatches of a group. Its cases follow one another in time.
-fn wrong(group: &Value) -> Vec<String> {
+fn find_mismatches(group: &Value) -> Vec<String> {
     let (objects, rejected) = read_str("vectors", &format!("{MESH}{}", group["document"]));
     assert_eq!(rejected, [], "{}", group["name"]);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
@@ -44,7 +44,7 @@ fn wrong(group: &Value) -> Vec<String> {
     let plans = Plans::build(snapshot, None).unwrap();
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let found = decided(&plans.limits, case);
+        let found = decide_requests(&plans.limits, case);
         let number = |key: &str| case[key].as_u64();
         let expected = (number("admitted").unwrap(), number("status"), number("retry_after"));
         if found != expected {
@@ -56,7 +56,7 @@ fn wrong(group: &Value) -> Vec<String> {
 }
 
 /// Returns the number of allowed requests, and the response to the others: a status, and the retry time.
-fn decided(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
+fn decide_requests(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
     let now = Duration::from_millis(case["at_ms"].as_u64().unwrap());
     let caller = case["from"].as_str().unwrap_or("web");
     let caller = ServiceAccount::new("shop", caller).unwrap();
@@ -77,14 +77,14 @@ fn decided(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
                 authority: "stock.shop",
                 fields: &headers,
             };
-            limits.admit(PORT, (&view, Some(&caller)), now)
+            limits.admit_request(PORT, (&view, Some(&caller)), now)
         };
         match outcome {
             Ok(()) => admitted += 1,
             Err(exceeded) => {
                 let own = exceeded.answer.as_ref().and_then(|answer| answer.status);
                 let status = own.unwrap_or(Reason::RateLimited.status());
-                refused = (Some(u64::from(status)), Some(exceeded.seconds()));
+                refused = (Some(u64::from(status)), Some(exceeded.retry_after()));
             }
         }
     }

@@ -12,7 +12,7 @@ use tracing::{Level, Metadata, Subscriber};
 use super::*;
 
 /// Returns a mesh with so many services in addition to those of the shop.
-fn large(services: usize) -> String {
+fn large_mesh(services: usize) -> String {
     let mut yaml = MESH.to_owned();
     for number in 0..services {
         write!(
@@ -25,20 +25,21 @@ fn large(services: usize) -> String {
     yaml
 }
 
-fn numbered(number: usize) -> ServiceName {
+fn numbered_service(number: usize) -> ServiceName {
     ServiceName::new("shop", &format!("s{number}")).unwrap()
 }
 
-async fn open(yaml: &str) -> Shop {
+async fn open_shop(yaml: &str) -> Shop {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), yaml);
-    let control = Control::start(config(directory.path())).await.unwrap();
+    let control = Control::start(test_config(directory.path())).await.unwrap();
     Shop { directory, control }
 }
 
 /// Returns a counter of the control plane.
-async fn counted(shop: &Shop, name: &str) -> u64 {
-    let (_, page) = admin::ask(shop.control.socket(), "GET", "/metrics").await.unwrap();
+async fn read_counter(shop: &Shop, name: &str) -> u64 {
+    let (_, page) =
+        admin::query_admin(shop.control.socket_path(), "GET", "/metrics").await.unwrap();
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.expect(name).parse().unwrap()
 }
@@ -48,29 +49,29 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
     const SERVICES: usize = 200;
     const PAIRS: usize = 20_000;
     run(async {
-        let shop = open(&large(SERVICES)).await;
+        let shop = open_shop(&large_mesh(SERVICES)).await;
         let external_client = shop.join("client-1").await;
         let server = shop.join("stock-1").await;
         let mut server = Proxy::connect(&shop.control, &server, &[], &[]).await;
-        server.update(|_| true).await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
+        server.wait_for_update(|_| true).await;
+        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let mut flooding = Proxy::connect(&shop.control, &external_client, &all, &[]).await;
-        flooding.update(|update| update.snapshot.services.len() == SERVICES).await;
-        let before = counted(&shop, "leno_control_compiled_total").await;
+        flooding.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
+        let before = read_counter(&shop, "leno_control_compiled_total").await;
         let flood = async {
             for _ in 0..PAIRS {
-                flooding.say(Request::Subscribe(vec![stock()])).await;
-                flooding.say(Request::Unsubscribe(vec![stock()])).await;
+                flooding.send_request(Request::Subscribe(vec![stock_service()])).await;
+                flooding.send_request(Request::Unsubscribe(vec![stock_service()])).await;
             }
         };
         let others = async {
-            server.say(Proxy::listeners(&[(8080, listener())])).await;
-            server.say(Request::Subscribe(vec![stock()])).await;
-            let update = server.update(|update| addresses(update).is_some()).await;
-            assert!(addresses(&update).is_some());
+            server.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
+            server.send_request(Request::Subscribe(vec![stock_service()])).await;
+            let update = server.wait_for_update(|update| stock_addresses(update).is_some()).await;
+            assert!(stock_addresses(&update).is_some());
         };
         tokio::join!(flood, others);
-        let compiled = counted(&shop, "leno_control_compiled_total").await - before;
+        let compiled = read_counter(&shop, "leno_control_compiled_total").await - before;
         // A burst, and a second's allowance, many times over.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} worlds for {PAIRS} pairs");
     });
@@ -82,20 +83,23 @@ fn listeners_that_alternate_are_changes_within_the_budget_of_their_proxy() {
     run(async {
         let shop = Shop::open().await;
         let client = shop.join("client-1").await;
-        let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
+        let mut client = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
         let server = shop.join("stock-1").await;
-        let server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        client.update(|update| addresses(update) == Some(vec![listener()])).await;
+        let server =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        client
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
+            .await;
         let other: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        let before = counted(&shop, "leno_control_changes_total").await;
+        let before = read_counter(&shop, "leno_control_changes_total").await;
         for _ in 0..TIMES {
-            server.say(Proxy::listeners(&[(8080, other)])).await;
-            server.say(Proxy::listeners(&[(8080, listener())])).await;
+            server.send_request(Proxy::listeners_request(&[(8080, other)])).await;
+            server.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
         }
-        server.say(Proxy::listeners(&[(8080, other)])).await;
+        server.send_request(Proxy::listeners_request(&[(8080, other)])).await;
         // The last listeners win.
-        client.update(|update| addresses(update) == Some(vec![other])).await;
-        let changes = counted(&shop, "leno_control_changes_total").await - before;
+        client.wait_for_update(|update| stock_addresses(update) == Some(vec![other])).await;
+        let changes = read_counter(&shop, "leno_control_changes_total").await - before;
         assert!(changes < TIMES as u64, "{changes} changes for {TIMES} times");
     });
 }
@@ -105,25 +109,30 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
     // More than a Hello holds.
     const SERVICES: usize = 1100;
     run(async {
-        let shop = open(&large(SERVICES)).await;
+        let shop = open_shop(&large_mesh(SERVICES)).await;
         let large = shop.join("client-1").await;
         let small = shop.join("stock-1").await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
+        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let mut large = Proxy::connect(&shop.control, &large, &all, &[]).await;
-        let mut small = Proxy::connect(&shop.control, &small, &[numbered(1)], &[]).await;
-        small.update(|update| update.snapshot.services.len() == 1).await;
-        large.update(|update| update.snapshot.services.len() == SERVICES).await;
+        let mut small = Proxy::connect(&shop.control, &small, &[numbered_service(1)], &[]).await;
+        small.wait_for_update(|update| update.snapshot.services.len() == 1).await;
+        large.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
         // It never received only a part of them.
-        assert!(large.seen().iter().all(|update| update.snapshot.services.len() == SERVICES));
+        assert!(
+            large
+                .received_updates()
+                .iter()
+                .all(|update| update.snapshot.services.len() == SERVICES)
+        );
         // The same one by one, as applications first use them.
         for number in 0..SERVICES {
-            large.say(Request::Unsubscribe(vec![numbered(number)])).await;
+            large.send_request(Request::Unsubscribe(vec![numbered_service(number)])).await;
         }
-        large.update(|update| update.snapshot.services.is_empty()).await;
+        large.wait_for_update(|update| update.snapshot.services.is_empty()).await;
         for number in 0..SERVICES {
-            large.say(Request::Subscribe(vec![numbered(number)])).await;
+            large.send_request(Request::Subscribe(vec![numbered_service(number)])).await;
         }
-        large.update(|update| update.snapshot.services.len() == SERVICES).await;
+        large.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
     });
 }
 
@@ -161,20 +170,27 @@ fn no_member_fills_the_log() {
         let shop = Shop::open_with(|config| config.limits.subscriptions = 1).await;
         let client = shop.join("client-1").await;
         let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;
-        proxy.update(|_| true).await;
+        proxy.wait_for_update(|_| true).await;
         let before = lines.load(Ordering::Relaxed);
         // Repeatedly more than the limit.
         for number in 0..TIMES {
-            proxy.say(Request::Subscribe(vec![numbered(number), stock()])).await;
-            proxy.say(Request::Unsubscribe(vec![numbered(number), stock()])).await;
+            proxy
+                .send_request(Request::Subscribe(vec![numbered_service(number), stock_service()]))
+                .await;
+            proxy
+                .send_request(Request::Unsubscribe(vec![numbered_service(number), stock_service()]))
+                .await;
             // Until it has been processed.
-            let _: Status = shop.ask("/status").await;
+            let _: Status = shop.query_json("/status").await;
         }
         // Under a false name, and under its own, on many connections.
         for _ in 0..TIMES {
-            Proxy::claim(&shop.control, &client, &workload("stock-1")).await.ended().await;
+            Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1"))
+                .await
+                .wait_until_ended()
+                .await;
             let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;
-            proxy.update(|_| true).await;
+            proxy.wait_for_update(|_| true).await;
         }
         let written = lines.load(Ordering::Relaxed) - before;
         assert!((3..60).contains(&written), "{written} lines");

@@ -7,14 +7,14 @@ use leno_discovery::Request;
 use tokio::io::AsyncReadExt as _;
 
 use crate::crowd::{Sent, expect_served};
-use crate::proxy::{Proxy, member};
-use crate::{Shop, run, stock};
+use crate::proxy::{Proxy, connect_member};
+use crate::{Shop, run, stock_service};
 
 /// A small limit, so that ten times as many connections need few descriptors.
 const ROOM: usize = 8;
 
 /// A limit of a few connections; none ends because of a timeout.
-fn narrow(config: &mut Config) {
+fn set_low_limit(config: &mut Config) {
     config.limits.connections = 10 * ROOM;
     config.limits.external_clients = ROOM;
     config.limits.external_clients_per_source = ROOM;
@@ -23,8 +23,8 @@ fn narrow(config: &mut Config) {
 }
 
 /// A high limit: only the share of one identity applies.
-fn wide(config: &mut Config) {
-    narrow(config);
+fn set_high_limit(config: &mut Config) {
+    set_low_limit(config);
     config.limits.external_clients = 1000;
     config.limits.external_clients_per_source = 1000;
     config.limits.connections = 10_000;
@@ -33,14 +33,15 @@ fn wide(config: &mut Config) {
 #[test]
 fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
     run(async {
-        let shop = Shop::open_with(narrow).await;
+        let shop = Shop::open_with(set_low_limit).await;
         let stock_1 = shop.join("stock-1").await;
         for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
             let silent = (sent, leno_discovery::JOIN_ALPN);
-            expect_served((shop.control.address(), 10 * ROOM), silent, async || {
+            expect_served((shop.control.listen_address(), 10 * ROOM), silent, async || {
                 shop.join("client-1").await;
-                let mut proxy = Proxy::connect(&shop.control, &stock_1, &[stock()], &[]).await;
-                proxy.update(|_| true).await;
+                let mut proxy =
+                    Proxy::connect(&shop.control, &stock_1, &[stock_service()], &[]).await;
+                proxy.wait_for_update(|_| true).await;
             })
             .await;
         }
@@ -50,16 +51,16 @@ fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
 #[test]
 fn a_member_that_sends_no_hello_keeps_no_other_out() {
     run(async {
-        let shop = Shop::open_with(narrow).await;
+        let shop = Shop::open_with(set_low_limit).await;
         let (silent, other) = (shop.join("client-1").await, shop.join("stock-1").await);
-        let mut former = Proxy::connect(&shop.control, &other, &[stock()], &[]).await;
-        former.update(|_| true).await;
+        let mut former = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
+        former.wait_for_update(|_| true).await;
         let mut streams = Vec::new();
         for _ in 0..20 * ROOM {
-            streams.push(member(&shop.control, &silent).await);
+            streams.push(connect_member(&shop.control, &silent).await);
         }
-        let mut newer = Proxy::connect(&shop.control, &other, &[stock()], &[]).await;
-        newer.update(|_| true).await;
+        let mut newer = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
+        newer.wait_for_update(|_| true).await;
         drop(streams);
     });
 }
@@ -67,11 +68,11 @@ fn a_member_that_sends_no_hello_keeps_no_other_out() {
 #[test]
 fn an_identity_has_a_share_of_the_connections() {
     run(async {
-        let shop = Shop::open_with(wide).await;
+        let shop = Shop::open_with(set_high_limit).await;
         let member_1 = shop.join("client-1").await;
         let mut streams = Vec::new();
         for _ in 0..64 {
-            streams.push(member(&shop.control, &member_1).await);
+            streams.push(connect_member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..32] {
             // Any kind of end.
@@ -83,19 +84,21 @@ fn an_identity_has_a_share_of_the_connections() {
 #[test]
 fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
     run(async {
-        let shop = Shop::open_with(wide).await;
+        let shop = Shop::open_with(set_high_limit).await;
         let member_1 = shop.join("client-1").await;
         let mut proven = Proxy::connect(&shop.control, &member_1, &[], &[]).await;
-        proven.update(|_| true).await;
+        proven.wait_for_update(|_| true).await;
         let mut streams = Vec::new();
         for _ in 0..64 {
-            streams.push(member(&shop.control, &member_1).await);
+            streams.push(connect_member(&shop.control, &member_1).await);
         }
         for stream in &mut streams[..30] {
             // Any kind of end.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
-        proven.say(Request::Subscribe(vec![stock()])).await;
-        proven.update(|update| update.snapshot.services.contains_key(&stock())).await;
+        proven.send_request(Request::Subscribe(vec![stock_service()])).await;
+        proven
+            .wait_for_update(|update| update.snapshot.services.contains_key(&stock_service()))
+            .await;
     });
 }

@@ -20,13 +20,13 @@ async fn get(health: &Health, path: &str) -> (u16, String) {
 #[test]
 fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_goes() {
     run(async {
-        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         assert_eq!(get(&health, "/livez").await.0, 200);
         let (status, answer) = get(&health, "/readyz").await;
         assert!(status == 503 && answer.contains("not loaded yet"), "{answer}");
         assert_eq!(get(&health, "/metrics").await.0, 503);
         let shop = Shop::open().await;
-        health.ready(&shop.control);
+        health.set_ready(&shop.control);
         assert_eq!(get(&health, "/readyz").await.0, 200);
         let (status, answer) = get(&health, "/metrics").await;
         assert!(status == 200 && answer.contains("\nleno_control_workloads 2\n"), "{answer}");
@@ -34,7 +34,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
         for path in ["/status", "/token", "/"] {
             assert_eq!(get(&health, path).await.0, 404, "{path}");
         }
-        health.ending();
+        health.set_ending();
         let (status, answer) = get(&health, "/readyz").await;
         assert!(status == 503 && answer.contains("shutting down"), "{answer}");
     });
@@ -44,7 +44,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
 #[test]
 fn a_request_under_a_foreign_name_gets_a_status_alone() {
     run(async {
-        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let under = async |host: &str, path: &str| {
             let mut stream = TcpStream::connect(health.address()).await.unwrap();
             let request =
@@ -60,7 +60,7 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
         let two = under("a\r\nhost: b", "/readyz").await;
         assert!(two.starts_with("HTTP/1.1 400 "), "{two}");
         let shop = Shop::open().await;
-        health.ready(&shop.control);
+        health.set_ready(&shop.control);
         assert!(under("evil.example", "/readyz").await.contains(" 200 "));
         assert!(under("evil.example", "/metrics").await.contains(" 421 "));
     });
@@ -70,9 +70,9 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
 #[test]
 fn a_client_that_ends_its_direction_gets_its_response() {
     run(async {
-        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;
-        health.ready(&shop.control);
+        health.set_ready(&shop.control);
         for _ in 0..10 {
             let mut stream = TcpStream::connect(health.address()).await.unwrap();
             stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -85,7 +85,7 @@ fn a_client_that_ends_its_direction_gets_its_response() {
 }
 
 /// Clients that connect repeatedly, each with many scrapes on every connection, until this is dropped.
-fn flood(health: &Health) -> JoinSet<()> {
+fn flood_scrapes(health: &Health) -> JoinSet<()> {
     const CLIENTS: usize = 80;
     let (address, from) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
     let scrapes = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(500);
@@ -110,10 +110,10 @@ fn flood(health: &Health) -> JoinSet<()> {
 #[test]
 fn scrapes_of_one_client_keep_neither_the_kubelet_out_nor_another_collector() {
     run(async {
-        let health = Health::open("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;
-        health.ready(&shop.control);
-        let clients = flood(&health);
+        health.set_ready(&shop.control);
+        let clients = flood_scrapes(&health);
         // Bounded by the scenario's timeout.
         for _ in 0..20 {
             assert_eq!(get(&health, "/livez").await.0, 200);

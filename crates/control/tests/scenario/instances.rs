@@ -8,16 +8,19 @@ fn a_new_join_ends_the_stream_of_the_one_before_it_and_keeps_it_out() {
         let shop = Shop::open().await;
         let former = shop.join("client-1").await;
         let mut stream = Proxy::connect(&shop.control, &former, &[], &[]).await;
-        stream.update(|_| true).await;
+        stream.wait_for_update(|_| true).await;
         let new = shop.join("client-1").await;
-        let ended = stream.ended().await.to_string();
+        let ended = stream.wait_until_ended().await.to_string();
         assert!(ended.contains("shop/client-1 was replaced"), "{ended}");
-        let ended =
-            Proxy::connect(&shop.control, &former, &[], &[]).await.ended().await.to_string();
+        let ended = Proxy::connect(&shop.control, &former, &[], &[])
+            .await
+            .wait_until_ended()
+            .await
+            .to_string();
         assert!(ended.contains("was replaced"), "{ended}");
         let mut stream = Proxy::connect(&shop.control, &new, &[], &[]).await;
-        stream.update(|_| true).await;
-        new.renew(&stream).await;
+        stream.wait_for_update(|_| true).await;
+        new.renew_certificate(&stream).await;
     });
 }
 
@@ -28,20 +31,20 @@ fn of_two_proxies_of_one_workload_the_first_keeps_its_place() {
         let identity = shop.join("client-1").await;
         let connect = async |process| Proxy::of_process(&shop.control, &identity, process).await;
         let mut first = connect(1).await;
-        first.update(|_| true).await;
+        first.wait_for_update(|_| true).await;
         let mut second = connect(2).await;
-        assert!(first.ended().await.to_string().contains("newer stream"));
-        second.update(|_| true).await;
+        assert!(first.wait_until_ended().await.to_string().contains("newer stream"));
+        second.wait_for_update(|_| true).await;
         // It was still connected.
         let mut first = connect(1).await;
-        assert!(second.ended().await.to_string().contains("newer stream"));
-        first.update(|_| true).await;
+        assert!(second.wait_until_ended().await.to_string().contains("newer stream"));
+        first.wait_for_update(|_| true).await;
         for process in [2, 3] {
-            let rejected = connect(process).await.ended().await.to_string();
+            let rejected = connect(process).await.wait_until_ended().await.to_string();
             assert!(rejected.contains("another proxy of workload shop/client-1"), "{rejected}");
         }
         // It may replace its own stream.
         let mut again = connect(1).await;
-        again.update(|_| true).await;
+        again.wait_for_update(|_| true).await;
     });
 }

@@ -77,7 +77,7 @@ impl Shop {
     async fn open_with(edit: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), MESH);
-        let mut config = config(directory.path());
+        let mut config = test_config(directory.path());
         edit(&mut config);
         let control = Control::start(config).await.unwrap();
         Self { directory, control }
@@ -86,15 +86,16 @@ impl Shop {
     /// Replaces the objects.
     fn write(&self, yaml: &str) {
         write(self.directory.path(), yaml);
-        self.control.reload();
+        self.control.reload_files();
     }
 
     async fn join(&self, name: &str) -> Identity {
-        Identity::join(&self.control, &workload(name)).await.unwrap()
+        Identity::join(&self.control, &workload_name(name)).await.unwrap()
     }
 
-    async fn ask<T: serde::de::DeserializeOwned>(&self, path: &str) -> T {
-        let (status, body) = admin::ask(self.control.socket(), "GET", path).await.unwrap();
+    async fn query_json<T: serde::de::DeserializeOwned>(&self, path: &str) -> T {
+        let (status, body) =
+            admin::query_admin(self.control.socket_path(), "GET", path).await.unwrap();
         assert_eq!(status, 200, "{path}: {body}");
         serde_json::from_str(&body).unwrap()
     }
@@ -107,28 +108,28 @@ fn write(directory: &Path, yaml: &str) {
 }
 
 /// Returns a configuration without a startup grace period: tests without a restart have nothing to wait for.
-fn config(directory: &Path) -> Config {
+fn test_config(directory: &Path) -> Config {
     let mut config = Config::new(directory.join("data"), vec![directory.join("mesh.yaml")]);
     config.times.settle = Duration::ZERO;
     config.times.grace = Duration::from_secs(3600);
     config
 }
 
-fn workload(name: &str) -> WorkloadName {
+fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("shop", name).unwrap()
 }
 
-fn stock() -> ServiceName {
+fn stock_service() -> ServiceName {
     ServiceName::new("shop", "stock").unwrap()
 }
 
-fn listener() -> SocketAddr {
+fn listener_address() -> SocketAddr {
     "127.0.0.1:18080".parse().unwrap()
 }
 
 /// Returns the addresses of the stock service at a client; `None` while it is unknown.
-fn addresses(update: &Update) -> Option<Vec<SocketAddr>> {
-    let port = update.snapshot.services.get(&stock())?.ports.get(&80)?;
+fn stock_addresses(update: &Update) -> Option<Vec<SocketAddr>> {
+    let port = update.snapshot.services.get(&stock_service())?.ports.get(&80)?;
     Some(port.endpoints.iter().map(|endpoint| endpoint.address).collect())
 }
 
@@ -148,30 +149,34 @@ fn proxies_join_subscribe_and_hear_of_changes() {
     run(async {
         let shop = Shop::open().await;
         let server = shop.join("stock-1").await;
-        let mut server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        shop.control.registered(&workload("stock-1")).await.unwrap();
-        let plan = server.update(|_| true).await.snapshot.plan.clone();
-        assert_eq!((plan.access.clone(), &plan.served[&8080]), (Access::Permissive, &stock()));
+        let mut server =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        shop.control.wait_until_registered(&workload_name("stock-1")).await.unwrap();
+        let plan = server.wait_for_update(|_| true).await.snapshot.plan.clone();
+        assert_eq!(
+            (plan.access.clone(), &plan.served[&8080]),
+            (Access::Permissive, &stock_service())
+        );
 
         let client = shop.join("client-1").await;
         let mut client = Proxy::connect(&shop.control, &client, &[], &[]).await;
-        assert!(client.update(|_| true).await.snapshot.services.is_empty());
-        client.say(Request::Subscribe(vec![stock()])).await;
-        let update = client.update(|update| addresses(update).is_some()).await;
-        assert_eq!(addresses(&update), Some(vec![listener()]));
+        assert!(client.wait_for_update(|_| true).await.snapshot.services.is_empty());
+        client.send_request(Request::Subscribe(vec![stock_service()])).await;
+        let update = client.wait_for_update(|update| stock_addresses(update).is_some()).await;
+        assert_eq!(stock_addresses(&update), Some(vec![listener_address()]));
 
         shop.write(&format!("{MESH}{STRICT}"));
         let denied = |update: &Update| {
-            let view = update.snapshot.services.get(&stock());
+            let view = update.snapshot.services.get(&stock_service());
             view.is_some_and(|view| view.reach == Reach::Denied && view.ports.is_empty())
         };
-        client.update(denied).await;
+        client.wait_for_update(denied).await;
         let closed = Access::Strict(Vec::new());
-        server.update(|update| update.snapshot.plan.access == closed).await;
+        server.wait_for_update(|update| update.snapshot.plan.access == closed).await;
 
-        client.say(Request::Unsubscribe(vec![stock()])).await;
-        client.update(|update| update.snapshot.services.is_empty()).await;
-        let mut status = shop.control.status();
+        client.send_request(Request::Unsubscribe(vec![stock_service()])).await;
+        client.wait_for_update(|update| update.snapshot.services.is_empty()).await;
+        let mut status = shop.control.watch_status();
         status.wait_for(|status| status.behind == 0 && status.proxies == 2).await.unwrap();
     });
 }
@@ -184,12 +189,12 @@ fn a_service_that_does_not_exist_is_reported_at_once_and_appears_later() {
         let client = shop.join("client-1").await;
         let mut client =
             Proxy::connect(&shop.control, &client, std::slice::from_ref(&later), &[]).await;
-        let update = client.update(|update| !update.absent.is_empty()).await;
+        let update = client.wait_for_update(|update| !update.absent.is_empty()).await;
         assert_eq!(update.absent, BTreeSet::from([later.clone()]));
         let more = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                     spec: {selector: {app: later}, ports: [{port: 80}]}\n";
         shop.write(&format!("{MESH}{more}"));
-        let update = client.update(|update| update.absent.is_empty()).await;
+        let update = client.wait_for_update(|update| update.absent.is_empty()).await;
         assert!(update.snapshot.services.contains_key(&later));
     });
 }
@@ -198,8 +203,8 @@ fn a_service_that_does_not_exist_is_reported_at_once_and_appears_later() {
 fn a_token_is_good_once_and_for_its_workload_only() {
     run(async {
         let shop = Shop::open().await;
-        let (control, address) = (&shop.control, shop.control.address());
-        let bundle = control.mint_bundle(&workload("client-1")).unwrap();
+        let (control, address) = (&shop.control, shop.control.listen_address());
+        let bundle = control.mint_bundle(&workload_name("client-1")).unwrap();
         assert_eq!(bundle.control, [address]);
         let refused = |joined: Result<Identity, JoinError>, expected: &str| match joined {
             Err(JoinError::Refused { reason, .. }) => {
@@ -207,16 +212,16 @@ fn a_token_is_good_once_and_for_its_workload_only() {
             }
             other => panic!("{other:?}"),
         };
-        let other = join_with(&bundle, address, &workload("stock-1")).await;
+        let other = join_with(&bundle, address, &workload_name("stock-1")).await;
         refused(other, "another workload");
-        let first = join_with(&bundle, address, &workload("client-1")).await.unwrap();
-        assert_eq!(first.credential.workload(), Some(&workload("client-1")));
-        let again = join_with(&bundle, address, &workload("client-1")).await;
+        let first = join_with(&bundle, address, &workload_name("client-1")).await.unwrap();
+        assert_eq!(first.credential.workload(), Some(&workload_name("client-1")));
+        let again = join_with(&bundle, address, &workload_name("client-1")).await;
         refused(again, "token");
-        let mut forged = control.mint_bundle(&workload("client-1")).unwrap();
+        let mut forged = control.mint_bundle(&workload_name("client-1")).unwrap();
         forged.token = format!("leno-join-{}", "0".repeat(64));
-        refused(join_with(&forged, address, &workload("client-1")).await, "token");
-        let error = control.mint_bundle(&workload("nobody")).unwrap_err();
+        refused(join_with(&forged, address, &workload_name("client-1")).await, "token");
+        let error = control.mint_bundle(&workload_name("nobody")).unwrap_err();
         assert!(error.to_string().contains("shop/nobody"), "{error}");
     });
 }
@@ -226,17 +231,23 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
     run(async {
         let shop = Shop::open().await;
         let client = shop.join("client-1").await;
-        let mut liar = Proxy::claim(&shop.control, &client, &workload("stock-1")).await;
-        match liar.ended().await {
+        let mut liar =
+            Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1")).await;
+        match liar.wait_until_ended().await {
             FollowError::Goodbye(reason) => {
                 assert!(reason.contains("issued to workload `shop/client-1`"), "{reason}");
             }
             other => panic!("{other:?}"),
         }
-        let bundle = shop.control.mint_bundle(&workload("stock-1")).unwrap();
-        let mut anonymous = Proxy::anonymous(&shop.control, &bundle, &workload("stock-1")).await;
-        assert!(matches!(anonymous.ended().await, FollowError::Io(_) | FollowError::Closed));
-        let (_, metrics) = admin::ask(shop.control.socket(), "GET", "/metrics").await.unwrap();
+        let bundle = shop.control.mint_bundle(&workload_name("stock-1")).unwrap();
+        let mut anonymous =
+            Proxy::connect_anonymous(&shop.control, &bundle, &workload_name("stock-1")).await;
+        assert!(matches!(
+            anonymous.wait_until_ended().await,
+            FollowError::Io(_) | FollowError::Closed
+        ));
+        let (_, metrics) =
+            admin::query_admin(shop.control.socket_path(), "GET", "/metrics").await.unwrap();
         let line = "leno_control_connections_refused_total{reason=\"untrusted-peer\"} 1";
         assert!(metrics.contains(line), "{metrics}");
     });
@@ -247,24 +258,28 @@ fn a_proxy_has_to_go_when_its_workload_goes_or_changes_its_account() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        stream.update(|_| true).await;
-        let mut watching = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        watching.update(|update| addresses(update) == Some(vec![listener()])).await;
+        let mut stream =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        stream.wait_for_update(|_| true).await;
+        let mut watching = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        watching
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
+            .await;
         shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
-        let reason = stream.ended().await.to_string();
+        let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
         // The grace period of an hour does not apply to a sidecar that lost its identity.
-        watching.update(|update| addresses(update) == Some(Vec::new())).await;
+        watching.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
         drop(watching);
-        let mut stream = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        let reason = stream.ended().await.to_string();
+        let mut stream =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
 
         let mut stream = Proxy::connect(&shop.control, &client, &[], &[]).await;
-        stream.update(|_| true).await;
+        stream.wait_for_update(|_| true).await;
         shop.write(&MESH.replace("name: client-1", "name: client-2"));
-        let reason = stream.ended().await.to_string();
+        let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("no Workload shop/client-1"), "{reason}");
     });
 }
@@ -277,21 +292,21 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
         })
         .await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let listens = [(8080, listener())];
+        let listens = [(8080, listener_address())];
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
-        let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        let there = |update: &Update| addresses(update) == Some(vec![listener()]);
-        let gone = |update: &Update| addresses(update) == Some(Vec::new());
-        client.update(there).await;
+        let mut client = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        let there = |update: &Update| stock_addresses(update) == Some(vec![listener_address()]);
+        let gone = |update: &Update| stock_addresses(update) == Some(Vec::new());
+        client.wait_for_update(there).await;
         drop(stream);
         let before = tokio::time::Instant::now();
-        client.update(gone).await;
+        client.wait_for_update(gone).await;
         assert!(before.elapsed() >= Duration::from_millis(290), "{:?}", before.elapsed());
 
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
-        client.update(there).await;
-        stream.say(Request::Listeners(Vec::new(), Default::default())).await;
-        client.update(gone).await;
+        client.wait_for_update(there).await;
+        stream.send_request(Request::Listeners(Vec::new(), Default::default())).await;
+        client.wait_for_update(gone).await;
     });
 }
 
@@ -300,17 +315,22 @@ fn a_sidecar_that_reconnects_to_another_replica_within_the_grace_only_moves() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let mut old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        let mut client = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        client.update(|update| addresses(update) == Some(vec![listener()])).await;
+        let mut old =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        let mut client = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        client
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
+            .await;
         // It reconnects before the old stream has ended, and has not opened its listeners yet.
         let new = Proxy::connect(&shop.control, &server, &[], &[]).await;
-        assert!(old.ended().await.to_string().contains("newer stream"));
+        assert!(old.wait_until_ended().await.to_string().contains("newer stream"));
         let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
-        new.say(Proxy::listeners(&[(8080, other_replicas)])).await;
-        client.update(|update| addresses(update) == Some(vec![other_replicas])).await;
-        let seen = client.seen();
-        assert!(!seen.iter().any(|update| addresses(update) == Some(Vec::new())), "{seen:?}");
+        new.send_request(Proxy::listeners_request(&[(8080, other_replicas)])).await;
+        client
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![other_replicas]))
+            .await;
+        let seen = client.received_updates();
+        assert!(!seen.iter().any(|update| stock_addresses(update) == Some(Vec::new())), "{seen:?}");
     });
 }
 
@@ -320,13 +340,13 @@ fn certificates_are_renewed_over_the_stream() {
         let shop = Shop::open().await;
         let client = shop.join("client-1").await;
         let stream = Proxy::connect(&shop.control, &client, &[], &[]).await;
-        let renewed = client.renew(&stream).await;
+        let renewed = client.renew_certificate(&stream).await;
         assert_eq!(renewed.credential.id(), client.credential.id());
         assert_ne!(renewed.credential.chain(), client.credential.chain());
         let mut again = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
-        again.update(|_| true).await;
+        again.wait_for_update(|_| true).await;
         let (answer, answered) = oneshot::channel();
-        again.say(Request::Renew { csr: vec![0; 100], answer }).await;
+        again.send_request(Request::Renew { csr: vec![0; 100], answer }).await;
         assert!(answered.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
     });
 }
@@ -336,48 +356,56 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        first.update(|update| addresses(update) == Some(vec![listener()])).await;
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        let mut first = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        first
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
+            .await;
         let Shop { directory, control } = shop;
         control.shutdown().await;
-        assert!(first.ended().await.to_string().contains("shutting down"));
+        assert!(first.wait_until_ended().await.to_string().contains("shutting down"));
         drop(old);
 
         // Meanwhile the objects change, and the sidecar of stock is slow to reconnect.
         let later = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                      spec: {selector: {app: stock}, ports: [{port: 80, targetPort: http}]}\n";
         write(directory.path(), &format!("{MESH}{STRICT}{later}"));
-        let mut config = config(directory.path());
+        let mut config = test_config(directory.path());
         config.times.settle = Duration::from_secs(3600);
         let control = Control::start(config).await.unwrap();
-        assert!(control.status().borrow().settling);
-        let roots: Roots = control.mint_bundle(&workload("client-1")).unwrap().roots;
+        assert!(control.watch_status().borrow().settling);
+        let roots: Roots = control.mint_bundle(&workload_name("client-1")).unwrap().roots;
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
-        let mut stream = Proxy::resume(&control, &client, &[stock()], &first).await;
+        let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
         let denied = |update: &Update| {
-            update.snapshot.services.get(&stock()).is_some_and(|view| view.reach == Reach::Denied)
+            update
+                .snapshot
+                .services
+                .get(&stock_service())
+                .is_some_and(|view| view.reach == Reach::Denied)
         };
-        stream.update(denied).await;
+        stream.wait_for_update(denied).await;
 
         write(directory.path(), &format!("{MESH}{later}"));
-        control.reload();
-        let mut status = control.status();
+        control.reload_files();
+        let mut status = control.watch_status();
         status.wait_for(|status| status.traffic_mode == "permissive").await.unwrap();
         let later = ServiceName::new("shop", "later").unwrap();
-        let mut stream = Proxy::resume(&control, &client, &[stock(), later.clone()], &first).await;
+        let mut stream =
+            Proxy::resume(&control, &client, &[stock_service(), later.clone()], &first).await;
         let strict = Access::Strict(Vec::new());
-        stream.update(|update| update.snapshot.plan.access != strict).await;
-        let update = stream.seen().pop().unwrap();
-        assert_eq!(addresses(&update), Some(vec![listener()]), "what it had");
+        stream.wait_for_update(|update| update.snapshot.plan.access != strict).await;
+        let update = stream.received_updates().pop().unwrap();
+        assert_eq!(stock_addresses(&update), Some(vec![listener_address()]), "what it had");
         assert!(!update.snapshot.services.contains_key(&later), "nobody is known to answer");
 
         let other_replicas: SocketAddr = "127.0.0.1:18081".parse().unwrap();
         let _server = Proxy::connect(&control, &server, &[], &[(8080, other_replicas)]).await;
-        let update = stream.update(|update| update.snapshot.services.contains_key(&later)).await;
-        assert_eq!(addresses(&update), Some(vec![other_replicas]));
-        let seen = stream.seen();
-        let none = |update: &&Update| addresses(update).is_none_or(|known| known.is_empty());
+        let update =
+            stream.wait_for_update(|update| update.snapshot.services.contains_key(&later)).await;
+        assert_eq!(stock_addresses(&update), Some(vec![other_replicas]));
+        let seen = stream.received_updates();
+        let none = |update: &&Update| stock_addresses(update).is_none_or(|known| known.is_empty());
         assert_eq!(seen.iter().find(none), None, "it never hears of a service without endpoints");
     });
 }
@@ -387,19 +415,21 @@ fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
     run(async {
         let shop = Shop::open().await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
-        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        let mut first = Proxy::connect(&shop.control, &client, &[stock()], &[]).await;
-        first.update(|update| addresses(update) == Some(vec![listener()])).await;
+        let old = Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        let mut first = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
+        first
+            .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
+            .await;
         let Shop { directory, control } = shop;
         control.shutdown().await;
         drop(old);
 
-        let mut config = config(directory.path());
+        let mut config = test_config(directory.path());
         config.times.settle = Duration::from_millis(300);
         let control = Control::start(config).await.unwrap();
-        let mut stream = Proxy::resume(&control, &client, &[stock()], &first).await;
-        stream.update(|update| addresses(update) == Some(Vec::new())).await;
-        control.status().wait_for(|status| !status.settling).await.unwrap();
+        let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
+        stream.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
+        control.watch_status().wait_for(|status| !status.settling).await.unwrap();
     });
 }
 
@@ -407,37 +437,38 @@ fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
 fn operators_are_answered_on_a_socket_of_their_own() {
     run(async {
         let shop = Shop::open().await;
-        let socket = shop.control.socket().to_owned();
+        let socket = shop.control.socket_path().to_owned();
         let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let server = shop.join("stock-1").await;
-        let _server = Proxy::connect(&shop.control, &server, &[], &[(8080, listener())]).await;
-        shop.control.registered(&workload("stock-1")).await.unwrap();
+        let _server =
+            Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
+        shop.control.wait_until_registered(&workload_name("stock-1")).await.unwrap();
         shop.write(&format!("{MESH}---\nkind: Nonsense\n"));
-        shop.control.status().wait_for(|status| status.rejected == 1).await.unwrap();
+        shop.control.watch_status().wait_for(|status| status.rejected == 1).await.unwrap();
 
-        let status: Status = shop.ask("/status").await;
+        let status: Status = shop.query_json("/status").await;
         assert_eq!((status.workloads, status.registered, status.proxies), (2, 1, 1));
-        let workloads: Vec<WorkloadStatus> = shop.ask("/workloads").await;
+        let workloads: Vec<WorkloadStatus> = shop.query_json("/workloads").await;
         let sidecars: Vec<&str> = workloads.iter().map(|w| w.sidecar.as_str()).collect();
         assert_eq!(sidecars, ["absent", "connected"]);
-        let services: Vec<ServiceStatus> = shop.ask("/services").await;
-        assert_eq!(services[0].ports[0].endpoints[0].address, listener().to_string());
-        let certificates: Vec<CertificateStatus> = shop.ask("/certificates").await;
+        let services: Vec<ServiceStatus> = shop.query_json("/services").await;
+        assert_eq!(services[0].ports[0].endpoints[0].address, listener_address().to_string());
+        let certificates: Vec<CertificateStatus> = shop.query_json("/certificates").await;
         assert!(certificates[0].issued > 0 && certificates[0].age_seconds < 3600);
         assert_eq!(certificates[0].identity, "spiffe://cluster.local/ns/shop/sa/stock");
-        let proxies: Vec<ProxyStatus> = shop.ask("/proxies").await;
+        let proxies: Vec<ProxyStatus> = shop.query_json("/proxies").await;
         assert_eq!(proxies[0].workload, "shop/stock-1");
-        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        let rejected: serde_json::Value = shop.query_json("/rejected").await;
         assert_eq!(rejected["rejected"].as_array().unwrap().len(), 1, "{rejected}");
-        let (_, metrics) = admin::ask(&socket, "GET", "/metrics").await.unwrap();
+        let (_, metrics) = admin::query_admin(&socket, "GET", "/metrics").await.unwrap();
         let exposed = metrics.lines().filter_map(|line| line.strip_prefix("# HELP "));
         let exposed: Vec<String> = exposed.map(str::to_owned).collect();
         let documented = METRICS.iter().map(|metric| format!("{} {}", metric.name, metric.help));
         assert_eq!(exposed, documented.collect::<Vec<_>>());
         for (names, prefix) in [("osm", "osm"), ("fsm", "fsm")] {
             let path = format!("/metrics?names={names}");
-            let (_, metrics) = admin::ask(&socket, "GET", &path).await.unwrap();
+            let (_, metrics) = admin::query_admin(&socket, "GET", &path).await.unwrap();
             for line in [
                 format!("{prefix}_proxy_connect_count 1"),
                 format!("{prefix}_cert_issued_count 1"),
@@ -454,10 +485,11 @@ fn operators_are_answered_on_a_socket_of_their_own() {
                 assert!(metrics.contains(&name), "{name}: {metrics}");
             }
         }
-        let (status, problem) = admin::ask(&socket, "GET", "/metrics?names=istio").await.unwrap();
+        let (status, problem) =
+            admin::query_admin(&socket, "GET", "/metrics?names=istio").await.unwrap();
         assert!(status == 400 && problem.contains("use names=osm or names=fsm"), "{problem}");
         for path in ["/routes", "/policies"] {
-            assert_eq!(shop.ask::<Vec<serde_json::Value>>(path).await.len(), 0, "{path}");
+            assert_eq!(shop.query_json::<Vec<serde_json::Value>>(path).await.len(), 0, "{path}");
         }
     });
 }
@@ -466,12 +498,12 @@ fn operators_are_answered_on_a_socket_of_their_own() {
 fn operators_get_tokens_and_words_about_what_they_did_wrong() {
     run(async {
         let shop = Shop::open().await;
-        let socket = shop.control.socket().to_owned();
+        let socket = shop.control.socket_path().to_owned();
         let (status, body) =
-            admin::ask(&socket, "POST", "/token?workload=shop/client-1").await.unwrap();
+            admin::query_admin(&socket, "POST", "/token?workload=shop/client-1").await.unwrap();
         assert_eq!(status, 200, "{body}");
         let bundle = JoinBundle::parse(&body).unwrap();
-        join_with(&bundle, bundle.control[0], &workload("client-1")).await.unwrap();
+        join_with(&bundle, bundle.control[0], &workload_name("client-1")).await.unwrap();
         for (method, path, expected) in [
             ("POST", "/token", 400),
             ("POST", "/token?workload=nonsense", 400),
@@ -483,7 +515,7 @@ fn operators_get_tokens_and_words_about_what_they_did_wrong() {
             ("GET", "/", 404),
             ("POST", "/reload", 202),
         ] {
-            let (status, body) = admin::ask(&socket, method, path).await.unwrap();
+            let (status, body) = admin::query_admin(&socket, method, path).await.unwrap();
             assert_eq!(status, expected, "{method} {path}: {body}");
             let explained = body.contains("use up to 24 h");
             assert_eq!(explained, path.contains("lifetime_ms"), "{path}: {body}");
@@ -495,14 +527,14 @@ fn operators_get_tokens_and_words_about_what_they_did_wrong() {
 fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacle() {
     run(async {
         let shop = Shop::open().await;
-        let second = Control::start(config(shop.directory.path())).await;
+        let second = Control::start(test_config(shop.directory.path())).await;
         assert!(matches!(second, Err(StartError::Admin { .. })), "{second:?}");
         let Shop { directory, control } = shop;
         // Dropped, not shut down: its socket file remains.
-        let socket = control.socket().to_owned();
+        let socket = control.socket_path().to_owned();
         drop(control);
         assert!(socket.exists());
-        let third = Control::start(config(directory.path())).await.unwrap();
+        let third = Control::start(test_config(directory.path())).await.unwrap();
         third.shutdown().await;
         assert!(!socket.exists());
     });
@@ -513,18 +545,18 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
-        match Control::start(config(directory.path())).await {
+        match Control::start(test_config(directory.path())).await {
             Err(StartError::MeshConfig(rejected)) => {
                 assert!(rejected[0].to_string().contains("MeshConfig mesh"), "{rejected:?}");
             }
             other => panic!("{other:?}"),
         }
         write(directory.path(), &format!("{MESH}{STRICT}"));
-        let control = Control::start(config(directory.path())).await.unwrap();
+        let control = Control::start(test_config(directory.path())).await.unwrap();
         // The last valid configuration stays in force: a mistake does not open a running mesh.
         write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
-        control.reload();
-        let mut status = control.status();
+        control.reload_files();
+        let mut status = control.watch_status();
         let status = status.wait_for(|status| status.rejected == 1).await.unwrap();
         assert_eq!(status.traffic_mode, "strict");
     });
@@ -535,11 +567,11 @@ fn a_trust_domain_does_not_change_under_a_running_mesh() {
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
-        let mut status = shop.control.status();
+        let mut status = shop.control.watch_status();
         let status = status.wait_for(|status| status.traffic_mode == "strict").await.unwrap();
         assert_eq!(status.trust_domain, "cluster.local");
         drop(status);
-        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        let rejected: serde_json::Value = shop.query_json("/rejected").await;
         let said = rejected["trust_domain"].as_str().unwrap();
         assert!(said.contains("other.example") && said.contains("data directory"), "{said}");
     });
@@ -562,18 +594,19 @@ fn facts_may_be_brought_by_somebody_else() {
         let control = Control::start_fed(config, updates).await.unwrap();
         assert_eq!(control.trust_domain().to_string(), "other.example");
         feed.send(read(MESH)).await.unwrap();
-        let mut workloads = control.workloads();
+        let mut workloads = control.watch_workloads();
         workloads.wait_for(|all| all.len() == 2).await.unwrap();
-        let key = ObjectKey::Workload(workload("client-1"));
+        let key = ObjectKey::Workload(workload_name("client-1"));
         let gone = vec![Change::Remove(key)];
         let update = leno_registry::Update { changes: gone, ..leno_registry::Update::default() };
         feed.send(update).await.unwrap();
         drop(feed);
         let left = workloads.wait_for(|all| all.len() == 1).await.unwrap();
-        assert_eq!(left[0].name, workload("stock-1"));
+        assert_eq!(left[0].name, workload_name("stock-1"));
         drop(left);
         // The source of the updates has ended, and its last state remains.
-        let (status, _) = admin::ask(control.socket(), "GET", "/status").await.unwrap();
+        let (status, _) =
+            admin::query_admin(control.socket_path(), "GET", "/status").await.unwrap();
         assert_eq!(status, 200);
     });
 }

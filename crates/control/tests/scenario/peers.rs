@@ -29,7 +29,7 @@ fn other_listener() -> SocketAddr {
 }
 
 /// Starts a replica as in a cluster: with its own directories, and a provisioned authority.
-async fn replica(directory: &Path, name: &str) -> (Control, Found) {
+async fn start_replica(directory: &Path, name: &str) -> (Control, Found) {
     let place = directory.join(name);
     let authority = place.join("data/authority");
     std::fs::create_dir_all(&authority).unwrap();
@@ -41,40 +41,40 @@ async fn replica(directory: &Path, name: &str) -> (Control, Found) {
         }
     }
     let found = watch::Sender::new(BTreeSet::new());
-    let mut config = config(&place);
+    let mut config = test_config(&place);
     config.times.grace = Duration::from_millis(200);
     config.found_peers = Some(found.subscribe());
     (Control::start(config).await.unwrap(), found)
 }
 
 /// Connects a sidecar that joins at a control plane and stays there.
-async fn sidecar(control: &Control, name: &str, listeners: &[(u16, SocketAddr)]) -> Proxy {
-    let identity = Identity::join(control, &workload(name)).await.unwrap();
-    Proxy::connect(control, &identity, &[stock()], listeners).await
+async fn connect_sidecar(control: &Control, name: &str, listeners: &[(u16, SocketAddr)]) -> Proxy {
+    let identity = Identity::join(control, &workload_name(name)).await.unwrap();
+    Proxy::connect(control, &identity, &[stock_service()], listeners).await
 }
 
-fn sees(wanted: &[SocketAddr]) -> impl Fn(&Update) -> bool {
+fn has_addresses(wanted: &[SocketAddr]) -> impl Fn(&Update) -> bool {
     let wanted: BTreeSet<SocketAddr> = wanted.iter().copied().collect();
-    move |update| addresses(update).is_some_and(|found| wanted == found.into_iter().collect())
+    move |update| stock_addresses(update).is_some_and(|found| wanted == found.into_iter().collect())
 }
 
 #[test]
 fn sidecars_at_different_control_planes_see_each_other() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let (one, found_by_one) = replica(scratch.path(), "one").await;
-        let (two, found_by_two) = replica(scratch.path(), "two").await;
-        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
-        let _other = sidecar(&two, "stock-2", &[(8080, other_listener())]).await;
-        let mut client = sidecar(&one, "client-1", &[]).await;
-        let mut other_client = sidecar(&two, "client-2", &[]).await;
-        client.update(sees(&[listener()])).await;
-        other_client.update(sees(&[other_listener()])).await;
+        let (one, found_by_one) = start_replica(scratch.path(), "one").await;
+        let (two, found_by_two) = start_replica(scratch.path(), "two").await;
+        let _stock = connect_sidecar(&one, "stock-1", &[(8080, listener_address())]).await;
+        let _other = connect_sidecar(&two, "stock-2", &[(8080, other_listener())]).await;
+        let mut client = connect_sidecar(&one, "client-1", &[]).await;
+        let mut other_client = connect_sidecar(&two, "client-2", &[]).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
+        other_client.wait_for_update(has_addresses(&[other_listener()])).await;
         // They discover each other one after the other, long after their sidecars connected.
-        found_by_two.send_replace([one.address()].into());
-        other_client.update(sees(&[listener(), other_listener()])).await;
-        found_by_one.send_replace([two.address()].into());
-        client.update(sees(&[listener(), other_listener()])).await;
+        found_by_two.send_replace([one.listen_address()].into());
+        other_client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
+        found_by_one.send_replace([two.listen_address()].into());
+        client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
     });
 }
 
@@ -82,23 +82,23 @@ fn sidecars_at_different_control_planes_see_each_other() {
 fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_end() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let (one, found_by_one) = replica(scratch.path(), "one").await;
-        let (two, found_by_two) = replica(scratch.path(), "two").await;
-        found_by_one.send_replace([two.address()].into());
-        found_by_two.send_replace([one.address()].into());
-        let mut client = sidecar(&two, "client-1", &[]).await;
-        client.update(sees(&[])).await;
+        let (one, found_by_one) = start_replica(scratch.path(), "one").await;
+        let (two, found_by_two) = start_replica(scratch.path(), "two").await;
+        found_by_one.send_replace([two.listen_address()].into());
+        found_by_two.send_replace([one.listen_address()].into());
+        let mut client = connect_sidecar(&two, "client-1", &[]).await;
+        client.wait_for_update(has_addresses(&[])).await;
         // Its listeners open after its first message, as those of real sidecars do.
-        let stock = sidecar(&one, "stock-1", &[]).await;
-        stock.say(Proxy::listeners(&[(8080, listener())])).await;
-        client.update(sees(&[listener()])).await;
+        let stock = connect_sidecar(&one, "stock-1", &[]).await;
+        stock.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
         drop(stock);
-        client.update(sees(&[])).await;
+        client.wait_for_update(has_addresses(&[])).await;
         // It may reconnect to any of them.
-        let stock = sidecar(&two, "stock-1", &[(8080, listener())]).await;
-        client.update(sees(&[listener()])).await;
+        let stock = connect_sidecar(&two, "stock-1", &[(8080, listener_address())]).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
         drop(stock);
-        client.update(sees(&[])).await;
+        client.wait_for_update(has_addresses(&[])).await;
     });
 }
 
@@ -106,28 +106,28 @@ fn a_sidecar_that_comes_later_is_seen_at_the_other_control_plane_and_so_is_its_e
 fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_connect_to_another() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let (one, _found_by_one) = replica(scratch.path(), "one").await;
-        let (two, found_by_two) = replica(scratch.path(), "two").await;
-        found_by_two.send_replace([one.address()].into());
-        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
-        let mut client = sidecar(&two, "client-1", &[]).await;
-        client.update(sees(&[listener()])).await;
+        let (one, _found_by_one) = start_replica(scratch.path(), "one").await;
+        let (two, found_by_two) = start_replica(scratch.path(), "two").await;
+        found_by_two.send_replace([one.listen_address()].into());
+        let _stock = connect_sidecar(&one, "stock-1", &[(8080, listener_address())]).await;
+        let mut client = connect_sidecar(&two, "client-1", &[]).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
         // Reports of a control plane that is no longer discovered still count while its stream is open.
         found_by_two.send_replace(BTreeSet::new());
-        let _other = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
-        client.update(sees(&[listener(), other_listener()])).await;
+        let _other = connect_sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
+        client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
         drop(one);
-        client.update(sees(&[])).await;
-        let _stock = sidecar(&two, "stock-1", &[(8080, listener())]).await;
-        client.update(sees(&[listener()])).await;
+        client.wait_for_update(has_addresses(&[])).await;
+        let _stock = connect_sidecar(&two, "stock-1", &[(8080, listener_address())]).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
         // Its successor has another address.
-        let (three, found_by_three) = replica(scratch.path(), "three").await;
-        found_by_three.send_replace([two.address()].into());
-        found_by_two.send_replace([three.address()].into());
-        let _other = sidecar(&three, "stock-2", &[(8080, other_listener())]).await;
-        client.update(sees(&[listener(), other_listener()])).await;
-        let mut late = sidecar(&three, "client-2", &[]).await;
-        late.update(sees(&[listener(), other_listener()])).await;
+        let (three, found_by_three) = start_replica(scratch.path(), "three").await;
+        found_by_three.send_replace([two.listen_address()].into());
+        found_by_two.send_replace([three.listen_address()].into());
+        let _other = connect_sidecar(&three, "stock-2", &[(8080, other_listener())]).await;
+        client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
+        let mut late = connect_sidecar(&three, "client-2", &[]).await;
+        late.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
     });
 }
 
@@ -135,19 +135,19 @@ fn a_control_plane_that_dies_takes_its_sidecars_with_it_until_they_connect_to_an
 fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let (one, _found_by_one) = replica(scratch.path(), "one").await;
-        let (two, found_by_two) = replica(scratch.path(), "two").await;
-        let mut client = sidecar(&two, "client-1", &[]).await;
+        let (one, _found_by_one) = start_replica(scratch.path(), "one").await;
+        let (two, found_by_two) = start_replica(scratch.path(), "two").await;
+        let mut client = connect_sidecar(&two, "client-1", &[]).await;
         write(&scratch.path().join("two"), MESH);
-        two.reload();
-        two.status().wait_for(|status| status.workloads == 2).await.unwrap();
-        found_by_two.send_replace([one.address()].into());
-        let _stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
-        let _other = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
-        client.update(sees(&[listener()])).await;
+        two.reload_files();
+        two.watch_status().wait_for(|status| status.workloads == 2).await.unwrap();
+        found_by_two.send_replace([one.listen_address()].into());
+        let _stock = connect_sidecar(&one, "stock-1", &[(8080, listener_address())]).await;
+        let _other = connect_sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
+        client.wait_for_update(has_addresses(&[listener_address()])).await;
         write(&scratch.path().join("two"), &format!("{MESH}{MORE}"));
-        two.reload();
-        client.update(sees(&[listener(), other_listener()])).await;
+        two.reload_files();
+        client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
     });
 }
 
@@ -155,14 +155,14 @@ fn a_workload_that_one_control_plane_hears_of_later_is_seen_there_all_the_same()
 fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_own_rejected() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let (one, found_by_one) = replica(scratch.path(), "one").await;
-        let (two, found_by_two) = replica(scratch.path(), "two").await;
-        found_by_one.send_replace([two.address()].into());
-        found_by_two.send_replace([one.address()].into());
+        let (one, found_by_one) = start_replica(scratch.path(), "one").await;
+        let (two, found_by_two) = start_replica(scratch.path(), "two").await;
+        found_by_one.send_replace([two.listen_address()].into());
+        found_by_two.send_replace([one.listen_address()].into());
         let mut facts = two.sidecar_facts();
         let mut of_other = one.sidecar_facts();
         let without = |names: &'static [&'static str]| {
-            let names: Vec<WorkloadName> = names.iter().map(|name| workload(name)).collect();
+            let names: Vec<WorkloadName> = names.iter().map(|name| workload_name(name)).collect();
             let count = names.len();
             let expected = SidecarConnections { peers: 1, disconnected: names, count };
             move |facts: &Arc<SidecarFacts>| facts.connections.as_ref() == Some(&expected)
@@ -170,10 +170,10 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
         let all = &["client-1", "client-2", "stock-1", "stock-2"];
         facts.wait_for(without(all)).await.unwrap();
         of_other.wait_for(without(all)).await.unwrap();
-        let stock = sidecar(&one, "stock-1", &[(8080, listener())]).await;
-        let client = sidecar(&two, "client-1", &[]).await;
+        let stock = connect_sidecar(&one, "stock-1", &[(8080, listener_address())]).await;
+        let client = connect_sidecar(&two, "client-1", &[]).await;
         facts.wait_for(without(&["client-2", "stock-2"])).await.unwrap();
-        let _stock_2 = sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
+        let _stock_2 = connect_sidecar(&one, "stock-2", &[(8080, other_listener())]).await;
         facts.wait_for(without(&["client-2"])).await.unwrap();
         of_other.wait_for(without(&["client-2"])).await.unwrap();
         // It was connected to the other one.
@@ -183,9 +183,9 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
         let addresses = ["10.0.0.9", "10.0.0.10"].map(|it| it.parse().unwrap());
         let condition = Condition::plaintext_rejected(8080, &addresses, true);
         let report = ProxyReport { conditions: vec![condition], ..ProxyReport::default() };
-        client.say(Request::Listeners(Vec::new(), report)).await;
+        client.send_request(Request::Listeners(Vec::new(), report)).await;
         let rejected = addresses.map(|client| RejectedClient {
-            workload: workload("client-1"),
+            workload: workload_name("client-1"),
             uid: None,
             client,
             port: 8080,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use leno_control::Control;
 use leno_discovery::{
     ALPN, FollowError, Hello, InboundListener, IssuedBytes, JOIN_ALPN, JoinError, Request,
-    Subscriber, Update, follow, join,
+    Subscriber, Update, follow_control_plane, join,
 };
 use leno_identity::{
     Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
@@ -33,14 +33,14 @@ impl Identity {
     /// Joins with a new token of this control plane.
     pub(crate) async fn join(control: &Control, name: &WorkloadName) -> Result<Self, JoinError> {
         let bundle = control.mint_bundle(name).unwrap();
-        join_with(&bundle, control.address(), name).await
+        join_with(&bundle, control.listen_address(), name).await
     }
 
     /// Requests the next certificate, over a stream.
-    pub(crate) async fn renew(&self, proxy: &Proxy) -> Self {
+    pub(crate) async fn renew_certificate(&self, proxy: &Proxy) -> Self {
         let key = PrivateKey::generate();
         let (answer, issued) = oneshot::channel();
-        proxy.say(Request::Renew { csr: key.request(), answer }).await;
+        proxy.send_request(Request::Renew { csr: key.certificate_request(), answer }).await;
         Self::new(key, issued.await.unwrap().unwrap())
     }
 
@@ -60,8 +60,8 @@ pub(crate) async fn join_with(
     let control = control_id(&bundle.trust_domain);
     let config = join_client_config(&bundle.roots, &control, &[JOIN_ALPN]).unwrap();
     let key = PrivateKey::generate();
-    let stream = tls(address, config).await;
-    let issued = join(stream, &bundle.token, name, &key.request()).await?;
+    let stream = connect_tls(address, config).await;
+    let issued = join(stream, &bundle.token, name, &key.certificate_request()).await?;
     Ok(Identity::new(key, issued))
 }
 
@@ -77,17 +77,17 @@ pub(crate) async fn join_from(
     let key = PrivateKey::generate();
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((source, 0)))?;
-    let stream = over(socket.connect(address).await?, address, config).await?;
-    let issued = join(stream, &bundle.token, name, &key.request()).await?;
+    let stream = handshake_over(socket.connect(address).await?, address, config).await?;
+    let issued = join(stream, &bundle.token, name, &key.certificate_request()).await?;
     Ok(Identity::new(key, issued))
 }
 
-async fn tls(address: SocketAddr, config: Arc<ClientConfig>) -> TlsStream<TcpStream> {
+async fn connect_tls(address: SocketAddr, config: Arc<ClientConfig>) -> TlsStream<TcpStream> {
     let tcp = TcpStream::connect(address).await.unwrap();
-    over(tcp, address, config).await.unwrap()
+    handshake_over(tcp, address, config).await.unwrap()
 }
 
-async fn over(
+async fn handshake_over(
     tcp: TcpStream,
     address: SocketAddr,
     config: Arc<ClientConfig>,
@@ -113,8 +113,8 @@ impl Proxy {
         listeners: &[(u16, SocketAddr)],
     ) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member(control, identity).await;
-        Self::start(stream, hello(name, services, listeners), Subscriber::new())
+        let stream = connect_member(control, identity).await;
+        Self::start(stream, hello_message(name, services, listeners), Subscriber::new())
     }
 
     /// Connects with its own identity to a control plane in another process.
@@ -125,14 +125,14 @@ impl Proxy {
     ) -> Self {
         let name = identity.credential.workload().unwrap();
         let stream = member_of(control, identity).await;
-        Self::start(stream, hello(name, services, &[]), Subscriber::new())
+        Self::start(stream, hello_message(name, services, &[]), Subscriber::new())
     }
 
     /// Connects with its own identity, as the process of this number.
     pub(crate) async fn of_process(control: &Control, identity: &Identity, process: u64) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member(control, identity).await;
-        Self::start(stream, Hello { process, ..hello(name, &[], &[]) }, Subscriber::new())
+        let stream = connect_member(control, identity).await;
+        Self::start(stream, Hello { process, ..hello_message(name, &[], &[]) }, Subscriber::new())
     }
 
     /// Connects with its own identity and the state of a former stream.
@@ -143,55 +143,55 @@ impl Proxy {
         former: &Self,
     ) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member(control, identity).await;
+        let stream = connect_member(control, identity).await;
         let known = former.newest.borrow().as_ref().unwrap().to_bytes();
         let subscriber = Subscriber::from_bytes(&known).unwrap();
-        Self::start(stream, hello(name, services, &[]), subscriber)
+        Self::start(stream, hello_message(name, services, &[]), subscriber)
     }
 
     /// Connects with its own identity and claims to be another workload.
-    pub(crate) async fn claim(
+    pub(crate) async fn connect_claiming(
         control: &Control,
         identity: &Identity,
         claimed: &WorkloadName,
     ) -> Self {
-        let stream = member(control, identity).await;
-        Self::start(stream, hello(claimed, &[], &[]), Subscriber::new())
+        let stream = connect_member(control, identity).await;
+        Self::start(stream, hello_message(claimed, &[], &[]), Subscriber::new())
     }
 
     /// Connects without a certificate.
-    pub(crate) async fn anonymous(
+    pub(crate) async fn connect_anonymous(
         control: &Control,
         bundle: &JoinBundle,
         claimed: &WorkloadName,
     ) -> Self {
         let expected = control_id(&bundle.trust_domain);
         let config = join_client_config(&bundle.roots, &expected, &[ALPN]).unwrap();
-        let stream = tls(control.address(), config).await;
-        Self::start(stream, hello(claimed, &[], &[]), Subscriber::new())
+        let stream = connect_tls(control.listen_address(), config).await;
+        Self::start(stream, hello_message(claimed, &[], &[]), Subscriber::new())
     }
 
-    pub(crate) fn listeners(listeners: &[(u16, SocketAddr)]) -> Request {
-        Request::Listeners(inbound(listeners), Default::default())
+    pub(crate) fn listeners_request(listeners: &[(u16, SocketAddr)]) -> Request {
+        Request::Listeners(inbound_listeners(listeners), Default::default())
     }
 
-    pub(crate) async fn say(&self, request: Request) {
+    pub(crate) async fn send_request(&self, request: Request) {
         self.requests.send(request).await.unwrap();
     }
 
     /// Waits for an update that satisfies the condition.
-    pub(crate) async fn update(&mut self, is_so: impl Fn(&Update) -> bool) -> Update {
+    pub(crate) async fn wait_for_update(&mut self, is_so: impl Fn(&Update) -> bool) -> Update {
         let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_so)).await;
         found.expect("the stream goes on").clone().unwrap()
     }
 
     /// Returns all updates so far.
-    pub(crate) fn seen(&self) -> Vec<Update> {
+    pub(crate) fn received_updates(&self) -> Vec<Update> {
         self.seen.borrow().clone()
     }
 
     /// Waits for the end of the stream.
-    pub(crate) async fn ended(&mut self) -> FollowError {
+    pub(crate) async fn wait_until_ended(&mut self) -> FollowError {
         self.task.join_next().await.unwrap().unwrap()
     }
 
@@ -207,14 +207,14 @@ impl Proxy {
                 sender.send_replace(Some(update));
                 Ok(())
             };
-            follow(stream, hello, &mut subscriber, &mut wanted, &mut apply).await
+            follow_control_plane(stream, hello, &mut subscriber, &mut wanted, &mut apply).await
         });
         Self { requests, newest, seen, task }
     }
 }
 
-pub(crate) async fn member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
-    member_of((control.address(), control.trust_domain()), identity).await
+pub(crate) async fn connect_member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
+    member_of((control.listen_address(), control.trust_domain()), identity).await
 }
 
 async fn member_of(
@@ -223,17 +223,17 @@ async fn member_of(
 ) -> TlsStream<TcpStream> {
     let expected = control_id(trust_domain);
     let config = client_config(&identity.credential, &expected, &[ALPN]).unwrap();
-    tls(address, config).await
+    connect_tls(address, config).await
 }
 
-fn hello(
+fn hello_message(
     workload: &WorkloadName,
     services: &[ServiceName],
     listeners: &[(u16, SocketAddr)],
 ) -> Hello {
     Hello {
         workload: workload.clone(),
-        listeners: inbound(listeners),
+        listeners: inbound_listeners(listeners),
         admin: None,
         pid: 1,
         version: "test".to_owned(),
@@ -248,7 +248,7 @@ fn hello(
     }
 }
 
-fn inbound(listeners: &[(u16, SocketAddr)]) -> Vec<InboundListener> {
+fn inbound_listeners(listeners: &[(u16, SocketAddr)]) -> Vec<InboundListener> {
     let pairs = listeners.iter().copied();
     pairs.map(|(port, address)| InboundListener { port, address }).collect()
 }

@@ -5,25 +5,26 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::receiver::{Receiver, answer};
+use super::receiver::{Receiver, response_with};
 use super::*;
 
 /// Starts a shop that exports metrics to this collector at this interval.
-async fn open(collector: SocketAddr, interval: &str) -> Shop {
+async fn open_exporting(collector: SocketAddr, interval: &str) -> Shop {
     let mesh = format!(
         "{MESH}---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{metrics: {{export: {{otlp: {{endpoint: 'http://{collector}', interval: {interval}}}}}}}}}\n"
     );
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), &mesh);
-    let control = Control::start(config(directory.path())).await.unwrap();
+    let control = Control::start(test_config(directory.path())).await.unwrap();
     Shop { directory, control }
 }
 
 impl Shop {
     /// Returns the number of exported points, by result.
-    async fn points(&self, result: &str) -> u64 {
-        let (_, page) = admin::ask(self.control.socket(), "GET", "/metrics").await.unwrap();
+    async fn exported_points(&self, result: &str) -> u64 {
+        let (_, page) =
+            admin::query_admin(self.control.socket_path(), "GET", "/metrics").await.unwrap();
         let series = format!("leno_control_metric_points_total{{result=\"{result}\"}} ");
         page.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse().unwrap()
     }
@@ -32,18 +33,18 @@ impl Shop {
 #[test]
 fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
     run(async {
-        let refusal = answer(400, None, b"not today".to_vec());
+        let refusal = response_with(400, None, b"not today".to_vec());
         let receiver = Receiver::start(vec![refusal]).await;
-        let shop = open(receiver.address, "1s").await;
-        while shop.points("exported").await == 0 {
+        let shop = open_exporting(receiver.address, "1s").await;
+        while shop.exported_points("exported").await == 0 {
             tokio::task::yield_now().await;
         }
-        assert!(shop.points("refused").await > 30);
-        let arrived = receiver.arrived();
+        assert!(shop.exported_points("refused").await > 30);
+        let arrived = receiver.arrived_requests();
         let (path, kind, body) = arrived.last().unwrap();
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
         let body = String::from_utf8_lossy(body);
-        let (port, name) = (shop.control.address().port(), "service.instance.id");
+        let (port, name) = (shop.control.listen_address().port(), "service.instance.id");
         for sent in ["leno-control", "leno-system", name, &format!(":{port}")] {
             assert!(body.contains(sent), "{sent}");
         }
@@ -57,9 +58,9 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
 fn the_last_push_is_when_the_control_plane_ends() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
-        let shop = open(receiver.address, "1h").await;
+        let shop = open_exporting(receiver.address, "1h").await;
         shop.control.shutdown().await;
-        let arrived = receiver.arrived();
+        let arrived = receiver.arrived_requests();
         let [(_, _, body)] = &arrived[..] else { panic!("{} pushes", arrived.len()) };
         assert!(String::from_utf8_lossy(body).contains("leno_control_workloads"));
     });
@@ -70,7 +71,7 @@ fn a_collector_that_says_nothing_does_not_hold_up_the_end() {
     run(async {
         // The kernel accepts the connection, but no process reads from it.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let shop = open(silent.local_addr().unwrap(), "1h").await;
+        let shop = open_exporting(silent.local_addr().unwrap(), "1h").await;
         let began = Instant::now();
         shop.control.shutdown().await;
         assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());

@@ -17,7 +17,7 @@ use crate::proxy::join_from;
 struct Registrar(BTreeMap<&'static str, Holder>);
 
 impl Reviewer for Registrar {
-    fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
+    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
         Box::pin(async move {
             match token {
                 "down" => Err(ReviewError::Unavailable("it is down".to_owned())),
@@ -30,16 +30,16 @@ impl Reviewer for Registrar {
     }
 }
 
-fn holder(pod: &str, account: &str) -> Holder {
+fn pod_holder(pod: &str, account: &str) -> Holder {
     let account = ServiceAccount::new("shop", account).unwrap();
-    Holder { workload: workload(pod), account, uid: None }
+    Holder { workload: workload_name(pod), account, uid: None }
 }
 
-async fn open(joining: Duration) -> Shop {
+async fn open_shop(joining: Duration) -> Shop {
     let known = [
-        ("of-client", holder("client-1", "client")),
-        ("of-stock", holder("stock-1", "client")),
-        ("of-late", holder("late-1", "client")),
+        ("of-client", pod_holder("client-1", "client")),
+        ("of-stock", pod_holder("stock-1", "client")),
+        ("of-late", pod_holder("late-1", "client")),
     ];
     Shop::open_with(|config| {
         config.reviewer = Some(Arc::new(Registrar(known.into())));
@@ -49,21 +49,21 @@ async fn open(joining: Duration) -> Shop {
 }
 
 async fn join_as(shop: &Shop, token: &str, name: &str) -> Result<Identity, String> {
-    let mut bundle = shop.control.mint_bundle(&workload("client-1")).unwrap();
+    let mut bundle = shop.control.mint_bundle(&workload_name("client-1")).unwrap();
     bundle.token = token.to_owned();
-    let joined = join_with(&bundle, shop.control.address(), &workload(name)).await;
+    let joined = join_with(&bundle, shop.control.listen_address(), &workload_name(name)).await;
     joined.map_err(|error| error.to_string())
 }
 
 #[test]
 fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
     run(async {
-        let shop = open(Duration::ZERO).await;
+        let shop = open_shop(Duration::ZERO).await;
         for _ in 0..2 {
             let joined = join_as(&shop, "of-client", "client-1").await.unwrap();
             let id = joined.credential.id().to_string();
             assert_eq!(id, "spiffe://cluster.local/ns/shop/sa/client");
-            assert_eq!(joined.credential.workload(), Some(&workload("client-1")));
+            assert_eq!(joined.credential.workload(), Some(&workload_name("client-1")));
         }
         for (token, name, expected) in [
             ("of-client", "stock-1", "issued to pod shop/client-1, not shop/stock-1"),
@@ -83,7 +83,7 @@ fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
 #[test]
 fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
     run(async {
-        let shop = open(Duration::from_secs(3600)).await;
+        let shop = open_shop(Duration::from_secs(3600)).await;
         let late = MESH.replacen("name: client-1", "name: late-1", 1);
         let asked = join_as(&shop, "of-late", "late-1");
         let sent = async {
@@ -92,14 +92,14 @@ fn a_pod_that_asks_before_it_is_known_is_answered_when_it_is() {
             shop.write(&late);
         };
         let (joined, ()) = tokio::join!(asked, sent);
-        assert_eq!(joined.unwrap().credential.workload(), Some(&workload("late-1")));
+        assert_eq!(joined.unwrap().credential.workload(), Some(&workload_name("late-1")));
     });
 }
 
 #[test]
 fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
     run(async {
-        let shop = open(Duration::ZERO).await;
+        let shop = open_shop(Duration::ZERO).await;
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
         let revoked = STRICT.replace("trafficMode: strict", account);
         shop.write(&format!("{MESH}{revoked}"));
@@ -132,18 +132,18 @@ impl Slow {
     fn read(token: &str) -> Option<(Holder, bool)> {
         let mut parts = token.split('|');
         let (pod, uid, secret) = (parts.next()?, parts.next()?, parts.next()?);
-        let holder = Holder { uid: uid.parse().ok(), ..holder(pod, "client") };
+        let holder = Holder { uid: uid.parse().ok(), ..pod_holder(pod, "client") };
         Some((holder, secret == "good"))
     }
 }
 
 impl Reviewer for Slow {
-    fn claimed(&self, token: &str, _: SystemTime) -> Result<Option<Holder>, ReviewError> {
+    fn claimed_holder(&self, token: &str, _: SystemTime) -> Result<Option<Holder>, ReviewError> {
         let read = Self::read(token).map(|(holder, _)| Some(holder));
         read.ok_or_else(|| ReviewError::Refused("not a token".to_owned()))
     }
 
-    fn review<'a>(&'a self, token: &'a str) -> Review<'a> {
+    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -167,9 +167,9 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
         .await;
         let bundle = |token: String| JoinBundle {
             token,
-            ..shop.control.mint_bundle(&workload("client-1")).unwrap()
+            ..shop.control.mint_bundle(&workload_name("client-1")).unwrap()
         };
-        let (address, name) = (shop.control.address(), workload("client-1"));
+        let (address, name) = (shop.control.listen_address(), workload_name("client-1"));
         let source = Ipv4Addr::new(127, 0, 0, 9);
         let flood = async {
             let mut attempts = tokio::task::JoinSet::new();
@@ -205,7 +205,7 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
             [("client-1||other", "stock-1"), ("nobody-1||x", "nobody-1"), ("", "client-1")]
         {
             let bundle = bundle(token.to_owned());
-            let joined = join_from(other, &bundle, address, &workload(name)).await;
+            let joined = join_from(other, &bundle, address, &workload_name(name)).await;
             joined.unwrap_err();
         }
         assert_eq!(slow.reviews.load(Ordering::Relaxed), before);

@@ -76,9 +76,9 @@ spec:
 "#;
 
 /// Returns the statuses of a mesh's policies, once there are this many.
-async fn policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
+async fn wait_for_policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
     loop {
-        let policies: Vec<PolicyStatus> = shop.ask("/policies").await;
+        let policies: Vec<PolicyStatus> = shop.query_json("/policies").await;
         if policies.len() >= least {
             return policies;
         }
@@ -87,7 +87,7 @@ async fn policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
 }
 
 /// Returns the reason why a policy is not in force.
-fn why<'a>(policies: &'a [PolicyStatus], name: &str) -> Option<&'a str> {
+fn inactive_reason<'a>(policies: &'a [PolicyStatus], name: &str) -> Option<&'a str> {
     let status = policies.iter().find(|it| it.name == name).expect(name);
     assert_eq!(status.in_force, status.why.is_none(), "{name}");
     status.why.as_deref()
@@ -99,8 +99,8 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
         let shop = Shop::open().await;
         let file = shop.directory.path().join("mesh.yaml");
         shop.write(&format!("{MESH}{RULES}"));
-        let policies = policies(&shop, 1).await;
-        let rejected: serde_json::Value = shop.ask("/rejected").await;
+        let policies = wait_for_policies(&shop, 1).await;
+        let rejected: serde_json::Value = shop.query_json("/rejected").await;
         assert_eq!(rejected["rejected"], serde_json::json!([]), "{}", file.display());
         let status = |kind: &str, name: &str| {
             let mut found = policies.iter();
@@ -127,7 +127,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
         assert_eq!(status("Hedging", "shop/lost").problems, ["Service shop/nobody does not exist"]);
         assert_eq!(status("TagRoute", "shop/all").destination, "shop/*");
 
-        let routes: Vec<RouteStatus> = shop.ask("/routes").await;
+        let routes: Vec<RouteStatus> = shop.query_json("/routes").await;
         let attached = &routes[0].attached;
         let said: Vec<(&str, bool, bool)> =
             attached.iter().map(|it| (it.parent.as_str(), it.accepted, it.resolved)).collect();
@@ -182,7 +182,7 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{TWO_PORTS}"));
         let routes = loop {
-            let routes: Vec<RouteStatus> = shop.ask("/routes").await;
+            let routes: Vec<RouteStatus> = shop.query_json("/routes").await;
             if !routes.is_empty() {
                 break routes;
             }
@@ -241,7 +241,7 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{AWAY}"));
-        let policies = policies(&shop, 4).await;
+        let policies = wait_for_policies(&shop, 4).await;
         for (name, expected) in [
             ("shop/breaker", None),
             ("shop/own", None),
@@ -260,7 +260,7 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
                 ),
             ),
         ] {
-            assert_eq!(why(&policies, name), expected, "{name}");
+            assert_eq!(inactive_reason(&policies, name), expected, "{name}");
         }
     });
 }
@@ -301,8 +301,8 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{BYTES}"));
-        let policies = policies(&shop, 5).await;
-        let why = |name| why(&policies, name);
+        let policies = wait_for_policies(&shop, 5).await;
+        let why = |name| inactive_reason(&policies, name);
         let port = Some("port 90 of shop/bytes carries TCP, in which requests are not visible");
         assert_eq!((why("shop/hedging"), why("shop/limit")), (port, port));
         assert_eq!((why("shop/breaker"), why("shop/faults")), (None, None));
@@ -332,8 +332,8 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{AWAY}{AWAY_TAGS}"));
-        let policies = policies(&shop, 7).await;
-        let why = |name| why(&policies, name);
+        let policies = wait_for_policies(&shop, 7).await;
+        let why = |name| inactive_reason(&policies, name);
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
         let tags = format!("{all} tag rules select from the endpoints of shop/away only");
         assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
@@ -363,7 +363,7 @@ fn a_retry_is_not_in_force_where_each_rule_of_the_route_decides_about_retries() 
     run(async {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{OWN_RETRY}"));
-        let policies = policies(&shop, 1).await;
+        let policies = wait_for_policies(&shop, 1).await;
         let why =
             "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";
         assert_eq!((policies[0].in_force, policies[0].why.as_deref()), (false, Some(why)));

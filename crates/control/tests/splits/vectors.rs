@@ -16,14 +16,14 @@ fn splits_choose_as_they_say() {
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= 33, "{} groups", groups.len());
-    let wrong: Vec<String> = groups.iter().flat_map(wrong).collect();
+    let wrong: Vec<String> = groups.iter().flat_map(find_mismatches).collect();
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// Returns the mismatches of a group.
-fn wrong(group: &Value) -> Vec<String> {
+fn find_mismatches(group: &Value) -> Vec<String> {
     let name = group["name"].as_str().unwrap();
-    let (objects, rejected) = objects(&group["documents"]);
+    let (objects, rejected) = group_objects(&group["documents"]);
     if group["refused"].as_bool().unwrap_or(false) {
         return match rejected.is_empty() {
             true => vec![format!("{name}: is not refused")],
@@ -40,7 +40,7 @@ fn wrong(group: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         for (draw, expected) in (0..).zip(case["expect"].as_array().unwrap()) {
-            let found = decided(&plans, case, draw);
+            let found = selected_backend(&plans, case, draw);
             if expected != &found {
                 let case = case["name"].as_str().unwrap();
                 wrong.push(format!("{name}, {case}, {draw}: {found}, not {expected}"));
@@ -51,7 +51,7 @@ fn wrong(group: &Value) -> Vec<String> {
 }
 
 /// Returns the backend that the root's sidecar selects, `own` for the root's own endpoints, or the reason.
-fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
+fn selected_backend(plans: &Plans, case: &Value, draw: u64) -> String {
     let root = plans.service(&"shop/stock".parse().unwrap()).unwrap();
     let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
     let port = &root.ports[&port];
@@ -59,7 +59,7 @@ fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
     if request.is_null() {
         return match &port.tcp_rule {
             None => "own".to_owned(),
-            Some(rule) => there(plans, tcp_backend(rule, draw)),
+            Some(rule) => existing_backend(plans, tcp_backend(rule, draw)),
         };
     }
     let headers = request["headers"].as_array().unwrap().iter();
@@ -73,17 +73,17 @@ fn decided(plans: &Plans, case: &Value, draw: u64) -> String {
         authority: request["authority"].as_str().unwrap_or("stock"),
         fields: &headers,
     };
-    match port.routes.choose(&view, draw) {
+    match port.routes.choose_backend(&view, draw) {
         RouteChoice::Direct => "own".to_owned(),
-        RouteChoice::To { backend, .. } => there(plans, Some(backend)),
-        RouteChoice::InvalidBackend { .. } => there(plans, None),
+        RouteChoice::To { backend, .. } => existing_backend(plans, Some(backend)),
+        RouteChoice::InvalidBackend { .. } => existing_backend(plans, None),
         RouteChoice::NoRoute => Reason::NoRoute.label().to_owned(),
         RouteChoice::Redirect { .. } => "elsewhere".to_owned(),
     }
 }
 
 /// Returns a backend that exists with its port; a sidecar rejects requests for others.
-fn there(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
+fn existing_backend(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
     let known = backend.filter(|backend| {
         let plan = plans.service(&backend.service);
         plan.is_some_and(|plan| plan.ports.contains_key(&backend.port))
@@ -93,11 +93,11 @@ fn there(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
 }
 
 /// Returns the caller, the services with a workload each, and the documents of the group.
-fn objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
+fn group_objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
     let both =
         "{name: web, port: 9080, appProtocol: http}, {name: db, port: 5432, appProtocol: tcp}";
     let web = "{name: web, port: 9080, appProtocol: http}";
-    let mut text = vec![workload("shop", "caller")];
+    let mut text = vec![workload_manifest("shop", "caller")];
     for (namespace, name, ports) in [
         ("shop", "stock", both),
         ("shop", "stock-v1", both),
@@ -106,7 +106,7 @@ fn objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
         ("shop", "web-only", web),
         ("other", "stock-v9", both),
     ] {
-        text.push(workload(namespace, name));
+        text.push(workload_manifest(namespace, name));
         text.push(format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
              spec: {{selector: {{app: {name}}}, ports: [{ports}]}}\n"
@@ -117,7 +117,7 @@ fn objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
     (objects.into_iter().map(|(object, _)| object).collect(), rejected)
 }
 
-fn workload(namespace: &str, name: &str) -> String {
+fn workload_manifest(namespace: &str, name: &str) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}\n\

@@ -11,7 +11,7 @@ use leno_traffic::{Chance, Draw, Plans, RequestView, Shares};
 use serde_json::{Value, json};
 
 /// Reads a file of vectors.
-pub(crate) fn vectors(file: &str) -> Value {
+pub(crate) fn read_vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/tags").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
@@ -23,18 +23,18 @@ pub(crate) struct Group<'a> {
 
 impl Group<'_> {
     /// Returns its rules, as manifests.
-    pub(crate) fn rules(&self) -> Vec<String> {
+    pub(crate) fn rule_manifests(&self) -> Vec<String> {
         let rules = self.group["documents"].as_array().unwrap().iter().enumerate();
-        rules.map(|(index, rules)| document(index, rules).to_string()).collect()
+        rules.map(|(index, rules)| rule_document(index, rules).to_string()).collect()
     }
 
     /// Returns the differences from the expectations under these rules.
-    pub(crate) fn wrong(&self, rules: &[String]) -> Vec<String> {
+    pub(crate) fn find_mismatches(&self, rules: &[String]) -> Vec<String> {
         let name = self.group["name"].as_str().unwrap();
         if self.group["agent"].as_bool() == Some(true) {
             return Vec::new();
         }
-        let (objects, rejected) = self.objects(rules);
+        let (objects, rejected) = self.mesh_objects(rules);
         let refused = self.group["refused"].as_bool().unwrap_or(false);
         if refused == rejected.is_empty() {
             return vec![format!("{name}: rejected: {rejected:?}")];
@@ -44,15 +44,15 @@ impl Group<'_> {
         }
         let service: ServiceName = "shop/orders".parse().unwrap();
         let caller: WorkloadName = match self.group.get("lane") {
-            Some(listener_kind) => workload(listener_kind.as_str().unwrap()),
-            None => workload("caller"),
+            Some(listener_kind) => workload_name(listener_kind.as_str().unwrap()),
+            None => workload_name("caller"),
         };
         let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
         let plans = Plans::build(Arc::new(snapshot), None).unwrap();
         let mut wrong = Vec::new();
         for case in self.group["cases"].as_array().unwrap() {
             for expected in case["expect"].as_array().unwrap() {
-                let found = decide(&plans, &case["request"], expected);
+                let found = decide_request(&plans, &case["request"], expected);
                 let draws = expected.get("draws").cloned().unwrap_or_default();
                 if found != without_draws(expected) {
                     let case = case["name"].as_str().unwrap();
@@ -64,25 +64,25 @@ impl Group<'_> {
     }
 
     /// Returns the mesh of the group: the fleet of `orders`, the caller, and the rules.
-    fn objects(&self, rules: &[String]) -> (Vec<Object>, Vec<Rejected>) {
+    fn mesh_objects(&self, rules: &[String]) -> (Vec<Object>, Vec<Rejected>) {
         let fleet = match &self.group["fleet"] {
             Value::String(name) => &self.vectors["fleets"][name],
             fleet => fleet,
         };
         let mut documents = Vec::new();
         for (name, tags) in fleet.as_object().unwrap() {
-            documents.push(instance(name, "orders", tags));
+            documents.push(instance_manifest(name, "orders", tags));
         }
         let caller = &self.group["caller"];
         // Labels other than version and zone would be parameters.
         let app = caller["service"].as_str().unwrap_or_default();
-        documents.push(instance("caller", app, &caller["tags"]));
+        documents.push(instance_manifest("caller", app, &caller["tags"]));
         for name in ["orders", "web", "other"] {
-            documents.push(service(name));
+            documents.push(service_manifest(name));
         }
         if let Some(listener_kind) = self.group.get("lane") {
             let name = listener_kind.as_str().unwrap();
-            documents.push(instance(name, name, &json!({})));
+            documents.push(instance_manifest(name, name, &json!({})));
         }
         let documents = documents.iter().map(Value::to_string);
         let text: Vec<String> = documents.chain(rules.iter().cloned()).collect();
@@ -91,11 +91,11 @@ impl Group<'_> {
     }
 }
 
-fn workload(name: &str) -> WorkloadName {
+fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("shop", name).unwrap()
 }
 
-fn instance(name: &str, app: &str, tags: &Value) -> Value {
+fn instance_manifest(name: &str, app: &str, tags: &Value) -> Value {
     let mut labels = tags.as_object().cloned().unwrap_or_default();
     if !app.is_empty() {
         labels.insert("app".to_owned(), app.into());
@@ -108,7 +108,7 @@ fn instance(name: &str, app: &str, tags: &Value) -> Value {
     })
 }
 
-fn service(name: &str) -> Value {
+fn service_manifest(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -118,7 +118,7 @@ fn service(name: &str) -> Value {
 }
 
 /// Formats a native document by its kind; rules with a key are items of a configuration center.
-fn document(index: usize, rules: &Value) -> Value {
+fn rule_document(index: usize, rules: &Value) -> Value {
     let (kind, spec) = match rules.get("key") {
         Some(key) => {
             let content = rules["content"].to_string();
@@ -135,7 +135,7 @@ fn document(index: usize, rules: &Value) -> Value {
 }
 
 /// Returns the result for a request, in the form of an expectation.
-fn decide(plans: &Plans, request: &Value, expected: &Value) -> Value {
+fn decide_request(plans: &Plans, request: &Value, expected: &Value) -> Value {
     let headers: Vec<(String, String)> = request["headers"]
         .as_array()
         .into_iter()
@@ -151,8 +151,8 @@ fn decide(plans: &Plans, request: &Value, expected: &Value) -> Value {
     };
     let mut draws = Draws(expected.get("draws"));
     if expected.get("headers").is_some() {
-        let marks = plans.lanes.mark(PORT, &view, &mut draws);
-        let marks: BTreeMap<&str, &str> = marks.missing(&view).collect();
+        let marks = plans.lanes.marks_for(PORT, &view, &mut draws);
+        let marks: BTreeMap<&str, &str> = marks.missing_headers(&view).collect();
         return json!({"headers": marks});
     }
     let service = plans.service(&"shop/orders".parse().unwrap()).unwrap();
@@ -160,15 +160,15 @@ fn decide(plans: &Plans, request: &Value, expected: &Value) -> Value {
     let endpoints = match &port.tags {
         None => Some(&port.endpoints),
         Some(tags) if request.is_null() => tags.without_request(&mut draws).endpoints,
-        Some(tags) => tags.choose(&view, &mut draws).endpoints,
+        Some(tags) => tags.choose_instances(&view, &mut draws).endpoints,
     };
     match endpoints {
-        Some(endpoints) => json!({"instances": names(endpoints)}),
+        Some(endpoints) => json!({"instances": endpoint_names(endpoints)}),
         None => json!({"reason": leno_model::Reason::NoTaggedEndpoint.label()}),
     }
 }
 
-fn names(endpoints: &[Arc<Endpoint>]) -> BTreeSet<&str> {
+fn endpoint_names(endpoints: &[Arc<Endpoint>]) -> BTreeSet<&str> {
     endpoints.iter().map(|endpoint| endpoint.id.workload.name.as_str()).collect()
 }
 
@@ -187,7 +187,7 @@ fn without_draws(expected: &Value) -> Value {
 struct Draws<'a>(Option<&'a Value>);
 
 impl Chance for Draws<'_> {
-    fn pick(&mut self, draw: Draw, shares: &Shares) -> usize {
+    fn pick_target(&mut self, draw: Draw, shares: &Shares) -> usize {
         let name = match draw {
             Draw::Route => "route",
             Draw::Fallback => "fallback",
@@ -196,8 +196,12 @@ impl Chance for Draws<'_> {
         };
         let drawn = self.0.and_then(|draws| draws[name].as_u64());
         let drawn = drawn.unwrap_or_else(|| panic!("{name} is drawn, and no draw is given"));
-        assert!((1..=shares.total()).contains(&drawn), "{drawn} of {}", shares.total());
-        shares.at(drawn - 1)
+        assert!(
+            (1..=shares.total_points()).contains(&drawn),
+            "{drawn} of {}",
+            shares.total_points()
+        );
+        shares.target_at(drawn - 1)
     }
 }
 

@@ -11,18 +11,18 @@ use leno_traffic::{
 };
 use serde_json::{Value, json};
 
-use crate::case::{headers, run, view, workload};
+use crate::case::{parse_workload, request_headers, request_view, run};
 
 #[test]
 fn access_is_as_it_says() {
-    run("access/access.json", 48, wrong);
+    run("access/access.json", 48, find_mismatches);
 }
 
 /// Returns the mismatches of a group.
-fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
+fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let found = found(objects, case);
+        let found = decide_case(objects, case);
         if found != case["expect"] {
             wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
@@ -45,33 +45,33 @@ fn exit_code(found: &Value) -> u64 {
 }
 
 /// Returns the result for a request or a connection, in the form of an expectation.
-fn found(objects: &[Object], case: &Value) -> Value {
-    let headers = headers(&case["request"]);
-    let view = view(&case["request"], &headers);
+fn decide_case(objects: &[Object], case: &Value) -> Value {
+    let headers = request_headers(&case["request"]);
+    let view = request_view(&case["request"], &headers);
     match case.get("to") {
-        Some(to) => leaves(objects, (case, to.as_str().unwrap()), view.as_ref()),
-        None => enters(objects, case, view.as_ref()),
+        Some(to) => decide_outbound(objects, (case, to.as_str().unwrap()), view.as_ref()),
+        None => decide_inbound(objects, case, view.as_ref()),
     }
 }
 
 /// Decides a call to the service `stock`: its client's sidecar, if it has one, and then the service's.
-fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -> Value {
-    let stock = workload("shop/stock");
+fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -> Value {
+    let stock = parse_workload("shop/stock");
     let port = application_port(case["port"].as_u64().unwrap());
     let snapshot = snapshot_for(objects, &stock, &[]).unwrap();
-    let access = InboundAccess::of(&snapshot.plan).unwrap();
+    let access = InboundAccess::from_config(&snapshot.plan).unwrap();
     let is_direct = case["direct"].as_bool().unwrap_or(false);
     let (peer, origin) = match case["from"].as_str() {
         Some(client) => {
             if !is_direct && !may_call(objects, client) {
-                return ended(Reason::DeniedOutbound, request.is_some());
+                return client_result(Reason::DeniedOutbound, request.is_some());
             }
-            (Some(member(client)), origin(&json!({"address": "127.0.0.1", "tls": {}})))
+            (Some(member_id(client)), parse_origin(&json!({"address": "127.0.0.1", "tls": {}})))
         }
         None => {
             let tls = case["from"].get("tls");
-            let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member);
-            let origin = origin(&case["from"]);
+            let peer = tls.and_then(|tls| tls["identity"].as_str()).map(member_id);
+            let origin = parse_origin(&case["from"]);
             let is_external_principal = tls.and_then(external_principal).is_some();
             let is_taken = match is_external_principal {
                 true => access.takes_external_principals(port, origin.address),
@@ -83,55 +83,55 @@ fn enters(objects: &[Object], case: &Value, request: Option<&RequestView<'_>>) -
                 } else {
                     Reason::HandshakeFailed
                 };
-                return ended(reason, request.is_some());
+                return client_result(reason, request.is_some());
             }
             (peer, origin)
         }
     };
     let connection = access.visit((peer.as_ref(), port), Some(origin));
-    let outcome = connection.and_then(|permit| decided(&access, &permit, request));
+    let outcome = connection.and_then(|permit| decide_access(&access, &permit, request));
     match outcome {
         Ok(permit) => match permit.would_deny() {
             Some(reason) => json!({"audited": reason.label()}),
             None => json!("allowed"),
         },
-        Err(denial) => ended(denial.reason, request.is_some()),
+        Err(denial) => client_result(denial.reason, request.is_some()),
     }
 }
 
-fn decided(
+fn decide_access(
     access: &InboundAccess,
     permit: &ConnectionPermit,
     request: Option<&RequestView<'_>>,
 ) -> Result<Permit, Denial> {
     match request {
-        Some(request) => access.request(permit, request),
-        None => access.tcp(permit),
+        Some(request) => access.authorize_request(permit, request),
+        None => access.authorize_tcp(permit),
     }
 }
 
 /// True if the client's own sidecar sends requests to `stock`.
 fn may_call(objects: &[Object], client: &str) -> bool {
     let service = "shop/stock".parse().unwrap();
-    let snapshot = snapshot_for(objects, &workload(client), &[service]).unwrap();
+    let snapshot = snapshot_for(objects, &parse_workload(client), &[service]).unwrap();
     snapshot.services.values().all(|view| view.reach == Reach::Allowed)
 }
 
 /// Decides a call to an address outside the mesh.
-fn leaves(
+fn decide_outbound(
     objects: &[Object],
     (case, to): (&Value, &str),
     request: Option<&RequestView<'_>>,
 ) -> Value {
     let at: SocketAddr = to.parse().unwrap();
-    let client = workload(case["from"].as_str().unwrap());
+    let client = parse_workload(case["from"].as_str().unwrap());
     let plans = Plans::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
     let plans = plans.unwrap();
-    let way = plans.egress_rules.way(at);
+    let way = plans.egress_rules.permission_for(at);
     if plans.snapshot.plan.egress == Egress::Allow || way == Way::Open {
         return json!("allowed");
     }
-    let denied = |is_seen| ended(Reason::EgressDenied, is_seen);
+    let denied = |is_seen| client_result(Reason::EgressDenied, is_seen);
     let by_name = || {
         let name = case["serverName"].as_str()?;
         plans.egress_rules.by_server_name(at, name)
@@ -151,14 +151,14 @@ fn leaves(
 }
 
 /// Returns the result at the client: a response if a request is detected and the reason has a status.
-fn ended(reason: Reason, is_seen: bool) -> Value {
+fn client_result(reason: Reason, is_seen: bool) -> Value {
     match reason.status() {
         status if is_seen && status != 0 => json!({"status": status, "reason": reason.label()}),
         _ => json!({"reset": reason.label()}),
     }
 }
 
-fn member(client: &str) -> SpiffeId {
+fn member_id(client: &str) -> SpiffeId {
     let (namespace, name) = client.split_once('/').unwrap();
     SpiffeId {
         trust_domain: TrustDomain::new("cluster.local").unwrap(),
@@ -171,7 +171,7 @@ fn external_principal(tls: &Value) -> Option<Name> {
     tls["guest"].as_str().map(|name| Name::new(name).unwrap())
 }
 
-fn origin(from: &Value) -> Origin {
+fn parse_origin(from: &Value) -> Origin {
     let carrier = match from.get("tls") {
         None => Carrier::Clear,
         Some(tls) => Carrier::Tls {

@@ -8,7 +8,7 @@ use leno_traffic::RequestView;
 use serde_json::{Value, json};
 
 /// Reads a file of vectors.
-pub(crate) fn vectors(file: &str) -> Value {
+pub(crate) fn read_vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
@@ -16,12 +16,12 @@ pub(crate) fn vectors(file: &str) -> Value {
 /// Runs the groups of a file, at least so many; `wrong` returns the mismatches of a group, given the objects of
 /// its documents and of the file's mesh.
 pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) -> Vec<String>) {
-    let vectors = vectors(file);
+    let vectors = read_vectors(file);
     let groups = vectors["groups"].as_array().unwrap();
     assert!(groups.len() >= least, "{} groups", groups.len());
     let of_group = |group: &Value| -> Vec<String> {
         let sent = |what: String| format!("{}: {what}", group["name"]);
-        let (objects, rejected) = objects(&vectors, group);
+        let (objects, rejected) = group_objects(&vectors, group);
         let refused = group["refused"].as_bool().unwrap_or(false);
         if refused || !rejected.is_empty() {
             let is_meant = refused && !rejected.is_empty();
@@ -34,7 +34,7 @@ pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) ->
 }
 
 /// Returns the mesh of all groups, the settings of the group if any, and its documents.
-fn objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
+fn group_objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
     let config = group.get("config").map(|spec| {
         json!({
             "apiVersion": "leno.dev/v1alpha1",
@@ -51,7 +51,7 @@ fn objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
 }
 
 /// Returns the headers of a request.
-pub(crate) fn headers(request: &Value) -> Vec<(String, String)> {
+pub(crate) fn request_headers(request: &Value) -> Vec<(String, String)> {
     let headers = request["headers"].as_array().into_iter().flatten();
     headers
         .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
@@ -59,7 +59,7 @@ pub(crate) fn headers(request: &Value) -> Vec<(String, String)> {
 }
 
 /// Returns a request with its headers; `None` if no request is detected.
-pub(crate) fn view<'a>(
+pub(crate) fn request_view<'a>(
     request: &'a Value,
     headers: &'a Vec<(String, String)>,
 ) -> Option<RequestView<'a>> {
@@ -73,7 +73,7 @@ pub(crate) fn view<'a>(
 }
 
 /// Parses a workload name `NAMESPACE/NAME`.
-pub(crate) fn workload(name: &str) -> WorkloadName {
+pub(crate) fn parse_workload(name: &str) -> WorkloadName {
     let (namespace, name) = name.split_once('/').unwrap();
     WorkloadName::new(namespace, name).unwrap()
 }

@@ -2,14 +2,14 @@
 
 use leno_model::{FailureClasses, Object, Reason, ServiceRule};
 use leno_registry::read_str;
-use leno_traffic::removal::{Ending, Failed, failed};
+use leno_traffic::removal::{Ending, Failed, classify_ending};
 use serde_json::{Value, json};
 
-use crate::case::vectors;
+use crate::case::read_vectors;
 
 #[test]
 fn what_sermant_is_reported_to_count_counts() {
-    let vectors = vectors("removal/classifier.json");
+    let vectors = read_vectors("removal/classifier.json");
     let cases = vectors["cases"].as_array().unwrap();
     // Only an agent within the client's process sees its exceptions.
     let (inside, seen): (Vec<&Value>, Vec<&Value>) =
@@ -25,13 +25,13 @@ fn what_sermant_is_reported_to_count_counts() {
                 Ending::Answered { status, grpc: None }
             }
         };
-        let counts = failed(&classes(exceptions), ending) == Failed::Yes;
+        let counts = classify_ending(&failure_classes(exceptions), ending) == Failed::Yes;
         assert_eq!(json!(counts), case["counts"], "{}", case["name"]);
     }
 }
 
 /// Returns the classes that a `SermantRemoval` with these exceptions counts.
-fn classes(exceptions: &Value) -> FailureClasses {
+fn failure_classes(exceptions: &Value) -> FailureClasses {
     let config = json!({"enableRemoval": true, "exceptions": exceptions});
     let document = json!({
         "apiVersion": "leno.dev/v1alpha1",

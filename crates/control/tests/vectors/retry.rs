@@ -5,23 +5,23 @@ use std::time::{Duration, Instant};
 
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason};
-use leno_traffic::retry::{is_idempotent, pause};
+use leno_traffic::retry::{is_idempotent, retry_pause};
 use leno_traffic::{
     Attempt, CompiledActions, Plans, PortRoutes, RequestView, RetryBudget, RouteChoice, Sent,
-    Setback, retry, retry_by_rule,
+    Setback, may_retry, retry_by_rule,
 };
 use serde_json::{Value, json};
 
-use crate::case::{headers, run, vectors, view, workload};
+use crate::case::{parse_workload, read_vectors, request_headers, request_view, run};
 
 #[test]
 fn requests_are_sent_once_more_as_it_says() {
-    run("retry/retries.json", 15, wrong);
+    run("retry/retries.json", 15, find_mismatches);
 }
 
 #[test]
 fn a_budget_bounds_retries() {
-    let vectors = vectors("retry/budget.json");
+    let vectors = read_vectors("retry/budget.json");
     let cases = vectors["cases"].as_array().unwrap();
     assert!(cases.len() >= 4, "{} cases", cases.len());
     for case in cases {
@@ -38,17 +38,17 @@ fn a_budget_bounds_retries() {
 }
 
 /// Returns the mismatches of a group.
-fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
-    let client = workload("shop/web");
+fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
+    let client = parse_workload("shop/web");
     let service = || "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &client, &[service()]).unwrap();
     let plans = Plans::build(Arc::new(snapshot), None).unwrap();
     let routes = &plans.service(&service()).unwrap().ports[&9080].routes;
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let headers = headers(&case["request"]);
-        let request = view(&case["request"], &headers).unwrap();
-        let found = pauses(routes, &request, case);
+        let headers = request_headers(&case["request"]);
+        let request = request_view(&case["request"], &headers).unwrap();
+        let found = retry_pauses(routes, &request, case);
         if found != case["expect"] {
             wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
@@ -57,8 +57,8 @@ fn wrong(objects: &[Object], group: &Value) -> Vec<String> {
 }
 
 /// Returns the minimum pause in milliseconds before each further attempt, and false at the end.
-fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value {
-    let actions: Option<&Arc<CompiledActions>> = match routes.choose(request, 0) {
+fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value {
+    let actions: Option<&Arc<CompiledActions>> = match routes.choose_backend(request, 0) {
         RouteChoice::To { rule, index, .. } => rule.actions_at(index),
         _ => routes.direct_actions(),
     };
@@ -82,7 +82,7 @@ fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value
         };
         let again = match (rule, setback) {
             (Some(rule), _) => retry_by_rule(rule, setback, &attempt),
-            (None, Setback::Failed(reason)) => retry(reason, &attempt),
+            (None, Setback::Failed(reason)) => may_retry(reason, &attempt),
             // Without a rule, responses are not retried.
             (None, Setback::Answered(_)) => false,
         };
@@ -90,7 +90,7 @@ fn pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) -> Value
             pauses.push(json!(false));
             break;
         }
-        let pause = rule.map_or(Duration::ZERO, |rule| pause(rule, number, 0));
+        let pause = rule.map_or(Duration::ZERO, |rule| retry_pause(rule, number, 0));
         pauses.push(json!(u64::try_from(pause.as_millis()).unwrap()));
     }
     json!(pauses)

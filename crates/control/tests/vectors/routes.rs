@@ -4,38 +4,40 @@ use std::sync::Arc;
 
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason};
-use leno_traffic::cors::{CrossOrigin, judge};
+use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::{FieldEdits, Plans, RequestView, RouteChoice};
 use serde_json::{Map, Value, json};
 
-use crate::case::{headers, run, view, workload};
+use crate::case::{parse_workload, request_headers, request_view, run};
 
 #[test]
 fn routes_decide_in_the_order_of_the_gateway_api() {
-    run("routes/precedence.json", 30, |objects, group| wrong(objects, group, decided));
+    run("routes/precedence.json", 30, |objects, group| {
+        find_mismatches(objects, group, chosen_backend)
+    });
 }
 
 #[test]
 fn pages_of_other_origins_are_reported_what_they_may() {
-    run("routes/cors.json", 10, |objects, group| wrong(objects, group, sent));
+    run("routes/cors.json", 10, |objects, group| find_mismatches(objects, group, response_changes));
 }
 
 /// Decides a request, in the form of an expectation.
 type Decide = fn(&RouteChoice<'_>, &RequestView<'_>) -> Value;
 
 /// Returns the mismatches of a group.
-fn wrong(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
+fn find_mismatches(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let client = workload(case["from"].as_str().unwrap_or("shop/web"));
+        let client = parse_workload(case["from"].as_str().unwrap_or("shop/web"));
         let service = "shop/stock".parse().unwrap();
         let snapshot = snapshot_for(objects, &client, &[service]).unwrap();
         let plans = Plans::build(Arc::new(snapshot), None).unwrap();
         let stock = plans.service(&"shop/stock".parse().unwrap()).unwrap();
         let port = u16::try_from(case["port"].as_u64().unwrap_or(9080)).unwrap();
-        let headers = headers(&case["request"]);
-        let request = view(&case["request"], &headers).unwrap();
-        let found = decide(&stock.ports[&port].routes.choose(&request, 0), &request);
+        let headers = request_headers(&case["request"]);
+        let request = request_view(&case["request"], &headers).unwrap();
+        let found = decide(&stock.ports[&port].routes.choose_backend(&request, 0), &request);
         if found != case["expect"] {
             wrong.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
         }
@@ -44,7 +46,7 @@ fn wrong(objects: &[Object], group: &Value, decide: Decide) -> Vec<String> {
 }
 
 /// Returns the backend, `own` for the service's own endpoints, or the reason.
-fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
+fn chosen_backend(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
     match choice {
         RouteChoice::Direct => json!("own"),
         RouteChoice::To { backend, .. } => json!(backend.service.to_string()),
@@ -55,12 +57,12 @@ fn decided(choice: &RouteChoice<'_>, _: &RequestView<'_>) -> Value {
 }
 
 /// Returns the CORS response, or the changes of the response, for a request's origin.
-fn sent(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
+fn response_changes(choice: &RouteChoice<'_>, request: &RequestView<'_>) -> Value {
     let RouteChoice::To { rule, index, .. } = choice else { panic!("{choice:?}") };
     let Some(cors) = rule.actions_at(*index).and_then(|actions| actions.cors.as_ref()) else {
         return json!("passes");
     };
-    match judge(cors, request, &FieldEdits::default()) {
+    match apply_cors(cors, request, &FieldEdits::default()) {
         None => json!("passes"),
         Some(CrossOrigin::Preflight(fields)) => {
             let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()));

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::envelope::delta_to_wire;
-use crate::fixture::{hello, named, service, update, world};
+use crate::fixture::{bookinfo_update, gateway_hello, service_config, service_name, update_with};
 use crate::keepalive::SILENCE_MAX;
 use crate::key::ChangeId;
 use crate::publisher::Publisher;
@@ -19,21 +19,28 @@ async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError 
     let (near, mut far) = duplex(1 << 20);
     far.write_all(bytes).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
-    let error = follow(near, hello(), subscriber, &mut queue, &mut |_: Update| Ok(())).await;
+    let error = follow_control_plane(
+        near,
+        gateway_hello(),
+        subscriber,
+        &mut queue,
+        &mut |_: Update| Ok(()),
+    )
+    .await;
     drop(far);
     error
 }
 
-fn framed(message: to_proxy::Message) -> Vec<u8> {
+fn frame_message(message: to_proxy::Message) -> Vec<u8> {
     let message = proto::ToProxy { message: Some(message) }.encode_to_vec();
     let length = u32::try_from(message.len()).unwrap();
     [&length.to_be_bytes()[..], &message].concat()
 }
 
-fn delta(update: Update) -> Vec<u8> {
+fn delta_for(update: Update) -> Vec<u8> {
     let mut publisher = Publisher::new(Vec::new());
-    publisher.offer(update);
-    framed(to_proxy::Message::Delta(delta_to_wire(publisher.next_delta().unwrap())))
+    publisher.set_update(update);
+    frame_message(to_proxy::Message::Delta(delta_to_wire(publisher.next_delta().unwrap())))
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,13 +55,16 @@ async fn a_mute_control_plane_is_left_after_a_bounded_silence() {
 async fn whatever_is_not_of_the_protocol_ends_the_stream_with_a_reason() {
     let no_key = proto::Delta { upserts: vec![proto::Upsert::default()], ..Default::default() };
     let cases = [
-        (framed(to_proxy::Message::Delta(no_key)), "key: is missing"),
+        (frame_message(to_proxy::Message::Delta(no_key)), "key: is missing"),
         (vec![0, 0, 0, 0], "without content"),
         (vec![0, 0, 0, 2, 0xff, 0xff], "invalid message"),
         (vec![0x7f, 0, 0, 0], "exceeds the limit of 4194304"),
-        (framed(to_proxy::Message::Certificate(proto::Certificate::default())), "without content"),
         (
-            framed(to_proxy::Message::Goodbye(proto::Goodbye { reason: "moving".into() })),
+            frame_message(to_proxy::Message::Certificate(proto::Certificate::default())),
+            "without content",
+        ),
+        (
+            frame_message(to_proxy::Message::Goodbye(proto::Goodbye { reason: "moving".into() })),
             "ended the stream: moving",
         ),
     ];
@@ -72,8 +82,14 @@ async fn a_closed_stream_is_reported_from_a_broken_one() {
         far.shutdown().await.unwrap();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
-        let error =
-            follow(near, hello(), &mut subscriber, &mut queue, &mut |_: Update| Ok(())).await;
+        let error = follow_control_plane(
+            near,
+            gateway_hello(),
+            &mut subscriber,
+            &mut queue,
+            &mut |_: Update| Ok(()),
+        )
+        .await;
         assert_eq!(matches!(error, FollowError::Closed), closed, "{error}");
         assert_eq!(matches!(error, FollowError::Io(_)), !closed, "{error}");
     }
@@ -82,7 +98,7 @@ async fn a_closed_stream_is_reported_from_a_broken_one() {
 #[tokio::test(start_paused = true)]
 async fn dropping_the_future_keeps_what_was_applied() {
     let (near, mut far) = duplex(1 << 20);
-    far.write_all(&delta(world())).await.unwrap();
+    far.write_all(&delta_for(bookinfo_update())).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut applied = Vec::new();
@@ -90,19 +106,20 @@ async fn dropping_the_future_keeps_what_was_applied() {
         applied.push(update.change);
         Ok(())
     };
-    let following = follow(near, hello(), &mut subscriber, &mut queue, &mut apply);
+    let following =
+        follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     assert!(timeout(Duration::from_secs(1), following).await.is_err());
     assert_eq!(applied, [ChangeId(1)]);
-    assert_eq!(subscriber.update(), Some(&world()));
+    assert_eq!(subscriber.current_update(), Some(&bookinfo_update()));
     assert_eq!(far.read(&mut [0; 4]).await.unwrap(), 4, "the hello was sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     let mut subscriber = Subscriber::new();
-    let large = update(1, [service(&"a".repeat(40), 12_000)]);
+    let large = update_with(1, [service_config(&"a".repeat(40), 12_000)]);
     let mut publisher = Publisher::new(Vec::new());
-    publisher.offer(large);
+    publisher.set_update(large);
     while let Some(delta) = publisher.next_delta() {
         let nonce = delta.nonce;
         let staged = subscriber.stage(delta).unwrap();
@@ -112,7 +129,8 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let mut apply = |_: Update| Ok(());
-    let following = follow(near, hello(), &mut subscriber, &mut queue, &mut apply);
+    let following =
+        follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let reading = async {
         let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);
         let frame = reader.next().await.unwrap().unwrap();
@@ -125,7 +143,7 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
         Some(from_proxy::Message::Hello(hello)) => assert!(hello.held.is_empty()),
         other => panic!("not a hello: {other:?}"),
     }
-    assert!(subscriber.held().is_empty());
+    assert!(subscriber.held_versions().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,7 +158,10 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
     }
     drop(requests);
     let mut subscriber = Subscriber::new();
-    follow(near, hello(), &mut subscriber, &mut queue, &mut |_: Update| Ok(())).await;
+    follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut |_: Update| {
+        Ok(())
+    })
+    .await;
     let mut answers = Vec::new();
     for receiver in waiting {
         answers.push(
@@ -154,13 +175,13 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn many_services_are_subscribed_in_messages_that_fit() {
-    let mut hello = hello();
-    hello.services = (0..3000).map(|n| named(&format!("{}-{n}", "s".repeat(50)))).collect();
+    let mut hello = gateway_hello();
+    hello.services = (0..3000).map(|n| service_name(&format!("{}-{n}", "s".repeat(50)))).collect();
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, wanted) = (Subscriber::new(), hello.services.clone());
     let mut apply = |_: Update| Ok(());
-    let following = follow(near, hello, &mut subscriber, &mut queue, &mut apply);
+    let following = follow_control_plane(near, hello, &mut subscriber, &mut queue, &mut apply);
     let reading = async {
         let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);
         let mut names = Vec::new();
@@ -186,7 +207,7 @@ proptest! {
         index in any::<prop::sample::Index>(),
         value in any::<u8>(),
     ) {
-        let mut damaged = delta(world());
+        let mut damaged = delta_for(bookinfo_update());
         let index = index.index(damaged.len());
         damaged[index] = value;
         let announced = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();

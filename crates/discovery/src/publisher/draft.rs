@@ -36,12 +36,12 @@ impl Draft {
         kept: Kept<'_>,
     ) -> Self {
         let mut draft = Self::default();
-        if agreed.is_none_or(|agreed| !same(&agreed.plan, &snapshot.plan)) {
+        if agreed.is_none_or(|agreed| !is_same(&agreed.plan, &snapshot.plan)) {
             draft.add_plan(snapshot, held, kept);
         }
         for (name, view) in &snapshot.services {
             let before = agreed.and_then(|agreed| agreed.services.get(name));
-            if before.is_none_or(|before| !same(before, view)) {
+            if before.is_none_or(|before| !is_same(before, view)) {
                 let before = before.map(|before| &**before);
                 draft.add_service(view, before, held.services.get(name), kept);
             }
@@ -70,14 +70,14 @@ impl Draft {
     }
 
     /// The resources that exceed the size limit.
-    pub(super) fn oversized(&self) -> impl Iterator<Item = &Upsert> {
+    pub(super) fn oversized_resources(&self) -> impl Iterator<Item = &Upsert> {
         let all = self.upserts.iter().chain(&self.endpoints).chain(&self.addresses);
         let all = all.chain(&self.names);
         all.filter(|upsert| upsert.content.len() > RESOURCE_BYTES_MAX)
     }
 
     /// Takes a prefix that fits into one delta; true if it is everything.
-    pub(super) fn cut(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
+    pub(super) fn take_prefix(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
         let mut room = DELTA_BYTES_MAX;
         let mut whole = true;
         let mut fits = |bytes: usize| {
@@ -86,14 +86,15 @@ impl Draft {
             whole = left.is_some();
             whole
         };
-        let key_fits = |key: &ResourceKey, fits: &mut dyn FnMut(usize) -> bool| fits(cost(key));
+        let key_fits =
+            |key: &ResourceKey, fits: &mut dyn FnMut(usize) -> bool| fits(encoded_size(key));
         let mut removed = self.dropped;
         removed.retain(|key| key_fits(key, &mut fits));
         let mut upserts = self.upserts;
         upserts.extend(self.endpoints);
         upserts.extend(self.addresses);
         upserts.extend(self.names);
-        upserts.retain(|upsert| fits(cost(&upsert.key) + upsert.content.len()));
+        upserts.retain(|upsert| fits(encoded_size(&upsert.key) + upsert.content.len()));
         removed.extend(self.removed.into_iter().filter(|key| key_fits(key, &mut fits)));
         (upserts, removed, whole)
     }
@@ -116,7 +117,7 @@ impl Draft {
     ) {
         for (address, address_entry) in &snapshot.addresses {
             let before = agreed.and_then(|agreed| agreed.addresses.get(address));
-            if before.is_some_and(|before| same(before, address_entry)) {
+            if before.is_some_and(|before| is_same(before, address_entry)) {
                 continue;
             }
             let key = ResourceKey::Address(*address);
@@ -142,7 +143,7 @@ impl Draft {
     ) {
         for (name, dns_record) in &snapshot.names {
             let before = agreed.and_then(|agreed| agreed.names.get(name));
-            if before.is_some_and(|before| same(before, dns_record)) {
+            if before.is_some_and(|before| is_same(before, dns_record)) {
                 continue;
             }
             let key = ResourceKey::Name(name.clone());
@@ -195,7 +196,7 @@ impl Draft {
         let mut before = before.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
             while before.next_if(|old| old.id < endpoint.id).is_some() {}
-            if before.next_if(|old| same(old, endpoint)).is_some() {
+            if before.next_if(|old| is_same(old, endpoint)).is_some() {
                 continue;
             }
             let key = ResourceKey::Endpoint(endpoint.id.clone());
@@ -241,12 +242,12 @@ impl Draft {
     }
 }
 
-fn same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
+fn is_same<T: PartialEq>(one: &Arc<T>, other: &Arc<T>) -> bool {
     Arc::ptr_eq(one, other) || one == other
 }
 
 /// The encoded size of a key in a message, rounded up.
-fn cost(key: &ResourceKey) -> usize {
+fn encoded_size(key: &ResourceKey) -> usize {
     let names = match key {
         ResourceKey::Plan => 0,
         ResourceKey::Address(_) => ADDRESS_BYTES_MAX,

@@ -15,8 +15,12 @@ use crate::key::{ResourceKey, Version};
 /// Excluded are services that are new to the proxy and have no known endpoints yet, and services that route to
 /// them: a request for one waits at the proxy, as for any unknown service, instead of failing for lack of
 /// endpoints. Services that a held service routes to are always sent, because references must be valid.
-pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings) -> Arc<Snapshot> {
-    let mut hidden = with_users(snapshot, hollow(snapshot, doubt, held));
+pub(super) fn sendable_part(
+    snapshot: &Arc<Snapshot>,
+    doubt: &Doubt,
+    held: &Holdings,
+) -> Arc<Snapshot> {
+    let mut hidden = with_users(snapshot, services_without_endpoints(snapshot, doubt, held));
     if hidden.is_empty() {
         return Arc::clone(snapshot);
     }
@@ -28,7 +32,7 @@ pub(super) fn sendable(snapshot: &Arc<Snapshot>, doubt: &Doubt, held: &Holdings)
     let mut seen: BTreeSet<&ServiceName> = open.iter().copied().collect();
     while let Some(name) = open.pop() {
         hidden.remove(name);
-        let used = snapshot.services.get(name).into_iter().flat_map(|view| backends(view));
+        let used = snapshot.services.get(name).into_iter().flat_map(|view| backend_services(view));
         open.extend(used.filter(|name| seen.insert(name)));
     }
     let shown = snapshot.services.iter().filter(|(name, _)| !hidden.contains(name));
@@ -60,7 +64,7 @@ impl Kept<'_> {
 }
 
 /// Services with a port that has no endpoint, keeps none at the proxy, and may still get one.
-fn hollow<'a>(
+fn services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
     doubt: &'a Doubt,
     held: &Holdings,
@@ -88,7 +92,7 @@ fn with_users<'a>(
     }
     let mut users: BTreeMap<&ServiceName, Vec<&ServiceName>> = BTreeMap::new();
     for (user, view) in &snapshot.services {
-        for used in backends(view) {
+        for used in backend_services(view) {
             users.entry(used).or_default().push(user);
         }
     }
@@ -100,6 +104,6 @@ fn with_users<'a>(
     all
 }
 
-fn backends(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
+fn backend_services(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
     view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
 }

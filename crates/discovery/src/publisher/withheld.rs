@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::Snapshot;
 
-use crate::envelope::{REASON_BYTES_MAX, cut};
+use crate::envelope::{REASON_BYTES_MAX, truncate_text};
 use crate::holdings::{Holdings, endpoints_of};
 use crate::key::{ChangeId, ResourceKey, Version};
 use crate::message::{Refusal, Update};
@@ -56,7 +56,7 @@ impl Withheld {
         self.entries.get(key).is_some_and(|entry| entry.version == version)
     }
 
-    pub(super) fn list(&self) -> impl Iterator<Item = Refusal> {
+    pub(super) fn list_rejections(&self) -> impl Iterator<Item = Refusal> {
         self.entries.iter().map(|(key, entry)| Refusal {
             key: key.clone(),
             reason: entry.reason.clone(),
@@ -73,7 +73,7 @@ impl Withheld {
     }
 
     /// Records the rejections of a delta; returns true if one of them names a part of it.
-    pub(super) fn refused(
+    pub(super) fn record_rejections(
         &mut self,
         sent: &[(ResourceKey, Option<Version>)],
         refusals: &[Refusal],
@@ -95,7 +95,7 @@ impl Withheld {
                 None if version.is_some() => Until::Changed,
                 None => Until::NextOffer(update.change),
             };
-            let reason = cut(&refusal.reason, REASON_BYTES_MAX).to_owned();
+            let reason = truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned();
             self.entries.insert(key.clone(), Entry { version: *version, reason, until });
         }
         named
@@ -110,7 +110,7 @@ impl Withheld {
         change: ChangeId,
     ) {
         let reason = match refusals.first() {
-            Some(first) => cut(&first.to_string(), REASON_BYTES_MAX).to_owned(),
+            Some(first) => truncate_text(&first.to_string(), REASON_BYTES_MAX).to_owned(),
             None => "refused without a reason".to_owned(),
         };
         for (key, version) in sent {
@@ -135,7 +135,7 @@ impl Withheld {
     /// Releases resources that are no longer desired in the rejected form, and those that may be accepted now.
     pub(super) fn release(&mut self, update: &Update, held: &Holdings) {
         self.entries.retain(|key, entry| {
-            let wanted = wanted(&update.snapshot, key);
+            let wanted = desired_version(&update.snapshot, key);
             let kept = match &entry.until {
                 Until::Changed => true,
                 Until::Circumstance(other, then) => Circumstance::new(other, update, held) == *then,
@@ -149,7 +149,7 @@ impl Withheld {
 impl Circumstance {
     fn new(key: &ResourceKey, update: &Update, held: &Holdings) -> Self {
         Self {
-            wanted: wanted(&update.snapshot, key),
+            wanted: desired_version(&update.snapshot, key),
             held: held.version(key),
             absent: key.service().is_some_and(|service| update.absent.contains(service)),
         }
@@ -157,7 +157,7 @@ impl Circumstance {
 }
 
 /// The desired version of a resource, if any.
-fn wanted(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
+fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
     let content = match key {
         ResourceKey::Plan => encode_plan(&snapshot.plan),
         ResourceKey::Service(name) => encode_service(snapshot.services.get(name)?),
@@ -168,5 +168,5 @@ fn wanted(snapshot: &Snapshot, key: &ResourceKey) -> Option<Version> {
             encode_endpoint(endpoints.find(|(_, endpoint)| endpoint.id == *id)?.1)
         }
     };
-    Some(Version::of(&content))
+    Some(Version::from_content(&content))
 }

@@ -5,12 +5,12 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::budget::Budget;
-use crate::client::{Follower, follow};
+use crate::client::{Follower, follow_control_plane};
 use crate::event::Event;
-use crate::fixture::hello;
+use crate::fixture::gateway_hello;
 use crate::message::{Hello, Refusal, Update};
 use crate::queue::event_queue;
-use crate::server::{Operators, serve};
+use crate::server::{Operators, serve_proxy};
 use crate::subscriber::Subscriber;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
@@ -19,11 +19,11 @@ const CONNECTION: ConnectionId = ConnectionId(7);
 struct Handing(mpsc::Sender<Query>);
 
 impl Follower for Handing {
-    fn apply(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+    fn apply_update(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
         Ok(())
     }
 
-    fn query(&mut self, query: Query) {
+    fn handle_query(&mut self, query: Query) {
         self.0.try_send(query).unwrap();
     }
 }
@@ -38,12 +38,12 @@ struct Exchange {
 }
 
 impl Exchange {
-    async fn query(&self, path: &str) -> Result<ProxyAnswer, QueryError> {
-        self.queries.send(CONNECTION, path.to_owned()).await
+    async fn send_query(&self, path: &str) -> Result<ProxyAnswer, QueryError> {
+        self.queries.send_query(CONNECTION, path.to_owned()).await
     }
 
     /// Answers the next query at the proxy with this body.
-    async fn answer(&mut self, body: &[u8]) -> String {
+    async fn respond_next(&mut self, body: &[u8]) -> String {
         let query = self.at_proxy.recv().await.unwrap();
         query.answer.send(ProxyAnswer { status: 200, body: body.to_vec() }).unwrap();
         query.path
@@ -52,7 +52,7 @@ impl Exchange {
 
 async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: Operators) {
     let (queue, mut events) = event_queue(16);
-    let served = serve(near, CONNECTION, queue.connect(budget), None, operators);
+    let served = serve_proxy(near, CONNECTION, queue.create_sender(budget), None, operators);
     let owner = async {
         let mut standings = Vec::new();
         while let Some(queued) = events.recv().await {
@@ -85,8 +85,9 @@ async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
     let proxy = async {
         let (_requests, mut requests) = mpsc::channel(1);
         let (mut subscriber, mut handing) = (Subscriber::new(), Handing(sender));
-        let hello = Hello { answers_queries, ..hello() };
-        let followed = follow(far, hello, &mut subscriber, &mut requests, &mut handing);
+        let hello = Hello { answers_queries, ..gateway_hello() };
+        let followed =
+            follow_control_plane(far, hello, &mut subscriber, &mut requests, &mut handing);
         tokio::select! {
             error = followed => panic!("{error}"),
             _ = hung_up => {}
@@ -113,12 +114,13 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
         // Nearly the whole reading budget is spent.
         exchange.budget.charge_reading(999_000, now);
         let queries = Arc::clone(&exchange.queries);
-        let query = queries.send(CONNECTION, "/world".to_owned());
-        let (answer, path) = tokio::join!(query, exchange.answer(&body));
+        let query = queries.send_query(CONNECTION, "/world".to_owned());
+        let (answer, path) = tokio::join!(query, exchange.respond_next(&body));
         assert_eq!(path, "/world");
         assert_eq!(answer, Ok(ProxyAnswer { status: 200, body }));
         assert_eq!(exchange.budget.reads_at(now), None);
-        let (empty, _) = tokio::join!(queries.send(CONNECTION, "/".into()), exchange.answer(b""));
+        let (empty, _) =
+            tokio::join!(queries.send_query(CONNECTION, "/".into()), exchange.respond_next(b""));
         assert_eq!(empty, Ok(ProxyAnswer { status: 200, body: Vec::new() }));
     })
     .await;
@@ -128,14 +130,14 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
 async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
     with_stream(true, async |mut exchange: Exchange| {
         let began = Instant::now();
-        assert_eq!(exchange.query("/first").await, Err(QueryError::Late));
+        assert_eq!(exchange.send_query("/first").await, Err(QueryError::Late));
         assert_eq!(began.elapsed(), QUERY_DEADLINE);
-        assert_eq!(exchange.answer(b"late").await, "/first");
+        assert_eq!(exchange.respond_next(b"late").await, "/first");
         // It is sent before the next query.
         sleep(Duration::from_millis(1)).await;
         let queries = Arc::clone(&exchange.queries);
-        let query = queries.send(CONNECTION, "/second".to_owned());
-        let (second, path) = tokio::join!(query, exchange.answer(b"second"));
+        let query = queries.send_query(CONNECTION, "/second".to_owned());
+        let (second, path) = tokio::join!(query, exchange.respond_next(b"second"));
         assert_eq!((second.unwrap().body, path.as_str()), (b"second".to_vec(), "/second"));
     })
     .await;
@@ -145,12 +147,12 @@ async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
 async fn an_answer_beyond_the_bound_is_an_error_and_the_stream_goes_on() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
-        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
         let long = vec![0; ANSWER_BYTES_MAX + 1];
-        let (answer, _) = tokio::join!(query("/world"), exchange.answer(&long));
+        let (answer, _) = tokio::join!(query("/world"), exchange.respond_next(&long));
         assert_eq!(answer, Err(QueryError::Oversized));
         assert_eq!(query(&"/".repeat(PATH_BYTES_MAX + 1)).await, Err(QueryError::Path));
-        let (answer, _) = tokio::join!(query("/ready"), exchange.answer(b"ready"));
+        let (answer, _) = tokio::join!(query("/ready"), exchange.respond_next(b"ready"));
         assert_eq!(answer.unwrap().body, b"ready");
     })
     .await;
@@ -161,7 +163,7 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
     with_stream(true, async |mut exchange: Exchange| {
         let began = Instant::now();
         let queries = Arc::clone(&exchange.queries);
-        let query = queries.send(CONNECTION, "/world".to_owned());
+        let query = queries.send_query(CONNECTION, "/world".to_owned());
         let hang_up = async {
             let query = exchange.at_proxy.recv().await.unwrap();
             exchange.hang_up.send(()).unwrap();
@@ -169,7 +171,7 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
         };
         let (answer, _query) = tokio::join!(query, hang_up);
         assert_eq!((answer, began.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
-        let again = queries.send(CONNECTION, "/world".to_owned()).await;
+        let again = queries.send_query(CONNECTION, "/world".to_owned()).await;
         assert_eq!(again, Err(QueryError::Disconnected), "its stream is forgotten");
     })
     .await;
@@ -179,7 +181,7 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
 async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
-        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
         let proxy = async {
             let first = exchange.at_proxy.recv().await.unwrap();
             sleep(Duration::from_secs(1)).await;
@@ -201,12 +203,12 @@ async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer()
 async fn an_operator_that_leaves_holds_up_no_other() {
     with_stream(true, async |mut exchange: Exchange| {
         let queries = Arc::clone(&exchange.queries);
-        let query = |path: &str| queries.send(CONNECTION, path.to_owned());
+        let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
         let first = timeout(Duration::from_secs(1), query("/first")).await;
         assert!(first.is_err(), "it left");
         // Dropping a query at the proxy is a response as well.
         drop(exchange.at_proxy.recv().await.unwrap());
-        let (second, _) = tokio::join!(query("/second"), exchange.answer(b"second"));
+        let (second, _) = tokio::join!(query("/second"), exchange.respond_next(b"second"));
         assert_eq!(second.unwrap().body, b"second");
     })
     .await;
@@ -219,7 +221,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
         let mut all = tokio::task::JoinSet::new();
         for _ in 0..=QUERIES_MAX {
             let queries = Arc::clone(&queries);
-            all.spawn(async move { queries.send(CONNECTION, "/world".to_owned()).await });
+            all.spawn(async move { queries.send_query(CONNECTION, "/world".to_owned()).await });
         }
         let began = Instant::now();
         let first = all.join_next().await.unwrap().unwrap();
@@ -240,7 +242,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
 async fn a_proxy_of_an_earlier_release_is_sent_no_query() {
     with_stream(false, async |mut exchange: Exchange| {
         let began = Instant::now();
-        assert_eq!(exchange.query("/world").await, Err(QueryError::Unsupported));
+        assert_eq!(exchange.send_query("/world").await, Err(QueryError::Unsupported));
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(exchange.at_proxy.try_recv().is_err());
     })

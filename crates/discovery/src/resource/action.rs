@@ -8,8 +8,8 @@ use leno_model::{
     UrlRewrite, WeightedBackend,
 };
 
-use super::fault::share;
-use super::field::{Invalid, each, optional_name, port};
+use super::fault::parse_share;
+use super::field::{Invalid, convert_each, optional_name, parse_port};
 use super::service::{backend_to_wire, plain_backend_from_wire};
 use super::{cors, persistence, retry};
 use crate::proto;
@@ -21,7 +21,7 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         response_headers: headers_to_wire(&actions.response_headers),
         redirect: actions.redirect.as_ref().map(redirect_to_wire),
         rewrite: actions.rewrite.as_ref().map(rewrite_to_wire),
-        attempt_timeout_nanoseconds: actions.attempt_timeout.map(nanoseconds),
+        attempt_timeout_nanoseconds: actions.attempt_timeout.map(to_nanoseconds),
         retry: actions.retry.as_ref().map(retry::rule_to_wire),
         ungranted_weight: actions.ungranted_weight,
         mirrors: actions.mirrors.iter().map(backend_to_wire).collect(),
@@ -42,14 +42,14 @@ pub(super) fn from_wire(
     let actions = RuleActions {
         request_headers: headers_in("request_headers", wire.request_headers)?,
         response_headers: headers_in("response_headers", wire.response_headers)?,
-        redirect: redirect.map_err(|invalid| invalid.under("redirect"))?,
-        rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
+        redirect: redirect.map_err(|invalid| invalid.with_parent("redirect"))?,
+        rewrite: rewrite.map_err(|invalid| invalid.with_parent("rewrite"))?,
         attempt_timeout: wire.attempt_timeout_nanoseconds.map(Duration::from_nanos),
-        retry: retry.map_err(|invalid| invalid.under("retry"))?,
+        retry: retry.map_err(|invalid| invalid.with_parent("retry"))?,
         ungranted_weight: wire.ungranted_weight,
-        mirrors: each("mirrors", wire.mirrors, mirror_from_wire)?,
-        cors: cors.map_err(|invalid| invalid.under("cors"))?,
-        persistence: persistence.map_err(|invalid| invalid.under("persistence"))?,
+        mirrors: convert_each("mirrors", wire.mirrors, mirror_from_wire)?,
+        cors: cors.map_err(|invalid| invalid.with_parent("cors"))?,
+        persistence: persistence.map_err(|invalid| invalid.with_parent("persistence"))?,
     };
     if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
         return Err(Invalid::new("mirrors", "are too many"));
@@ -62,12 +62,12 @@ pub(super) fn from_wire(
 
 fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
     let mirror = plain_backend_from_wire(wire)?;
-    share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
+    parse_share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
     Ok(mirror)
 }
 
 /// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
-pub(super) fn nanoseconds(duration: Duration) -> u64 {
+pub(super) fn to_nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -87,7 +87,7 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
     if !HeaderEdits::is_value(&wire.value) {
         return Err(Invalid::new("value", "is not a valid header value"));
     }
-    Ok(Header { name: editable("name", wire.name)?, value: wire.value })
+    Ok(Header { name: parse_editable("name", wire.name)?, value: wire.value })
 }
 
 /// Parses edits in a field; none if it is absent.
@@ -96,15 +96,15 @@ pub(super) fn headers_in(
     wire: Option<proto::HeaderEdits>,
 ) -> Result<HeaderEdits, Invalid> {
     let edits = wire.map(headers_from_wire).transpose();
-    edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.under(field))
+    edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.with_parent(field))
 }
 
 /// Names and values are copied into messages: those that could break one are rejected.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     let edits = HeaderEdits {
-        set: each("set", wire.set, header_from_wire)?,
-        add: each("add", wire.add, header_from_wire)?,
-        remove: each("remove", wire.remove, |name| editable("", name))?,
+        set: convert_each("set", wire.set, header_from_wire)?,
+        add: convert_each("add", wire.add, header_from_wire)?,
+        remove: convert_each("remove", wire.remove, |name| parse_editable("", name))?,
     };
     let mut names = BTreeSet::new();
     let headers = edits.set.iter().chain(&edits.add).map(|header| &header.name);
@@ -114,7 +114,7 @@ fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     }
 }
 
-fn editable(field: &str, name: String) -> Result<String, Invalid> {
+fn parse_editable(field: &str, name: String) -> Result<String, Invalid> {
     match HeaderEdits::is_name(&name) && HeaderEdits::may_edit(&name) {
         true => Ok(name),
         false => Err(Invalid::new(field, format!("`{name}` is not a header that a rule may edit"))),
@@ -154,7 +154,7 @@ fn redirect_from_wire(
         scheme,
         hostname: optional_name("hostname", wire.hostname.as_deref())?,
         path: path_from_wire(wire.path, matches)?,
-        port: wire.port.map(|number| port("port", number)).transpose()?,
+        port: wire.port.map(|number| parse_port("port", number)).transpose()?,
         status,
     })
 }

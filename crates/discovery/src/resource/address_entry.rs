@@ -5,7 +5,9 @@ use std::sync::Arc;
 use leno_model::{AddressEntry, AddressPort, EndpointId, WorkloadName};
 
 use super::endpoint;
-use super::field::{Invalid, by_port, each, parsed, port, protocol, protocol_to_wire};
+use super::field::{
+    Invalid, by_port, convert_each, parse_name, parse_port, parse_protocol, protocol_to_wire,
+};
 use crate::proto::{self, address_entry};
 
 pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
@@ -28,11 +30,11 @@ pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, Inval
         None => Err(Invalid::new("what", "is missing, or unknown to this version")),
         Some(address_entry::What::Outside(proto::Nothing {})) => Ok(AddressEntry::Outside),
         Some(address_entry::What::Service(name)) => {
-            parsed("service", &name).map(AddressEntry::Service)
+            parse_name("service", &name).map(AddressEntry::Service)
         }
         Some(address_entry::What::Workload(wire)) => {
-            let workload: WorkloadName = parsed("workload", &wire.workload)?;
-            let ports = each("ports", wire.ports, |wire| port_from_wire(&workload, wire))?;
+            let workload: WorkloadName = parse_name("workload", &wire.workload)?;
+            let ports = convert_each("ports", wire.ports, |wire| port_from_wire(&workload, wire))?;
             Ok(AddressEntry::Workload { ports: by_port("ports", ports)?, workload })
         }
     }
@@ -53,15 +55,15 @@ fn port_from_wire(
     wire: proto::AddressPort,
 ) -> Result<(u16, AddressPort), Invalid> {
     let id = EndpointId {
-        service: parsed("service", &wire.service)?,
-        port: port("port", wire.port)?,
+        service: parse_name("service", &wire.service)?,
+        port: parse_port("port", wire.port)?,
         workload: workload.clone(),
     };
     let endpoint = wire.endpoint.map(|wire| endpoint::from_wire(&id, &wire)).transpose();
-    let endpoint = endpoint.map_err(|invalid| invalid.under("endpoint"))?;
-    let protocol = protocol("protocol", wire.protocol)?;
+    let endpoint = endpoint.map_err(|invalid| invalid.with_parent("endpoint"))?;
+    let protocol = parse_protocol("protocol", wire.protocol)?;
     let EndpointId { service, port: of_service, .. } = id;
     let read =
         AddressPort { service, port: of_service, protocol, endpoint: endpoint.map(Arc::new) };
-    Ok((port("number", wire.number)?, read))
+    Ok((parse_port("number", wire.number)?, read))
 }

@@ -3,7 +3,9 @@
 use leno_model::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
 
 use super::field::Invalid;
-use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use super::traffic_policy::{
+    parse_duration, parse_small, policy_from_wire, policy_to_wire, to_nanoseconds,
+};
 use crate::proto;
 use crate::proto::balancing::Algorithm;
 use crate::proto::hash_key::Key;
@@ -20,7 +22,7 @@ pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
         BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
     };
     let warm_up = |warm_up: WarmUp| proto::WarmUp {
-        time_nanoseconds: nanoseconds(warm_up.time),
+        time_nanoseconds: to_nanoseconds(warm_up.time),
         percent_min: warm_up.percent_min.into(),
     };
     proto::Balancing {
@@ -35,7 +37,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
     let algorithm = match wire.algorithm {
         None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
         Some(Algorithm::LeastRequest(choices)) => {
-            let choices = small("least_request", choices, (2, LoadBalancing::CHOICES_MAX))?;
+            let choices = parse_small("least_request", choices, (2, LoadBalancing::CHOICES_MAX))?;
             match wire.by_latency {
                 true => BalanceAlgorithm::PeakEwma { choices },
                 false => BalanceAlgorithm::LeastRequest { choices },
@@ -51,12 +53,12 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
     };
     let warm_up = match wire.warm_up {
         None => None,
-        Some(_) if algorithm.key().is_some() => {
+        Some(_) if algorithm.hash_key().is_some() => {
             return Err(Invalid::new("warm_up", "must be absent with a hash"));
         }
         Some(proto::WarmUp { time_nanoseconds, percent_min }) => Some(WarmUp {
-            time: time("warm_up.time_nanoseconds", time_nanoseconds)?,
-            percent_min: small("warm_up.percent_min", percent_min, (1, 100))?,
+            time: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
+            percent_min: parse_small("warm_up.percent_min", percent_min, (1, 100))?,
         }),
     };
     let rule = LoadBalancing { algorithm, warm_up };

@@ -7,8 +7,8 @@ use leno_model::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooM
 use super::action::{header_from_wire, header_to_wire};
 use super::field::Invalid;
 use super::traffic_policy::{
-    at_least_1, classes_from_wire, classes_to_wire, nanoseconds, policy_from_wire, policy_to_wire,
-    small, time,
+    at_least_1, classes_from_wire, classes_to_wire, parse_duration, parse_small, policy_from_wire,
+    policy_to_wire, to_nanoseconds,
 };
 use crate::proto;
 
@@ -22,7 +22,7 @@ pub(super) fn to_wire(breaker: &Breaker) -> proto::Breaker {
         retries: limits.retries,
         trip: trip.as_ref().map(trip_to_wire),
         answer: answer_to_wire(answer),
-        connect_timeout_nanoseconds: connect_timeout.map(nanoseconds),
+        connect_timeout_nanoseconds: connect_timeout.map(to_nanoseconds),
     }
 }
 
@@ -35,8 +35,8 @@ pub(super) fn from_wire(wire: proto::Breaker) -> Result<Breaker, Invalid> {
             pending: wire.pending,
             retries: wire.retries,
         },
-        trip: trip.map_err(|invalid| invalid.under("trip"))?,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        trip: trip.map_err(|invalid| invalid.with_parent("trip"))?,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
         connect_timeout: wire.connect_timeout_nanoseconds.map(Duration::from_nanos),
     };
     Ok(Breaker { policy: policy_from_wire(wire.policy)?, rule })
@@ -69,14 +69,14 @@ pub(super) fn answer_from_wire(wire: Option<proto::FixedAnswer>) -> Result<Fixed
 fn trip_to_wire(trip: &Trip) -> proto::Trip {
     proto::Trip {
         failures: Some(classes_to_wire(&trip.failures)),
-        window_nanoseconds: nanoseconds(trip.window),
+        window_nanoseconds: to_nanoseconds(trip.window),
         steps: trip.steps.into(),
         requests_min: trip.requests_min,
         failed: Some(too_many_to_wire(trip.failed)),
         consecutive: trip.consecutive.unwrap_or(0),
-        slow_nanoseconds: trip.slow.map_or(0, |slow| nanoseconds(slow.from)),
+        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.from)),
         slow: trip.slow.map(|slow| too_many_to_wire(slow.too_many)),
-        open_nanoseconds: nanoseconds(trip.open_for),
+        open_nanoseconds: to_nanoseconds(trip.open_for),
         probes: trip.probes,
     }
 }
@@ -94,13 +94,13 @@ fn trip_from_wire(wire: proto::Trip) -> Result<Trip, Invalid> {
     };
     Ok(Trip {
         failures,
-        window: time("window_nanoseconds", wire.window_nanoseconds)?,
-        steps: small("steps", wire.steps, (1, 255))?,
+        window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
+        steps: parse_small("steps", wire.steps, (1, 255))?,
         requests_min: wire.requests_min,
         failed: too_many_from_wire(wire.failed),
         consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
         slow,
-        open_for: time("open_nanoseconds", wire.open_nanoseconds)?,
+        open_for: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
         probes: at_least_1("probes", wire.probes)?,
     })
 }

@@ -2,7 +2,7 @@
 
 use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
 
-use super::field::{Invalid, each};
+use super::field::{Invalid, convert_each};
 use crate::proto;
 
 pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
@@ -18,7 +18,7 @@ pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
 
 pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, Invalid> {
     let origin = |text: String| OriginPattern::new(&text).map_err(|error| Invalid::new("", error));
-    let origins = each("origins", wire.origins, origin)?;
+    let origins = convert_each("origins", wire.origins, origin)?;
     if origins.is_empty() {
         return Err(Invalid::new("origins", "is empty"));
     }

@@ -2,7 +2,7 @@
 
 use leno_model::DnsRecord;
 
-use super::field::{Invalid, each, ip_address, ip_address_to_wire};
+use super::field::{Invalid, convert_each, ip_address, ip_address_to_wire};
 use crate::proto;
 
 pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
@@ -14,7 +14,7 @@ pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, Invalid> {
     if wire.addresses.len() > ADDRESSES_OF_NAME_MAX {
         return Err(Invalid::new("addresses", "more than 64 addresses"));
     }
-    let addresses = each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
+    let addresses = convert_each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
     let dns_record: DnsRecord = addresses.iter().copied().collect();
     match dns_record.addresses() == addresses {
         true => Ok(dns_record),

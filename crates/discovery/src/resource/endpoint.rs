@@ -2,7 +2,7 @@
 
 use leno_model::{Endpoint, EndpointId, Weight};
 
-use super::field::{Invalid, account, socket_address, socket_address_to_wire};
+use super::field::{Invalid, parse_account, socket_address, socket_address_to_wire};
 use super::tag::{labels_from_wire, labels_to_wire};
 use crate::proto;
 
@@ -11,7 +11,7 @@ pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
         address: Some(socket_address_to_wire(endpoint.address)),
         account: endpoint.account.as_ref().map(ToString::to_string).unwrap_or_default(),
         tags: labels_to_wire(&endpoint.tags),
-        weight: endpoint.weight.map(|weight| weight.number().into()).unwrap_or_default(),
+        weight: endpoint.weight.map(|weight| weight.as_u16().into()).unwrap_or_default(),
     }
 }
 
@@ -25,7 +25,7 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
         address,
         account: match wire.account.as_str() {
             "" => None,
-            name => Some(account("account", name)?),
+            name => Some(parse_account("account", name)?),
         },
         tags: labels_from_wire("tags", &wire.tags)?,
         weight: match wire.weight {

@@ -3,10 +3,12 @@
 use leno_model::{Abort, Delay, FaultRule, Faults};
 
 use super::breaker::{answer_from_wire, answer_to_wire};
-use super::field::{Invalid, each};
+use super::field::{Invalid, convert_each};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
-use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, small, time};
+use super::traffic_policy::{
+    parse_duration, parse_small, policy_from_wire, policy_to_wire, to_nanoseconds,
+};
 use crate::proto;
 
 pub(super) fn to_wire(faults: &Faults) -> proto::Faults {
@@ -17,7 +19,7 @@ pub(super) fn to_wire(faults: &Faults) -> proto::Faults {
 }
 
 pub(super) fn from_wire(wire: proto::Faults) -> Result<Faults, Invalid> {
-    let rules = each("rules", wire.rules, rule_from_wire)?;
+    let rules = convert_each("rules", wire.rules, rule_from_wire)?;
     if rules.is_empty() {
         return Err(Invalid::new("rules", "is empty"));
     }
@@ -27,7 +29,7 @@ pub(super) fn from_wire(wire: proto::Faults) -> Result<Faults, Invalid> {
 fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     let delay = |delay: Delay| proto::FaultDelay {
         share_ppm: delay.share_ppm,
-        time_nanoseconds: nanoseconds(delay.time),
+        time_nanoseconds: to_nanoseconds(delay.time),
     };
     let abort = |abort: &Abort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
@@ -48,10 +50,10 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
     let abort = wire.abort.map(abort_from_wire).transpose();
     let rule = FaultRule {
         name: wire.name,
-        requests: each("requests", wire.requests, request::from_wire)?,
-        peers: each("peers", wire.peers, peer_from_wire)?,
-        delay: delay.map_err(|invalid| invalid.under("delay"))?,
-        abort: abort.map_err(|invalid| invalid.under("abort"))?,
+        requests: convert_each("requests", wire.requests, request::from_wire)?,
+        peers: convert_each("peers", wire.peers, peer_from_wire)?,
+        delay: delay.map_err(|invalid| invalid.with_parent("delay"))?,
+        abort: abort.map_err(|invalid| invalid.with_parent("abort"))?,
     };
     match rule.delay.is_none() && rule.abort.is_none() {
         true => Err(Invalid::new("", "has no effect, or one unknown to this version")),
@@ -60,20 +62,20 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
 }
 
 fn delay_from_wire(wire: proto::FaultDelay) -> Result<Delay, Invalid> {
-    let time = time("time_nanoseconds", wire.time_nanoseconds)?;
+    let time = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
     if time > Delay::TIME_MAX {
         return Err(Invalid::new("time_nanoseconds", format!("{time:?} is too long")));
     }
-    Ok(Delay { share_ppm: share(wire.share_ppm)?, time })
+    Ok(Delay { share_ppm: parse_share(wire.share_ppm)?, time })
 }
 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<Abort, Invalid> {
-    let answer = answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?;
-    let grpc = small("grpc", wire.grpc, (0, 16))?;
-    Ok(Abort { share_ppm: share(wire.share_ppm)?, answer, grpc: (grpc > 0).then_some(grpc) })
+    let answer = answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?;
+    let grpc = parse_small("grpc", wire.grpc, (0, 16))?;
+    Ok(Abort { share_ppm: parse_share(wire.share_ppm)?, answer, grpc: (grpc > 0).then_some(grpc) })
 }
 
-pub(super) fn share(ppm: u32) -> Result<u32, Invalid> {
+pub(super) fn parse_share(ppm: u32) -> Result<u32, Invalid> {
     match ppm {
         ..=1_000_000 => Ok(ppm),
         _ => Err(Invalid::new("share_ppm", format!("{ppm} is more than the whole"))),

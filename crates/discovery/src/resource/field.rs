@@ -23,7 +23,7 @@ impl Invalid {
 
     /// Prefixes the path with the field of the enclosing message. A list of plain values has no field of its
     /// own.
-    pub(crate) fn under(self, parent: impl Display) -> Self {
+    pub(crate) fn with_parent(self, parent: impl Display) -> Self {
         let field = match self.field.as_str() {
             "" => parent.to_string(),
             field => format!("{parent}.{field}"),
@@ -33,13 +33,13 @@ impl Invalid {
 }
 
 /// Converts each element; an error contains the index of the element.
-pub(crate) fn each<W, T>(
+pub(crate) fn convert_each<W, T>(
     field: &str,
     wire: Vec<W>,
     convert: impl Fn(W) -> Result<T, Invalid>,
 ) -> Result<Vec<T>, Invalid> {
     let indexed = |(index, element)| {
-        convert(element).map_err(|invalid| invalid.under(format_args!("{field}[{index}]")))
+        convert(element).map_err(|invalid| invalid.with_parent(format_args!("{field}[{index}]")))
     };
     wire.into_iter().enumerate().map(indexed).collect()
 }
@@ -56,7 +56,7 @@ pub(crate) fn by_port<T>(field: &str, list: Vec<(u16, T)>) -> Result<BTreeMap<u1
 }
 
 /// Parses a name of any kind.
-pub(crate) fn parsed<T>(field: &str, text: &str) -> Result<T, Invalid>
+pub(crate) fn parse_name<T>(field: &str, text: &str) -> Result<T, Invalid>
 where
     T: FromStr<Err: Display>,
 {
@@ -64,25 +64,25 @@ where
 }
 
 pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Name>, Invalid> {
-    text.map(|text| parsed(field, text)).transpose()
+    text.map(|text| parse_name(field, text)).transpose()
 }
 
 /// Parses `namespace/name`.
-pub(crate) fn account(field: &str, text: &str) -> Result<ServiceAccount, Invalid> {
+pub(crate) fn parse_account(field: &str, text: &str) -> Result<ServiceAccount, Invalid> {
     let (namespace, name) = text
         .split_once('/')
         .ok_or_else(|| Invalid::new(field, "an account is written `namespace/name`"))?;
     ServiceAccount::new(namespace, name).map_err(|error| Invalid::new(field, error))
 }
 
-pub(crate) fn port(field: &str, number: u32) -> Result<u16, Invalid> {
+pub(crate) fn parse_port(field: &str, number: u32) -> Result<u16, Invalid> {
     match u16::try_from(number) {
         Ok(port) if port != 0 => Ok(port),
         _ => Err(Invalid::new(field, format!("{number} is not a port: use 1 to 65535"))),
     }
 }
 
-pub(crate) fn protocol(field: &str, number: i32) -> Result<Protocol, Invalid> {
+pub(crate) fn parse_protocol(field: &str, number: i32) -> Result<Protocol, Invalid> {
     match proto::Protocol::try_from(number) {
         Ok(proto::Protocol::Http) => Ok(Protocol::Http),
         Ok(proto::Protocol::Http2) => Ok(Protocol::Http2),
@@ -128,7 +128,7 @@ pub(crate) fn socket_address(
     wire: Option<&proto::SocketAddress>,
 ) -> Result<SocketAddr, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new(field, "is missing"))?;
-    let ip = ip_address("address", &wire.address).map_err(|invalid| invalid.under(field))?;
+    let ip = ip_address("address", &wire.address).map_err(|invalid| invalid.with_parent(field))?;
     let port = u16::try_from(wire.port)
         .map_err(|_| Invalid::new(field, format!("{} is not a port", wire.port)))?;
     match ip {

@@ -7,7 +7,7 @@ use leno_model::{
     Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostPattern, HostRules, Serves,
 };
 
-use super::field::{Invalid, each, parsed, port};
+use super::field::{Invalid, convert_each, parse_name, parse_port};
 use super::service::{
     rule_from_wire, rule_to_wire, tcp_rule_from_wire, tcp_rule_to_wire, tls_rule_from_wire,
     tls_rule_to_wire,
@@ -23,12 +23,12 @@ pub(super) fn to_wire(gateway: &Gateway) -> proto::Gateway {
 }
 
 pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, Invalid> {
-    let ports = each("ports", wire.ports, port_from_wire)?;
+    let ports = convert_each("ports", wire.ports, port_from_wire)?;
     let mut numbers = BTreeSet::new();
     if let Some(twice) = ports.iter().find(|port| !numbers.insert(port.port)) {
         return Err(Invalid::new("ports", format!("port {} appears twice", twice.port)));
     }
-    Ok(Gateway { name: parsed("name", &wire.name)?, ports })
+    Ok(Gateway { name: parse_name("name", &wire.name)?, ports })
 }
 
 fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
@@ -47,20 +47,21 @@ fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
 }
 
 fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, Invalid> {
-    let listeners =
-        |wire: proto::GatewayListeners| each("listeners", wire.listeners, listener_from_wire);
+    let listeners = |wire: proto::GatewayListeners| {
+        convert_each("listeners", wire.listeners, listener_from_wire)
+    };
     let serves = match wire.serves {
         None => return Err(Invalid::new("serves", "is missing, or unknown to this version")),
         Some(Wire::Http(wire)) => Serves::Http(listeners(wire)?),
         Some(Wire::Https(wire)) => Serves::Https(listeners(wire)?),
         Some(Wire::Passthrough(wire)) => {
-            Serves::Passthrough(each("rules", wire.rules, tls_rule_from_wire)?)
+            Serves::Passthrough(convert_each("rules", wire.rules, tls_rule_from_wire)?)
         }
         Some(Wire::Tcp(wire)) => {
-            Serves::Tcp(tcp_rule_from_wire(wire).map_err(|invalid| invalid.under("tcp"))?)
+            Serves::Tcp(tcp_rule_from_wire(wire).map_err(|invalid| invalid.with_parent("tcp"))?)
         }
     };
-    Ok(GatewayPort { port: port("port", wire.port)?, serves })
+    Ok(GatewayPort { port: parse_port("port", wire.port)?, serves })
 }
 
 fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
@@ -86,14 +87,14 @@ fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, I
     let certificate =
         |it: proto::GatewayCertificate| GatewayCertificate { chain: it.chain, key: it.key };
     let host = |host: proto::HostRules| {
-        let hostname = hostname(host.hostname.as_deref())?;
-        Ok(HostRules { hostname, rules: each("rules", host.rules, rule_from_wire)? })
+        let hostname = parse_hostname(host.hostname.as_deref())?;
+        Ok(HostRules { hostname, rules: convert_each("rules", host.rules, rule_from_wire)? })
     };
     Ok(GatewayListener {
-        name: parsed("name", &wire.name)?,
-        hostname: hostname(wire.hostname.as_deref())?,
+        name: parse_name("name", &wire.name)?,
+        hostname: parse_hostname(wire.hostname.as_deref())?,
         certificates: wire.certificates.into_iter().map(certificate).collect(),
-        hosts: each("hosts", wire.hosts, host)?,
+        hosts: convert_each("hosts", wire.hosts, host)?,
     })
 }
 
@@ -104,6 +105,6 @@ impl fmt::Debug for proto::GatewayCertificate {
     }
 }
 
-fn hostname(text: Option<&str>) -> Result<Option<HostPattern>, Invalid> {
-    text.map(|text| parsed("hostname", text)).transpose()
+fn parse_hostname(text: Option<&str>) -> Result<Option<HostPattern>, Invalid> {
+    text.map(|text| parse_name("hostname", text)).transpose()
 }

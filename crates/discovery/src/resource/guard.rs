@@ -8,8 +8,8 @@ use leno_model::{
 };
 
 use super::breaker::{answer_from_wire, answer_to_wire};
-use super::field::{Invalid, each, parsed, port};
-use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::field::{Invalid, convert_each, parse_name, parse_port};
+use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
 use super::{jwt, request};
 use crate::proto;
 
@@ -21,11 +21,11 @@ pub(super) fn to_wire((port, guards): (&u16, &Vec<PortGuard>)) -> proto::Guarded
 }
 
 pub(super) fn from_wire(wire: proto::GuardedPort) -> Result<(u16, Vec<PortGuard>), Invalid> {
-    let guards = each("guards", wire.guards, guard_from_wire)?;
+    let guards = convert_each("guards", wire.guards, guard_from_wire)?;
     if guards.is_empty() {
         return Err(Invalid::new("guards", "is empty"));
     }
-    Ok((port("port", wire.port)?, guards))
+    Ok((parse_port("port", wire.port)?, guards))
 }
 
 fn guard_to_wire(guard: &PortGuard) -> proto::Guard {
@@ -45,10 +45,10 @@ fn guard_from_wire(wire: proto::Guard) -> Result<PortGuard, Invalid> {
         None => return Err(Invalid::new("guard", "is missing, or unknown to this version")),
         Some(Wire::Authorization(rule)) => authorization_from_wire(rule)
             .map(|rule| Guard::Authorization(Box::new(rule)))
-            .map_err(|invalid| invalid.under("authorization"))?,
+            .map_err(|invalid| invalid.with_parent("authorization"))?,
         Some(Wire::Tokens(rule)) => jwt::from_wire(rule)
             .map(|rule| Guard::Tokens(Box::new(rule)))
-            .map_err(|invalid| invalid.under("tokens"))?,
+            .map_err(|invalid| invalid.with_parent("tokens"))?,
     };
     Ok(PortGuard { policy: policy_from_wire(wire.policy)?, guard })
 }
@@ -73,11 +73,12 @@ fn sent((name, text): &(String, String)) -> proto::ContextEntry {
 }
 
 fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, Invalid> {
-    let headers = wire.headers.map(|headers| each("names", headers.names, header));
+    let headers =
+        wire.headers.map(|headers| convert_each("names", headers.names, parse_header_name));
     Ok(Authorization {
         check_service: check_service_from_wire(wire.check_service)?,
-        requests: each("requests", wire.requests, request::from_wire)?,
-        headers: headers.transpose().map_err(|invalid| invalid.under("headers"))?,
+        requests: convert_each("requests", wire.requests, request::from_wire)?,
+        headers: headers.transpose().map_err(|invalid| invalid.with_parent("headers"))?,
         context: wire.context.into_iter().map(|sent| (sent.name, sent.text)).collect(),
         body: wire.body.map(body_from_wire).transpose()?,
     })
@@ -108,15 +109,15 @@ pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
 }
 
 pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, Invalid> {
-    let descriptors = each("descriptors", wire.descriptors, |wire| {
-        let entries = each("entries", wire.entries, entry_from_wire)?;
+    let descriptors = convert_each("descriptors", wire.descriptors, |wire| {
+        let entries = convert_each("entries", wire.entries, entry_from_wire)?;
         if entries.is_empty() {
             return Err(Invalid::new("entries", "is empty"));
         }
         if wire.hits == 0 {
             return Err(Invalid::new("hits", "is 0"));
         }
-        let requests = each("requests", wire.requests, request::from_wire)?;
+        let requests = convert_each("requests", wire.requests, request::from_wire)?;
         Ok(Descriptor { requests, entries, hits: wire.hits })
     })?;
     if descriptors.is_empty() {
@@ -129,7 +130,7 @@ pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, I
         check_service: check_service_from_wire(wire.check_service)?,
         domain: wire.domain,
         descriptors,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
         tells: wire.tells,
     })
 }
@@ -156,7 +157,7 @@ fn entry_from_wire(wire: proto::DescriptorEntry) -> Result<DescriptorEntry, Inva
     let value = match wire.value {
         None => return Err(Invalid::new("value", "is missing, or unknown to this version")),
         Some(Wire::Text(text)) => DescriptorValue::Text(text),
-        Some(Wire::Header(name)) => DescriptorValue::Header(header(name)?),
+        Some(Wire::Header(name)) => DescriptorValue::Header(parse_header_name(name)?),
         Some(Wire::Path(proto::Nothing {})) => DescriptorValue::Path,
         Some(Wire::Method(proto::Nothing {})) => DescriptorValue::Method,
         Some(Wire::Client(proto::Nothing {})) => DescriptorValue::Client,
@@ -175,7 +176,7 @@ fn check_service_to_wire(check_service: &CheckService) -> proto::CheckService {
     };
     proto::CheckService {
         at: Some(at),
-        timeout_nanoseconds: nanoseconds(check_service.timeout),
+        timeout_nanoseconds: to_nanoseconds(check_service.timeout),
         unanswered_allowed: check_service.unanswered == Unanswered::Allow,
     }
 }
@@ -188,8 +189,8 @@ fn check_service_from_wire(wire: Option<proto::CheckService>) -> Result<CheckSer
             return Err(Invalid::new("decider.at", "is missing, or unknown to this version"));
         }
         Some(At::Service(wire)) => CheckServiceAddress::Service {
-            service: parsed("decider.service.name", &wire.name)?,
-            port: port("decider.service.port", wire.port)?,
+            service: parse_name("decider.service.name", &wire.name)?,
+            port: parse_port("decider.service.port", wire.port)?,
         },
         Some(At::Url(url)) => {
             let server = Server::parse(&url);
@@ -210,7 +211,7 @@ fn check_service_from_wire(wire: Option<proto::CheckService>) -> Result<CheckSer
     Ok(CheckService { at, timeout, unanswered })
 }
 
-pub(super) fn header(name: String) -> Result<String, Invalid> {
+pub(super) fn parse_header_name(name: String) -> Result<String, Invalid> {
     match name.is_empty() || name.contains(char::is_uppercase) {
         true => Err(Invalid::new("header", "is not a lowercase header name")),
         false => Ok(name),

@@ -2,14 +2,14 @@
 
 use leno_model::{HedgeRule, Hedging};
 
-use super::field::{Invalid, each};
-use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire, time};
+use super::field::{Invalid, convert_each};
+use super::traffic_policy::{parse_duration, policy_from_wire, policy_to_wire, to_nanoseconds};
 use crate::proto;
 
 pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {
     proto::Hedging {
         policy: Some(policy_to_wire(&hedging.policy)),
-        after_nanoseconds: nanoseconds(hedging.rule.after),
+        after_nanoseconds: to_nanoseconds(hedging.rule.after),
         methods: hedging.rule.methods.clone(),
     }
 }
@@ -20,8 +20,8 @@ pub(super) fn from_wire(wire: proto::Hedging) -> Result<Hedging, Invalid> {
         false => Err(Invalid::new("", "is not a method that can be hedged")),
     };
     let rule = HedgeRule {
-        after: time("after_nanoseconds", wire.after_nanoseconds)?,
-        methods: each("methods", wire.methods, method)?,
+        after: parse_duration("after_nanoseconds", wire.after_nanoseconds)?,
+        methods: convert_each("methods", wire.methods, method)?,
     };
     Ok(Hedging { policy: policy_from_wire(wire.policy)?, rule })
 }

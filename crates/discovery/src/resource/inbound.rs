@@ -4,7 +4,7 @@ use leno_model::{
     ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet,
 };
 
-use super::field::{Invalid, each, parsed, port};
+use super::field::{Invalid, convert_each, parse_name, parse_port};
 use super::request;
 use crate::proto;
 
@@ -18,7 +18,7 @@ pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
 
 pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPolicy, Invalid> {
     let Some(wire) = wire else { return Ok(InboundPolicy::default()) };
-    let rules = each("rules", wire.rules, rule_from_wire)?;
+    let rules = convert_each("rules", wire.rules, rule_from_wire)?;
     Ok(InboundPolicy { is_audited: wire.audited, rules })
 }
 
@@ -61,21 +61,23 @@ fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
     if by_claims == wire.claims.is_empty() {
         return Err(Invalid::new("claims", "are not allowed with this action"));
     }
-    let claims = each("claims", wire.claims, |wire| match wire.values.is_empty() {
+    let claims = convert_each("claims", wire.claims, |wire| match wire.values.is_empty() {
         true => Err(Invalid::new("values", "is empty")),
         false => Ok(ClaimMatch { name: wire.name, values: wire.values }),
     })?;
     let ports = match (wire.all_ports, wire.ports.is_empty()) {
         (true, true) => PortSet::All,
         (true, false) => return Err(Invalid::new("ports", "must be empty when all_ports is set")),
-        (false, _) => PortSet::Only(each("ports", wire.ports, |number| port("", number))?),
+        (false, _) => {
+            PortSet::Only(convert_each("ports", wire.ports, |number| parse_port("", number))?)
+        }
     };
     Ok(PolicyRule {
-        policy: parsed("policy", &wire.policy)?,
+        policy: parse_name("policy", &wire.policy)?,
         name: wire.name,
         action,
-        peers: each("peers", wire.peers, peer_from_wire)?,
-        requests: each("requests", wire.requests, request::from_wire)?,
+        peers: convert_each("peers", wire.peers, peer_from_wire)?,
+        requests: convert_each("requests", wire.requests, request::from_wire)?,
         claims,
         ports,
     })
@@ -87,11 +89,11 @@ pub(super) fn peer_to_wire(peer: &PeerMatch) -> proto::PeerPattern {
 
 pub(super) fn peer_from_wire(peer: proto::PeerPattern) -> Result<PeerMatch, Invalid> {
     Ok(PeerMatch {
-        namespace: pattern("namespace", &peer.namespace)?,
-        account: pattern("account", &peer.account)?,
+        namespace: parse_pattern("namespace", &peer.namespace)?,
+        account: parse_pattern("account", &peer.account)?,
     })
 }
 
-fn pattern(field: &str, text: &str) -> Result<NamePattern, Invalid> {
+fn parse_pattern(field: &str, text: &str) -> Result<NamePattern, Invalid> {
     NamePattern::new(text).map_err(|error| Invalid::new(field, error.to_string()))
 }

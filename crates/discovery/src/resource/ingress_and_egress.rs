@@ -2,7 +2,7 @@
 
 use leno_model::{EgressRule, Entry, MatchedBy, Opening, Proof, RequestMatch};
 
-use super::field::{Invalid, account, each, parsed, port};
+use super::field::{Invalid, convert_each, parse_account, parse_name, parse_port};
 use super::request;
 use crate::proto;
 
@@ -44,7 +44,7 @@ pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid
             server_names: https.server_names,
         },
     };
-    let ranges = each("ranges", wire.ranges, |text| parsed("", &text))?;
+    let ranges = convert_each("ranges", wire.ranges, |text| parse_name("", &text))?;
     let ranges = match (wire.from_anywhere, ranges.is_empty()) {
         (true, true) if !entry.is_clear() => None,
         (true, _) => {
@@ -53,13 +53,15 @@ pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid
         (false, _) => Some(ranges),
     };
     Ok(Opening {
-        policy: parsed("policy", &wire.policy)?,
-        port: port("port", wire.port)?,
+        policy: parse_name("policy", &wire.policy)?,
+        port: parse_port("port", wire.port)?,
         entry,
         ranges,
-        accounts: each("accounts", wire.accounts, |text| account("", &text))?,
+        accounts: convert_each("accounts", wire.accounts, |text| parse_account("", &text))?,
         requests: requests_from_wire(wire.requests)?,
-        external_principals: each("guests", wire.external_principals, |text| parsed("", &text))?,
+        external_principals: convert_each("guests", wire.external_principals, |text| {
+            parse_name("", &text)
+        })?,
     })
 }
 
@@ -90,11 +92,11 @@ pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRul
         }
     };
     Ok(EgressRule {
-        policy: parsed("policy", &wire.policy)?,
-        port: port("port", wire.port)?,
+        policy: parse_name("policy", &wire.policy)?,
+        port: parse_port("port", wire.port)?,
         matched_by,
-        hosts: each("hosts", wire.hosts, |text| parsed("", &text))?,
-        ranges: each("ranges", wire.ranges, |text| parsed("", &text))?,
+        hosts: convert_each("hosts", wire.hosts, |text| parse_name("", &text))?,
+        ranges: convert_each("ranges", wire.ranges, |text| parse_name("", &text))?,
         requests: requests_from_wire(wire.requests)?,
     })
 }
@@ -107,8 +109,9 @@ fn requests_to_wire(requests: Option<&[RequestMatch]>) -> Option<proto::RequestM
 fn requests_from_wire(
     wire: Option<proto::RequestMatches>,
 ) -> Result<Option<Vec<RequestMatch>>, Invalid> {
-    let requests = wire.map(|wire| each("matches", wire.matches, request::from_wire)).transpose();
-    requests.map_err(|invalid| invalid.under("requests"))
+    let requests =
+        wire.map(|wire| convert_each("matches", wire.matches, request::from_wire)).transpose();
+    requests.map_err(|invalid| invalid.with_parent("requests"))
 }
 
 #[cfg(test)]
@@ -117,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    fn request() -> RequestMatch {
+    fn request_match() -> RequestMatch {
         let path = PathMatch::Exact("/a".to_owned());
         RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() }
     }
@@ -133,7 +136,7 @@ mod tests {
             (Entry::Http, ranges.clone(), None),
             (Entry::Grpc, Some(Vec::new()), Some(Vec::new())),
             (Entry::Tcp, ranges.clone(), None),
-            (https(Proof::Required, &["a.b"]), None, Some(vec![request()])),
+            (https(Proof::Required, &["a.b"]), None, Some(vec![request_match()])),
             (https(Proof::Skipped, &[]), ranges.clone(), None),
         ] {
             let opening = Opening {
@@ -183,7 +186,7 @@ mod tests {
                 matched_by: *matched_by,
                 hosts: vec!["*.example".parse().unwrap(), "a.example".parse().unwrap()],
                 ranges: vec!["10.1.0.0/16".parse().unwrap()],
-                requests: Some(vec![request()]),
+                requests: Some(vec![request_match()]),
             };
             assert_eq!(egress_rule_from_wire(egress_rule_to_wire(&sender)).unwrap(), sender);
             let unknown = proto::EgressRule { matched_by: 77, ..egress_rule_to_wire(&sender) };

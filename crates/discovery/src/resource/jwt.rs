@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leno_model::{ClaimHeader, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, Required};
 
-use super::field::{Invalid, each};
-use super::guard::header;
+use super::field::{Invalid, convert_each};
+use super::guard::parse_header_name;
 use super::request;
-use super::traffic_policy::nanoseconds;
+use super::traffic_policy::to_nanoseconds;
 use crate::proto;
 
 pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
@@ -25,7 +25,7 @@ pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
 
 pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Invalid> {
     use proto::jwt_validation::Required as Wire;
-    let issuers = each("issuers", wire.issuers, issuer_from_wire)?;
+    let issuers = convert_each("issuers", wire.issuers, issuer_from_wire)?;
     if issuers.is_empty() {
         return Err(Invalid::new("issuers", "is empty"));
     }
@@ -37,7 +37,7 @@ pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Inv
             return Err(Invalid::new("of.matches", "is empty"));
         }
         Some(Wire::Of(requests)) => {
-            Required::Of(each("of.matches", requests.matches, request::from_wire)?)
+            Required::Of(convert_each("of.matches", requests.matches, request::from_wire)?)
         }
     };
     Ok(JwtValidation { issuers, required })
@@ -68,20 +68,20 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
         },
         places: issuer.places.iter().map(place).collect(),
-        leeway_nanoseconds: nanoseconds(issuer.leeway),
+        leeway_nanoseconds: to_nanoseconds(issuer.leeway),
         forwards: issuer.forwards.iter().map(forward).collect(),
         passes_token: issuer.passes_token,
         accepts_without_expiration: !issuer.requires_expiration,
-        max_age_nanoseconds: issuer.max_age.map_or(0, nanoseconds),
+        max_age_nanoseconds: issuer.max_age.map_or(0, to_nanoseconds),
     }
 }
 
 fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
     use proto::jwt_place::Place as Wire;
-    let places = each("places", wire.places, |wire| match wire.place {
+    let places = convert_each("places", wire.places, |wire| match wire.place {
         None => Err(Invalid::new("place", "is missing, or unknown to this version")),
         Some(Wire::Header(name)) => {
-            Ok(JwtPlace::Header { name: header(name)?, prefix: wire.prefix })
+            Ok(JwtPlace::Header { name: parse_header_name(name)?, prefix: wire.prefix })
         }
         Some(Wire::Query(_)) if !wire.prefix.is_empty() => {
             Err(Invalid::new("prefix", "is allowed for headers only"))
@@ -105,8 +105,8 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
         },
         places,
         leeway,
-        forwards: each("forwards", wire.forwards, |wire| {
-            Ok(ClaimHeader { claim: wire.claim, header: header(wire.header)? })
+        forwards: convert_each("forwards", wire.forwards, |wire| {
+            Ok(ClaimHeader { claim: wire.claim, header: parse_header_name(wire.header)? })
         })?,
         passes_token: wire.passes_token,
         requires_expiration: !wire.accepts_without_expiration,

@@ -5,9 +5,9 @@ use std::time::Duration;
 use leno_model::{AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule};
 
 use super::breaker::{answer_from_wire, answer_to_wire};
-use super::field::{Invalid, each, port};
+use super::field::{Invalid, convert_each, parse_port};
 use super::inbound::{peer_from_wire, peer_to_wire};
-use super::traffic_policy::{nanoseconds, policy_from_wire, policy_to_wire};
+use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
 use super::{guard, request};
 use crate::proto;
 
@@ -23,11 +23,11 @@ pub(super) fn to_wire((port, policies): (&u16, &Vec<PortLimits>)) -> proto::Limi
 }
 
 pub(super) fn from_wire(wire: proto::LimitedPort) -> Result<(u16, Vec<PortLimits>), Invalid> {
-    let policies = each("policies", wire.policies, limits_from_wire)?;
+    let policies = convert_each("policies", wire.policies, limits_from_wire)?;
     if policies.is_empty() {
         return Err(Invalid::new("policies", "is empty"));
     }
-    Ok((port("port", wire.port)?, policies))
+    Ok((parse_port("port", wire.port)?, policies))
 }
 
 fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
@@ -35,10 +35,10 @@ fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
     let concurrency = wire.concurrency.map(concurrency_from_wire).transpose();
     let global = wire.global.map(guard::limit_from_wire).transpose();
     let limits = RateLimits {
-        connections: connections.map_err(|invalid| invalid.under("connections"))?,
-        rules: each("rules", wire.rules, rule_from_wire)?,
-        concurrency: concurrency.map_err(|invalid| invalid.under("concurrency"))?,
-        global: global.map_err(|invalid| invalid.under("global"))?.map(Box::new),
+        connections: connections.map_err(|invalid| invalid.with_parent("connections"))?,
+        rules: convert_each("rules", wire.rules, rule_from_wire)?,
+        concurrency: concurrency.map_err(|invalid| invalid.with_parent("concurrency"))?,
+        global: global.map_err(|invalid| invalid.with_parent("global"))?.map(Box::new),
     };
     if limits.is_empty() {
         return Err(Invalid::new("", "has no limit, or one unknown to this version"));
@@ -90,12 +90,12 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
     let rate = wire.rate.ok_or_else(|| Invalid::new("rate", "is missing"))?;
     Ok(RateRule {
         name: wire.name,
-        requests: each("requests", wire.requests, request::from_wire)?,
-        peers: each("peers", wire.peers, peer_from_wire)?,
+        requests: convert_each("requests", wire.requests, request::from_wire)?,
+        peers: convert_each("peers", wire.peers, peer_from_wire)?,
         each: by,
-        rate: rate_from_wire(rate).map_err(|invalid| invalid.under("rate"))?,
+        rate: rate_from_wire(rate).map_err(|invalid| invalid.with_parent("rate"))?,
         is_last: wire.last,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
     })
 }
 
@@ -132,13 +132,13 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
     let adaptive = wire.adaptive.map(adaptive).transpose();
     Ok(Concurrency {
         requests,
-        adaptive: adaptive.map_err(|invalid| invalid.under("adaptive"))?,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.under("answer"))?,
+        adaptive: adaptive.map_err(|invalid| invalid.with_parent("adaptive"))?,
+        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
     })
 }
 
 fn rate_to_wire(rate: Rate) -> proto::Rate {
-    proto::Rate { count: rate.count, time_nanoseconds: nanoseconds(rate.time), size: rate.size }
+    proto::Rate { count: rate.count, time_nanoseconds: to_nanoseconds(rate.time), size: rate.size }
 }
 
 fn rate_from_wire(wire: proto::Rate) -> Result<Rate, Invalid> {

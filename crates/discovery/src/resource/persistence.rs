@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{Carries, Persistence};
 
-use super::action::nanoseconds;
+use super::action::to_nanoseconds;
 use super::field::Invalid;
 use crate::proto;
 
@@ -17,8 +17,8 @@ pub(super) fn to_wire(persistence: &Persistence) -> proto::Persistence {
     proto::Persistence {
         name: persistence.name.clone(),
         carrier: carrier.into(),
-        absolute_nanoseconds: persistence.absolute.map(nanoseconds),
-        idle_nanoseconds: persistence.idle.map(nanoseconds),
+        absolute_nanoseconds: persistence.absolute.map(to_nanoseconds),
+        idle_nanoseconds: persistence.idle.map(to_nanoseconds),
         path: persistence.path.clone(),
     }
 }

@@ -9,8 +9,9 @@ use leno_model::{
 };
 
 use super::field::{
-    Invalid, account, by_port, each, ip_address, ip_address_to_wire, optional_name, parsed, port,
-    protocol, protocol_to_wire, socket_address, socket_address_to_wire,
+    Invalid, by_port, convert_each, ip_address, ip_address_to_wire, optional_name, parse_account,
+    parse_name, parse_port, parse_protocol, protocol_to_wire, socket_address,
+    socket_address_to_wire,
 };
 use super::{gateway, guard, inbound, ingress_and_egress, limit, request, retry, sight, tag};
 use crate::proto;
@@ -52,38 +53,43 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
 }
 
 pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
-    let served = each("served", wire.served, |served| {
-        Ok((port("port", served.port)?, parsed("service", &served.service)?))
+    let served = convert_each("served", wire.served, |served| {
+        Ok((parse_port("port", served.port)?, parse_name("service", &served.service)?))
     })?;
-    let ports = each("ports", wire.ports, port_from_wire)?;
+    let ports = convert_each("ports", wire.ports, port_from_wire)?;
     check_ports(&ports)?;
     let mode = wire.access.and_then(|access| access.mode);
     let caller = wire.caller.map(tag::caller_from_wire).transpose();
     Ok(WorkloadPlan {
-        workload: parsed("workload", &wire.workload)?,
-        account: account("account", &wire.account)?,
-        trust_domain: TrustDomain(parsed("trust_domain", &wire.trust_domain)?),
+        workload: parse_name("workload", &wire.workload)?,
+        account: parse_account("account", &wire.account)?,
+        trust_domain: TrustDomain(parse_name("trust_domain", &wire.trust_domain)?),
         address: ip_address("address", &wire.address)?,
         ports,
         served: by_port("served", served)?,
-        outbound_listeners: each(
+        outbound_listeners: convert_each(
             "outbound_listeners",
             wire.outbound_listeners,
             listener_from_wire,
         )?,
-        access: access_from_wire(mode).map_err(|invalid| invalid.under("access"))?,
-        revoked: each("revoked", wire.revoked, |name| account("account", &name))?
+        access: access_from_wire(mode).map_err(|invalid| invalid.with_parent("access"))?,
+        revoked: convert_each("revoked", wire.revoked, |name| parse_account("account", &name))?
             .into_iter()
             .collect(),
-        revoked_workloads: each("revoked_workloads", wire.revoked_workloads, revoked_from_wire)?
-            .into_iter()
-            .collect(),
+        revoked_workloads: convert_each(
+            "revoked_workloads",
+            wire.revoked_workloads,
+            revoked_from_wire,
+        )?
+        .into_iter()
+        .collect(),
         ca_generation: wire.ca_generation,
-        caller: caller.map_err(|invalid| invalid.under("caller"))?.unwrap_or_default(),
-        lanes: by_port("lanes", each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
-        inbound: inbound::from_wire(wire.inbound).map_err(|invalid| invalid.under("inbound"))?,
-        limits: by_port("limits", each("limits", wire.limits, limit::from_wire)?)?,
-        sight: sight::from_wire(wire.sight).map_err(|invalid| invalid.under("sight"))?,
+        caller: caller.map_err(|invalid| invalid.with_parent("caller"))?.unwrap_or_default(),
+        lanes: by_port("lanes", convert_each("lanes", wire.lanes, tag::lanes_from_wire)?)?,
+        inbound: inbound::from_wire(wire.inbound)
+            .map_err(|invalid| invalid.with_parent("inbound"))?,
+        limits: by_port("limits", convert_each("limits", wire.limits, limit::from_wire)?)?,
+        sight: sight::from_wire(wire.sight).map_err(|invalid| invalid.with_parent("sight"))?,
         egress: if wire.egress_denied { Egress::Deny } else { Egress::Allow },
         plaintext: match wire.plaintext_accepted {
             true => Plaintext::Accept,
@@ -93,14 +99,14 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             .gateway
             .map(|wire| gateway::from_wire(wire).map(Arc::new))
             .transpose()
-            .map_err(|invalid| invalid.under("gateway"))?,
-        openings: each("openings", wire.openings, ingress_and_egress::opening_from_wire)?,
-        egress_rules: each(
+            .map_err(|invalid| invalid.with_parent("gateway"))?,
+        openings: convert_each("openings", wire.openings, ingress_and_egress::opening_from_wire)?,
+        egress_rules: convert_each(
             "outlets",
             wire.egress_rules,
             ingress_and_egress::egress_rule_from_wire,
         )?,
-        guards: by_port("guards", each("guards", wire.guards, guard::from_wire)?)?,
+        guards: by_port("guards", convert_each("guards", wire.guards, guard::from_wire)?)?,
         retries: retry::from_wire(wire.retries)?,
     })
 }
@@ -117,7 +123,7 @@ fn revoked_from_wire(wire: proto::RevokedWorkload) -> Result<RevokedWorkload, In
         "" => None,
         text => Some(Uid::new(text).map_err(|error| Invalid::new("uid", error.to_string()))?),
     };
-    Ok(RevokedWorkload { workload: parsed("workload", &wire.workload)?, uid })
+    Ok(RevokedWorkload { workload: parse_name("workload", &wire.workload)?, uid })
 }
 
 fn port_to_wire(port: &WorkloadPort) -> proto::ApplicationPort {
@@ -131,8 +137,8 @@ fn port_to_wire(port: &WorkloadPort) -> proto::ApplicationPort {
 fn port_from_wire(wire: proto::ApplicationPort) -> Result<WorkloadPort, Invalid> {
     Ok(WorkloadPort {
         name: optional_name("name", wire.name.as_deref())?,
-        port: port("port", wire.port)?,
-        protocol: protocol("protocol", wire.protocol)?,
+        port: parse_port("port", wire.port)?,
+        protocol: parse_protocol("protocol", wire.protocol)?,
     })
 }
 
@@ -161,8 +167,8 @@ fn listener_to_wire(listener: &OutboundListener) -> proto::OutboundListener {
 
 fn listener_from_wire(wire: proto::OutboundListener) -> Result<OutboundListener, Invalid> {
     Ok(OutboundListener {
-        service: parsed("service", &wire.service)?,
-        port: port("port", wire.port)?,
+        service: parse_name("service", &wire.service)?,
+        port: parse_port("port", wire.port)?,
         listen: socket_address("listen", wire.listen.as_ref())?,
     })
 }
@@ -183,7 +189,7 @@ fn access_from_wire(mode: Option<proto::access::Mode>) -> Result<Access, Invalid
         None => Err(Invalid::new("mode", "is missing, or unknown to this version")),
         Some(proto::access::Mode::Permissive(proto::Nothing {})) => Ok(Access::Permissive),
         Some(proto::access::Mode::Strict(wire)) => {
-            each("rules", wire.rules, rule_from_wire).map(Access::Strict)
+            convert_each("rules", wire.rules, rule_from_wire).map(Access::Strict)
         }
     }
 }
@@ -208,12 +214,14 @@ fn rule_from_wire(wire: proto::AccessRule) -> Result<AccessRule, Invalid> {
         true => {
             return Err(Invalid::new("tcp_ports", "must be empty when tcp_all is set"));
         }
-        false => PortSet::Only(each("tcp_ports", wire.tcp_ports, |number| port("", number))?),
+        false => PortSet::Only(convert_each("tcp_ports", wire.tcp_ports, |number| {
+            parse_port("", number)
+        })?),
     };
     Ok(AccessRule {
-        policy: parsed("policy", &wire.policy)?,
-        sources: each("sources", wire.sources, |text| account("", &text))?,
-        http: each("http", wire.http, request::from_wire)?,
+        policy: parse_name("policy", &wire.policy)?,
+        sources: convert_each("sources", wire.sources, |text| parse_account("", &text))?,
+        http: convert_each("http", wire.http, request::from_wire)?,
         tcp,
     })
 }

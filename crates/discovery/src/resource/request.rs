@@ -2,7 +2,7 @@
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 
-use super::field::{Invalid, each};
+use super::field::{Invalid, convert_each};
 use crate::proto;
 
 pub(super) fn to_wire(request: &RequestMatch) -> proto::RequestMatch {
@@ -18,7 +18,7 @@ pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, Inval
     if wire.methods.iter().any(String::is_empty) {
         return Err(Invalid::new("methods", "a method is empty"));
     }
-    let headers = each("headers", wire.headers, field_from_wire)?;
+    let headers = convert_each("headers", wire.headers, field_from_wire)?;
     if let Some(header) = headers.iter().find(|h| h.name.bytes().any(|b| b.is_ascii_uppercase())) {
         let reason = format!("the header name `{}` is not lower case", header.name);
         return Err(Invalid::new("headers", reason));
@@ -27,7 +27,7 @@ pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, Inval
         path: path_from_wire(wire.path)?,
         methods: wire.methods,
         headers,
-        query: each("query", wire.query, field_from_wire)?,
+        query: convert_each("query", wire.query, field_from_wire)?,
     })
 }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use leno_model::{RetryRule, ServiceName, ServiceRetry};
 
-use super::action::nanoseconds;
-use super::field::{Invalid, each, parsed};
+use super::action::to_nanoseconds;
+use super::field::{Invalid, convert_each, parse_name};
 use crate::proto;
 
 pub(super) fn rule_to_wire(rule: &RetryRule) -> proto::RetryRule {
     proto::RetryRule {
         codes: rule.codes.iter().map(|code| u32::from(*code)).collect(),
         attempts: rule.attempts.into(),
-        backoff_nanoseconds: nanoseconds(rule.backoff),
+        backoff_nanoseconds: to_nanoseconds(rule.backoff),
     }
 }
 
@@ -36,7 +36,7 @@ pub(super) fn to_wire((service, retry): (&ServiceName, &ServiceRetry)) -> proto:
         service: service.to_string(),
         policy: retry.policy.to_string(),
         rule: Some(rule_to_wire(&retry.rule)),
-        answer_timeout_nanoseconds: retry.answer_timeout.map(nanoseconds),
+        answer_timeout_nanoseconds: retry.answer_timeout.map(to_nanoseconds),
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) fn from_wire(
     wire: Vec<proto::ServiceRetry>,
 ) -> Result<BTreeMap<ServiceName, ServiceRetry>, Invalid> {
     let mut retries = BTreeMap::new();
-    for (service, retry) in each("retries", wire, one_from_wire)? {
+    for (service, retry) in convert_each("retries", wire, one_from_wire)? {
         if let Some(_twice) = retries.insert(service, retry) {
             return Err(Invalid::new("retries", "has a service twice"));
         }
@@ -55,9 +55,9 @@ pub(super) fn from_wire(
 fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry), Invalid> {
     let rule = wire.rule.ok_or_else(|| Invalid::new("rule", "is missing"))?;
     let retry = ServiceRetry {
-        policy: parsed("policy", &wire.policy)?,
-        rule: rule_from_wire(&rule).map_err(|invalid| invalid.under("rule"))?,
+        policy: parse_name("policy", &wire.policy)?,
+        rule: rule_from_wire(&rule).map_err(|invalid| invalid.with_parent("rule"))?,
         answer_timeout: wire.answer_timeout_nanoseconds.map(Duration::from_nanos),
     };
-    Ok((parsed("service", &wire.service)?, retry))
+    Ok((parse_name("service", &wire.service)?, retry))
 }

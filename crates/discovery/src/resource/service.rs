@@ -10,7 +10,8 @@ use leno_model::{
 
 use super::action::{headers_in, headers_to_wire, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
-    Invalid, by_port, each, optional_name, parsed, port, protocol, protocol_to_wire,
+    Invalid, by_port, convert_each, optional_name, parse_name, parse_port, parse_protocol,
+    protocol_to_wire,
 };
 use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
@@ -24,7 +25,7 @@ pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
 }
 
 pub(super) fn from_wire(name: &ServiceName, wire: proto::Service) -> Result<ServiceView, Invalid> {
-    let ports = by_port("ports", each("ports", wire.ports, port_from_wire)?)?;
+    let ports = by_port("ports", convert_each("ports", wire.ports, port_from_wire)?)?;
     let reach = match wire.denied {
         true if ports.is_empty() => Reach::Denied,
         true => {
@@ -54,29 +55,29 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
     let traffic_policy = traffic_policy::from_wire(wire.traffic_policy);
     let hedging = wire.hedging.map(hedging::from_wire).transpose();
     let traffic_policy = TrafficPolicy {
-        hedging: hedging.map_err(|invalid| invalid.under("hedging"))?,
-        ..traffic_policy.map_err(|invalid| invalid.under("treatment"))?
+        hedging: hedging.map_err(|invalid| invalid.with_parent("hedging"))?,
+        ..traffic_policy.map_err(|invalid| invalid.with_parent("treatment"))?
     };
     let view = PortView {
         name: optional_name("name", wire.name.as_deref())?,
-        protocol: protocol("protocol", wire.protocol)?,
+        protocol: parse_protocol("protocol", wire.protocol)?,
         routed: wire.routed,
-        rules: each("rules", wire.rules, rule_from_wire)?,
+        rules: convert_each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
-        tls_rules: each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
+        tls_rules: convert_each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
         traffic_policy,
         tags: wire
             .tags
             .map(|tags| tag::from_wire(tags).map(Arc::new))
             .transpose()
-            .map_err(|invalid| invalid.under("tags"))?,
+            .map_err(|invalid| invalid.with_parent("tags"))?,
         tcp_rule: wire
             .tcp_rule
             .map(tcp_rule_from_wire)
             .transpose()
-            .map_err(|invalid| invalid.under("tcp_rule"))?,
+            .map_err(|invalid| invalid.with_parent("tcp_rule"))?,
     };
-    Ok((port("port", wire.port)?, view))
+    Ok((parse_port("port", wire.port)?, view))
 }
 
 pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
@@ -84,7 +85,7 @@ pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
         route: rule.route.to_string(),
         matches: rule.matches.iter().map(request::to_wire).collect(),
         backends: rule.backends.iter().map(backend_to_wire).collect(),
-        timeout_nanoseconds: rule.request_timeout.map(action::nanoseconds),
+        timeout_nanoseconds: rule.request_timeout.map(action::to_nanoseconds),
         actions: action::to_wire(&rule.actions),
         grpc: rule.kind == RouteKind::Grpc,
         object: object_to_wire(rule.kind).into(),
@@ -95,15 +96,16 @@ pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
     if wire.matches.is_empty() {
         return Err(Invalid::new("matches", "is empty: at least one match is needed"));
     }
-    let matches = each("matches", wire.matches, request::from_wire)?;
+    let matches = convert_each("matches", wire.matches, request::from_wire)?;
     let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
-    let backends = each("backends", wire.backends, |wire| backend_from_wire(wire, &matches))?;
+    let backends =
+        convert_each("backends", wire.backends, |wire| backend_from_wire(wire, &matches))?;
     Ok(RouteRule {
-        route: parsed("route", &wire.route)?,
+        route: parse_name("route", &wire.route)?,
         matches,
         backends,
         request_timeout: wire.timeout_nanoseconds.map(Duration::from_nanos),
-        actions: actions.map_err(|invalid| invalid.under("actions"))?.unwrap_or_default(),
+        actions: actions.map_err(|invalid| invalid.with_parent("actions"))?.unwrap_or_default(),
         kind: kind_from_wire(wire.grpc, wire.object)?,
     })
 }
@@ -143,9 +145,9 @@ pub(super) fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invali
         return Err(Invalid::new("object", "is missing"));
     }
     Ok(TcpRule {
-        route: parsed("route", &wire.route)?,
+        route: parse_name("route", &wire.route)?,
         kind,
-        backends: each("backends", wire.backends, plain_backend_from_wire)?,
+        backends: convert_each("backends", wire.backends, plain_backend_from_wire)?,
         ungranted_weight: wire.ungranted_weight,
     })
 }
@@ -164,9 +166,9 @@ pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invali
         return Err(Invalid::new("hostnames", "is empty: at least one name is needed"));
     }
     Ok(TlsRule {
-        route: parsed("route", &wire.route)?,
-        hostnames: each("hostnames", wire.hostnames, |text| parsed("", &text))?,
-        backends: each("backends", wire.backends, plain_backend_from_wire)?,
+        route: parse_name("route", &wire.route)?,
+        hostnames: convert_each("hostnames", wire.hostnames, |text| parse_name("", &text))?,
+        backends: convert_each("backends", wire.backends, plain_backend_from_wire)?,
         ungranted_weight: wire.ungranted_weight,
     })
 }
@@ -203,11 +205,11 @@ fn backend_from_wire(
     let edits = BackendEdits {
         request_headers: headers_in("request_headers", wire.request_headers)?,
         response_headers: headers_in("response_headers", wire.response_headers)?,
-        rewrite: rewrite.map_err(|invalid| invalid.under("rewrite"))?,
+        rewrite: rewrite.map_err(|invalid| invalid.with_parent("rewrite"))?,
     };
     Ok(WeightedBackend {
-        service: parsed("service", &wire.service)?,
-        port: port("port", wire.port)?,
+        service: parse_name("service", &wire.service)?,
+        port: parse_port("port", wire.port)?,
         weight: wire.weight,
         edits: (edits != BackendEdits::default()).then(|| Box::new(edits)),
     })

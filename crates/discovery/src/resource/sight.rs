@@ -25,9 +25,9 @@ pub(super) fn from_wire(wire: Option<proto::Sight>) -> Result<Sight, Invalid> {
     let access_log = wire.access_log.map(access_log_from_wire).transpose();
     let metrics = wire.metrics.map(metrics_from_wire).transpose();
     Ok(Sight {
-        tracing: tracing.map_err(|invalid| invalid.under("tracing"))?,
-        access_log: access_log.map_err(|invalid| invalid.under("access_log"))?,
-        metrics: metrics.map_err(|invalid| invalid.under("metrics"))?.map(Box::new),
+        tracing: tracing.map_err(|invalid| invalid.with_parent("tracing"))?,
+        access_log: access_log.map_err(|invalid| invalid.with_parent("access_log"))?,
+        metrics: metrics.map_err(|invalid| invalid.with_parent("metrics"))?.map(Box::new),
     })
 }
 
@@ -52,13 +52,13 @@ fn tracing_from_wire(wire: proto::Tracing) -> Result<Tracing, Invalid> {
         Ok(proto::ContextForm::B3) => ContextForm::B3,
         Ok(proto::ContextForm::B3Multi) => ContextForm::B3Multi,
         Ok(proto::ContextForm::Unspecified) | Err(_) => {
-            return Err(unknown("begins", wire.begins));
+            return Err(unknown_value("begins", wire.begins));
         }
     };
     let protocol = protocol_from_wire(wire.protocol)?;
     let collector = Collector::parse(Signal::Traces, protocol, &wire.endpoint);
     Ok(Tracing {
-        sampling: sampling(wire.sampling)?,
+        sampling: parse_sampling(wire.sampling)?,
         errors: wire.errors,
         begins,
         collector: collector.map_err(|error| Invalid::new("endpoint", error))?,
@@ -79,7 +79,10 @@ fn metrics_from_wire(wire: proto::MetricsPush) -> Result<MetricsPush, Invalid> {
         return Err(Invalid::new("interval_ms", format!("{interval:?} is out of range")));
     }
     let collector = otlp_from_wire(&otlp, Signal::Metrics);
-    Ok(MetricsPush { collector: collector.map_err(|invalid| invalid.under("otlp"))?, interval })
+    Ok(MetricsPush {
+        collector: collector.map_err(|invalid| invalid.with_parent("otlp"))?,
+        interval,
+    })
 }
 
 fn otlp_to_wire(collector: &Collector) -> proto::Otlp {
@@ -92,7 +95,7 @@ fn otlp_to_wire(collector: &Collector) -> proto::Otlp {
 fn otlp_from_wire(wire: &proto::Otlp, signal: Signal) -> Result<Collector, Invalid> {
     let protocol = match protocol_from_wire(wire.protocol)? {
         // Zipkin supports spans only.
-        CollectorProtocol::Zipkin => return Err(unknown("protocol", wire.protocol)),
+        CollectorProtocol::Zipkin => return Err(unknown_value("protocol", wire.protocol)),
         protocol => protocol,
     };
     let collector = Collector::parse(signal, protocol, &wire.endpoint);
@@ -112,7 +115,9 @@ fn protocol_from_wire(number: i32) -> Result<CollectorProtocol, Invalid> {
         Ok(proto::CollectorProtocol::OtlpHttp) => Ok(CollectorProtocol::OtlpHttp),
         Ok(proto::CollectorProtocol::OtlpGrpc) => Ok(CollectorProtocol::OtlpGrpc),
         Ok(proto::CollectorProtocol::Zipkin) => Ok(CollectorProtocol::Zipkin),
-        Ok(proto::CollectorProtocol::Unspecified) | Err(_) => Err(unknown("protocol", number)),
+        Ok(proto::CollectorProtocol::Unspecified) | Err(_) => {
+            Err(unknown_value("protocol", number))
+        }
     }
 }
 
@@ -137,19 +142,19 @@ fn access_log_from_wire(wire: proto::AccessLog) -> Result<AccessLog, Invalid> {
     };
     let collector = wire.otlp.map(|otlp| otlp_from_wire(&otlp, Signal::Logs)).transpose();
     Ok(AccessLog {
-        sampling: sampling(wire.sampling)?,
+        sampling: parse_sampling(wire.sampling)?,
         errors: wire.errors,
         form,
-        collector: collector.map_err(|invalid| invalid.under("otlp"))?,
+        collector: collector.map_err(|invalid| invalid.with_parent("otlp"))?,
     })
 }
 
-fn sampling(millionths: u32) -> Result<Sampling, Invalid> {
+fn parse_sampling(millionths: u32) -> Result<Sampling, Invalid> {
     let most = Sampling::ALL.millionths();
     let message = || Invalid::new("sampling", format!("{millionths} is more than {most}"));
     Sampling::of_millionths(millionths).ok_or_else(message)
 }
 
-fn unknown(field: &str, number: i32) -> Invalid {
+fn unknown_value(field: &str, number: i32) -> Invalid {
     Invalid::new(field, format!("{number} is unknown to this version"))
 }

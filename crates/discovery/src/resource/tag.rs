@@ -11,7 +11,7 @@ use leno_model::{
 };
 
 use self::test::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
-use super::field::{Invalid, each, parsed};
+use super::field::{Invalid, convert_each, parse_name};
 use crate::proto;
 
 pub(super) use lane::{from_wire as lanes_from_wire, to_wire as lanes_to_wire};
@@ -32,7 +32,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
 
 pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
     let sources = &wire.sources;
-    let rules = each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
+    let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
     let stems = rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
     if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
         return Err(Invalid::new("rules", format!("have more than {STEMS_MAX} stems of paths")));
@@ -40,7 +40,9 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
     Ok(TagRules {
         rules,
         otherwise: otherwise_from_wire(&wire.otherwise)?,
-        by_caller: each("by_caller", wire.by_caller, |rule| caller_rule_from_wire(rule, sources))?,
+        by_caller: convert_each("by_caller", wire.by_caller, |rule| {
+            caller_rule_from_wire(rule, sources)
+        })?,
     })
 }
 
@@ -52,7 +54,7 @@ struct Sources {
 }
 
 impl Sources {
-    fn place(&mut self, origin: &RuleOrigin) -> u32 {
+    fn source_index(&mut self, origin: &RuleOrigin) -> u32 {
         let key = (origin.dialect, origin.name.to_string());
         if let Some(place) = self.places.get(&key) {
             return *place;
@@ -83,13 +85,13 @@ fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin,
             return Err(Invalid::new("dialect", reason));
         }
     };
-    Ok(RuleOrigin { dialect, name: parsed("name", &source.name)?, index })
+    Ok(RuleOrigin { dialect, name: parse_name("name", &source.name)?, index })
 }
 
 fn origin_at(sources: &[proto::TagSource], source: u32, index: u32) -> Result<RuleOrigin, Invalid> {
     let found = usize::try_from(source).ok().and_then(|place| sources.get(place));
     let found = found.ok_or_else(|| Invalid::new("source", format!("{source} is not listed")))?;
-    origin_from_wire(found, index).map_err(|invalid| invalid.under("source"))
+    origin_from_wire(found, index).map_err(|invalid| invalid.with_parent("source"))
 }
 
 fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
@@ -100,7 +102,7 @@ fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
         }),
     };
     proto::TagRule {
-        source: sources.place(&rule.origin),
+        source: sources.source_index(&rule.origin),
         index: rule.origin.index,
         precedence: rule.precedence,
         from: callers_to_wire(&rule.from),
@@ -125,7 +127,7 @@ fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<
         from: callers_from_wire(wire.from)?,
         matches: match_from_wire(wire.matches)?,
         split: required_split(wire.split)?,
-        fallback: fallback.map_err(|invalid| invalid.under("fallback"))?.unwrap_or_default(),
+        fallback: fallback.map_err(|invalid| invalid.with_parent("fallback"))?.unwrap_or_default(),
         otherwise: otherwise_from_wire(&wire.otherwise)?,
         sticky: wire.sticky.map(sticky).transpose()?,
     })
@@ -133,7 +135,7 @@ fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<
 
 fn caller_rule_to_wire(rule: &CallerRule, sources: &mut Sources) -> proto::CallerRule {
     proto::CallerRule {
-        source: sources.place(&rule.origin),
+        source: sources.source_index(&rule.origin),
         index: rule.origin.index,
         from: callers_to_wire(&rule.from),
         split: Some(split_to_wire(&rule.split)),
@@ -166,12 +168,12 @@ fn split_to_wire(split: &TagSplit) -> proto::TagSplit {
 
 fn required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new("split", "is missing"))?;
-    split_from_wire(wire).map_err(|invalid| invalid.under("split"))
+    split_from_wire(wire).map_err(|invalid| invalid.with_parent("split"))
 }
 
 fn split_from_wire(wire: proto::TagSplit) -> Result<TagSplit, Invalid> {
     let weights = if wire.percent { Weights::Percent } else { Weights::Relative };
-    Ok(TagSplit { targets: each("targets", wire.targets, target_from_wire)?, weights })
+    Ok(TagSplit { targets: convert_each("targets", wire.targets, target_from_wire)?, weights })
 }
 
 fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
@@ -241,7 +243,7 @@ pub(super) fn caller_to_wire(caller: &Caller) -> Option<proto::Caller> {
 }
 
 pub(super) fn caller_from_wire(wire: proto::Caller) -> Result<Caller, Invalid> {
-    let services = each("services", wire.services, |text| parsed("", &text))?;
+    let services = convert_each("services", wire.services, |text| parse_name("", &text))?;
     Ok(Caller {
         services: services.into_iter().collect(),
         tags: labels_from_wire("tags", &wire.tags)?,

@@ -33,13 +33,13 @@ use crate::proto;
 
 proptest! {
     #[test]
-    fn plans_survive_the_journey(plan in plan()) {
+    fn plans_survive_the_journey(plan in any_proxy_config()) {
         let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&plan) };
         prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(plan))));
     }
 
     #[test]
-    fn services_survive_the_journey_without_their_endpoints(view in service()) {
+    fn services_survive_the_journey_without_their_endpoints(view in any_service_config()) {
         let key = ResourceKey::Service(view.name.clone());
         let upsert = Upsert { key, content: encode_service(&view) };
         let mut bare = view.clone();
@@ -50,11 +50,11 @@ proptest! {
 
     #[test]
     fn address_entries_survive_the_journey(
-        at in address(1),
-        ports in btree_map(1u16.., (1u16.., protocol(), any::<bool>()), 0..4),
+        at in any_address(1),
+        ports in btree_map(1u16.., (1u16.., any_protocol(), any::<bool>()), 0..4),
         service in service_name(),
     ) {
-        let known = fixture::endpoint(&service, 1);
+        let known = fixture::service_endpoint(&service, 1);
         let workload = known.id.workload.clone();
         let ports = ports.into_iter().map(|(number, (port, protocol, is_there))| {
             let mut endpoint = known.clone();
@@ -72,12 +72,12 @@ proptest! {
 
     #[test]
     fn endpoints_survive_the_journey(
-        address in address(1),
-        account in prop::option::of(account()),
+        address in any_address(1),
+        account in prop::option::of(any_account()),
         tags in btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3),
         weight in 0..=1000_u16,
     ) {
-        let known = fixture::endpoint(&fixture::named("a"), 1);
+        let known = fixture::service_endpoint(&fixture::service_name("a"), 1);
         let weight = Weight::new(weight);
         let endpoint = Endpoint { address, account, tags, weight, ..known };
         let key = ResourceKey::Endpoint(endpoint.id.clone());
@@ -87,7 +87,7 @@ proptest! {
 
     #[test]
     fn hostile_bytes_are_refused_or_read_but_never_panic(content in vec(any::<u8>(), 0..200)) {
-        for key in keys() {
+        for key in resource_keys() {
             Resource::decode(&Upsert { key, content: Bytes::from(content.clone()) }).ok();
         }
     }
@@ -98,11 +98,11 @@ proptest! {
         bit in 0..8u8,
     ) {
         let contents = [
-            encode_plan(&fixture::plan()),
-            encode_service(&fixture::world().snapshot.services[&fixture::named("reviews")]),
-            encode_endpoint(&fixture::endpoint(&fixture::named("a"), 1)),
+            encode_plan(&fixture::proxy_config()),
+            encode_service(&fixture::bookinfo_update().snapshot.services[&fixture::service_name("reviews")]),
+            encode_endpoint(&fixture::service_endpoint(&fixture::service_name("a"), 1)),
         ];
-        for (key, content) in keys().into_iter().zip(contents) {
+        for (key, content) in resource_keys().into_iter().zip(contents) {
             let mut content = content.to_vec();
             let index = index.index(content.len());
             content[index] ^= 1 << bit;
@@ -173,10 +173,10 @@ fn every_wrong_action_is_named() {
             "ports[0].rules[0].actions.persistence.absolute_nanoseconds",
         ),
     ];
-    let name = fixture::named("reviews");
+    let name = fixture::service_name("reviews");
     for (edit, field) in cases {
-        let content = encode_service(&fixture::world().snapshot.services[&name]);
-        check(ResourceKey::Service(name.clone()), content, edit, field);
+        let content = encode_service(&fixture::bookinfo_update().snapshot.services[&name]);
+        check_invalid(ResourceKey::Service(name.clone()), content, edit, field);
     }
 }
 
@@ -200,11 +200,11 @@ fn every_wrong_field_is_named() {
             "outbound_listeners[0].listen",
         ),
         (|p| p.access = None, "access.mode"),
-        (|p| strict(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
-        (|p| strict(p).http[0].path = None, "access.rules[0].http[0].path"),
+        (|p| first_access_rule(p).sources[0] = "x".into(), "access.rules[0].sources[0]"),
+        (|p| first_access_rule(p).http[0].path = None, "access.rules[0].http[0].path"),
     ];
     for (edit, field) in plans {
-        check(ResourceKey::Plan, encode_plan(&fixture::plan()), edit, field);
+        check_invalid(ResourceKey::Plan, encode_plan(&fixture::proxy_config()), edit, field);
     }
     let services: [(Edit<proto::Service>, &str); 9] = [
         (|s| s.denied = true, "ports"),
@@ -229,11 +229,11 @@ fn every_wrong_field_is_named() {
             "ports[0].rules[0].matches[0].methods",
         ),
     ];
-    let world = fixture::world();
-    let name = fixture::named("reviews");
+    let world = fixture::bookinfo_update();
+    let name = fixture::service_name("reviews");
     for (edit, field) in services {
         let content = encode_service(&world.snapshot.services[&name]);
-        check(ResourceKey::Service(name.clone()), content, edit, field);
+        check_invalid(ResourceKey::Service(name.clone()), content, edit, field);
     }
     let endpoints: [(Edit<proto::Endpoint>, &str); 4] = [
         (|e| e.address = None, "address"),
@@ -241,14 +241,14 @@ fn every_wrong_field_is_named() {
         (|e| e.address.as_mut().unwrap().address.clear(), "address.address"),
         (|e| e.account = "bookinfo".into(), "account"),
     ];
-    let endpoint = fixture::endpoint(&name, 1);
+    let endpoint = fixture::service_endpoint(&name, 1);
     for (edit, field) in endpoints {
         let key = ResourceKey::Endpoint(endpoint.id.clone());
-        check(key, encode_endpoint(&endpoint), edit, field);
+        check_invalid(key, encode_endpoint(&endpoint), edit, field);
     }
 }
 
-fn check<W>(key: ResourceKey, content: Bytes, edit: fn(&mut W), field: &str)
+fn check_invalid<W>(key: ResourceKey, content: Bytes, edit: fn(&mut W), field: &str)
 where
     W: Message + Default,
 {
@@ -259,32 +259,32 @@ where
     assert_eq!((&*invalid.field, &invalid.key), (field, &upsert.key), "{invalid}");
 }
 
-fn strict(plan: &mut proto::Plan) -> &mut proto::AccessRule {
+fn first_access_rule(plan: &mut proto::Plan) -> &mut proto::AccessRule {
     match plan.access.as_mut().unwrap().mode.as_mut().unwrap() {
         proto::access::Mode::Strict(rules) => &mut rules.rules[0],
         proto::access::Mode::Permissive(_) => panic!("the fixture is strict"),
     }
 }
 
-fn keys() -> [ResourceKey; 3] {
-    let service = fixture::named("reviews");
-    let endpoint = fixture::endpoint(&service, 1).id;
+fn resource_keys() -> [ResourceKey; 3] {
+    let service = fixture::service_name("reviews");
+    let endpoint = fixture::service_endpoint(&service, 1).id;
     [ResourceKey::Plan, ResourceKey::Service(service), ResourceKey::Endpoint(endpoint)]
 }
 
-fn name() -> impl Strategy<Value = Name> {
+fn any_name() -> impl Strategy<Value = Name> {
     "[a-z0-9]{1,8}(-[a-z0-9]{1,4})?(\\.[a-z]{1,3})?".prop_map(|text| Name::new(&text).unwrap())
 }
 
-fn account() -> impl Strategy<Value = ServiceAccount> {
-    (name(), name()).prop_map(|(namespace, name)| ServiceAccount { namespace, name })
+fn any_account() -> impl Strategy<Value = ServiceAccount> {
+    (any_name(), any_name()).prop_map(|(namespace, name)| ServiceAccount { namespace, name })
 }
 
 fn service_name() -> impl Strategy<Value = ServiceName> {
-    (name(), name()).prop_map(|(namespace, name)| ServiceName { namespace, name })
+    (any_name(), any_name()).prop_map(|(namespace, name)| ServiceName { namespace, name })
 }
 
-fn address(port_min: u16) -> impl Strategy<Value = SocketAddr> {
+fn any_address(port_min: u16) -> impl Strategy<Value = SocketAddr> {
     let v4 = (any::<[u8; 4]>(), port_min..).prop_map(SocketAddr::from);
     let v6 = (any::<u128>(), port_min.., any::<u32>(), any::<u32>());
     let v6 = v6.prop_map(|(ip, port, flow, scope)| {
@@ -293,12 +293,12 @@ fn address(port_min: u16) -> impl Strategy<Value = SocketAddr> {
     prop_oneof![v4, v6]
 }
 
-fn protocol() -> impl Strategy<Value = Protocol> {
+fn any_protocol() -> impl Strategy<Value = Protocol> {
     use Protocol::{Detect, Grpc, Http, Http2, Tcp};
     prop::sample::select(vec![Http, Http2, Grpc, Tcp, Detect])
 }
 
-fn request() -> impl Strategy<Value = RequestMatch> {
+fn any_request_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(PathMatch::Any),
         any::<String>().prop_map(PathMatch::Exact),
@@ -315,29 +315,41 @@ fn request() -> impl Strategy<Value = RequestMatch> {
         .prop_map(|(path, methods, headers, query)| RequestMatch { path, methods, headers, query })
 }
 
-fn plan() -> impl Strategy<Value = WorkloadPlan> {
-    let rule =
-        (name(), vec(account(), 0..3), vec(request(), 0..3), vec(1u16.., 0..3), any::<bool>());
-    let rule = rule.prop_map(|(name, sources, http, ports, all)| AccessRule {
+fn any_access_rule() -> impl Strategy<Value = AccessRule> {
+    let rule = (
+        any_name(),
+        vec(any_account(), 0..3),
+        vec(any_request_match(), 0..3),
+        vec(1u16.., 0..3),
+        any::<bool>(),
+    );
+    rule.prop_map(|(name, sources, http, ports, all)| AccessRule {
         policy: leno_model::PolicyName { namespace: name.clone(), name },
         sources,
         http,
         tcp: if all { PortSet::All } else { PortSet::Only(ports) },
-    });
-    let access = prop_oneof![Just(Access::Permissive), vec(rule, 0..3).prop_map(Access::Strict)];
-    let listener = (service_name(), 1u16.., address(0));
+    })
+}
+
+fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
+    let access = prop_oneof![
+        Just(Access::Permissive),
+        vec(any_access_rule(), 0..3).prop_map(Access::Strict)
+    ];
+    let listener = (service_name(), 1u16.., any_address(0));
     let listener =
         listener.prop_map(|(service, port, listen)| OutboundListener { service, port, listen });
-    let ports = btree_map(1u16.., protocol(), 0..4);
+    let ports = btree_map(1u16.., any_protocol(), 0..4);
     let served = btree_map(1u16.., service_name(), 0..4);
     let address = prop_oneof![
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
     let edges = (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
-    let limits = (limit::limits(), guard::guards(), sight::sight(), edges);
-    let tags = (tags::caller(), tags::lanes(), access::inbound(), limits);
-    (account(), name(), address, ports, served, vec(listener, 0..3), access, tags).prop_map(
+    let limits =
+        (limit::any_port_limits(), guard::any_port_checks(), sight::any_observability(), edges);
+    let tags = (tags::any_caller(), tags::any_lanes(), access::any_inbound_policy(), limits);
+    (any_account(), any_name(), address, ports, served, vec(listener, 0..3), access, tags).prop_map(
         |(
             account,
             domain,
@@ -385,7 +397,7 @@ fn plan() -> impl Strategy<Value = WorkloadPlan> {
     )
 }
 
-fn retry() -> impl Strategy<Value = RetryRule> {
+fn any_retry() -> impl Strategy<Value = RetryRule> {
     let backoff = any::<u64>().prop_map(Duration::from_nanos);
     (vec(RetryRule::CODES, 0..4), 0..=RetryRule::ATTEMPTS_MAX, backoff)
         .prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff })
@@ -393,7 +405,7 @@ fn retry() -> impl Strategy<Value = RetryRule> {
 
 fn service_retry() -> impl Strategy<Value = ServiceRetry> {
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
-    (name(), retry(), timeout).prop_map(|(name, rule, answer_timeout)| ServiceRetry {
+    (any_name(), any_retry(), timeout).prop_map(|(name, rule, answer_timeout)| ServiceRetry {
         policy: leno_model::PolicyName { namespace: name.clone(), name },
         rule,
         answer_timeout,
@@ -415,13 +427,13 @@ fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
     })
 }
 
-fn actions() -> impl Strategy<Value = RuleActions> {
+fn any_actions() -> impl Strategy<Value = RuleActions> {
     let headers = header_edits();
     let path = prop::option::of("/[a-z]{0,9}".prop_map(PathEdit::Full));
     let scheme = prop::option::of(prop_oneof![Just(Scheme::Http), Just(Scheme::Https)]);
     let status = prop::sample::select(Redirect::STATUSES.to_vec());
     let port = prop::option::of(1u16..);
-    let redirect = (scheme, prop::option::of(name()), path.clone(), port, status);
+    let redirect = (scheme, prop::option::of(any_name()), path.clone(), port, status);
     let redirect = redirect.prop_map(|(scheme, hostname, path, port, status)| Redirect {
         scheme,
         hostname,
@@ -429,7 +441,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         port,
         status,
     });
-    let rewrite = (prop::option::of(name()), path);
+    let rewrite = (prop::option::of(any_name()), path);
     let rewrite = rewrite.prop_map(|(hostname, path)| UrlRewrite { hostname, path });
     let either = prop_oneof![
         Just((None, None)),
@@ -437,7 +449,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         rewrite.prop_map(|rewrite| (None, Some(rewrite))),
     ];
     let duration = || any::<u64>().prop_map(Duration::from_nanos);
-    let times = (prop::option::of(duration()), prop::option::of(retry()), any::<u32>());
+    let times = (prop::option::of(duration()), prop::option::of(any_retry()), any::<u32>());
     let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
@@ -449,7 +461,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
         idle: Some(idle).filter(|_| carrier > 0),
         path: Some("/a".to_owned()).filter(|_| carrier == 1),
     });
-    let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(cors()));
+    let others = (vec(mirror, 0..=RuleActions::MIRRORS_MAX), prop::option::of(any_cors()));
     let others = (others, prop::option::of(persistence));
     (headers.clone(), headers, either, times, others).prop_map(
         |(request_headers, response_headers, (redirect, rewrite), times, others)| {
@@ -471,7 +483,7 @@ fn actions() -> impl Strategy<Value = RuleActions> {
     )
 }
 
-fn cors() -> impl Strategy<Value = Cors> {
+fn any_cors() -> impl Strategy<Value = Cors> {
     let words = || {
         let only = vec("[a-z-]{1,9}", 0..3).prop_map(AnyOf::Only);
         prop_oneof![Just(AnyOf::Any), only]
@@ -498,9 +510,9 @@ fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
     backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))
 }
 
-fn backend() -> impl Strategy<Value = WeightedBackend> {
+fn any_backend() -> impl Strategy<Value = WeightedBackend> {
     let full = |name| PathEdit::Full(format!("/{name}"));
-    let rewrite = (prop::option::of(name()), prop::option::of(name().prop_map(full)))
+    let rewrite = (prop::option::of(any_name()), prop::option::of(any_name().prop_map(full)))
         .prop_map(|(hostname, path)| UrlRewrite { hostname, path });
     let edits = (header_edits(), header_edits(), prop::option::of(rewrite)).prop_map(
         |(request_headers, response_headers, rewrite)| {
@@ -511,20 +523,20 @@ fn backend() -> impl Strategy<Value = WeightedBackend> {
     (plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
 }
 
-fn service() -> impl Strategy<Value = ServiceView> {
+fn any_service_config() -> impl Strategy<Value = ServiceView> {
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
-    let host = (name(), any::<bool>()).prop_map(|(name, exact)| match exact {
+    let host = (any_name(), any::<bool>()).prop_map(|(name, exact)| match exact {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (name(), vec(host, 1..3), vec(plain_backend(), 0..3), any::<u32>());
+    let tls_rule = (any_name(), vec(host, 1..3), vec(plain_backend(), 0..3), any::<u32>());
     let tls_rule = tls_rule.prop_map(|(name, hostnames, backends, ungranted_weight)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
         ungranted_weight,
     });
-    let tcp_rule = (name(), vec(plain_backend(), 0..3), any::<u32>());
+    let tcp_rule = (any_name(), vec(plain_backend(), 0..3), any::<u32>());
     let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         kind: RouteKind::Split,
@@ -537,7 +549,14 @@ fn service() -> impl Strategy<Value = ServiceView> {
         Just(RouteKind::Split),
         Just(RouteKind::Tcp)
     ];
-    let rule = (name(), vec(request(), 1..3), vec(backend(), 0..3), timeout, actions(), kind);
+    let rule = (
+        any_name(),
+        vec(any_request_match(), 1..3),
+        vec(any_backend(), 0..3),
+        timeout,
+        any_actions(),
+        kind,
+    );
     let rule =
         rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
             route: leno_model::RouteName { namespace: name.clone(), name },
@@ -548,16 +567,21 @@ fn service() -> impl Strategy<Value = ServiceView> {
             kind,
         });
     let rules = (vec(rule, 0..3), vec(tls_rule, 0..3), prop::option::of(tcp_rule));
-    let tags = prop::option::of(tags::rules().prop_map(Arc::new));
-    let port =
-        (prop::option::of(name()), protocol(), any::<bool>(), rules, (traffic_policy(), tags));
+    let tags = prop::option::of(tags::any_tag_rules().prop_map(Arc::new));
+    let port = (
+        prop::option::of(any_name()),
+        any_protocol(),
+        any::<bool>(),
+        rules,
+        (traffic_policy(), tags),
+    );
     let port = port.prop_map(
         |(name, protocol, routed, (rules, tls_rules, tcp_rule), (traffic_policy, tags))| PortView {
             name,
             protocol,
             routed,
             rules,
-            endpoints: vec![Arc::new(fixture::endpoint(&fixture::named("a"), 1))],
+            endpoints: vec![Arc::new(fixture::service_endpoint(&fixture::service_name("a"), 1))],
             tls_rules,
             traffic_policy,
             tags,
@@ -573,10 +597,10 @@ fn service() -> impl Strategy<Value = ServiceView> {
 }
 
 fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
-    let breaker = prop::option::of(breaker::breaker());
-    let more = (prop::option::of(fault::faults()), prop::option::of(fault::balancing()));
-    let more = (more, prop::option::of(fault::hedging()));
-    (prop::option::of(removal::removal()), breaker, more).prop_map(
+    let breaker = prop::option::of(breaker::any_breaker());
+    let more = (prop::option::of(fault::any_faults()), prop::option::of(fault::any_balancing()));
+    let more = (more, prop::option::of(fault::any_hedging()));
+    (prop::option::of(removal::any_outlier_detection()), breaker, more).prop_map(
         |(removal, breaker, ((faults, balancing), hedging))| TrafficPolicy {
             removal,
             breaker,

@@ -31,13 +31,13 @@ pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPol
         return Ok(TrafficPolicy::default());
     };
     let removal = wire.removal.map(removal_from_wire).transpose();
-    let removal = removal.map_err(|invalid| invalid.under("removal"))?;
+    let removal = removal.map_err(|invalid| invalid.with_parent("removal"))?;
     let breaker = wire.breaker.map(breaker::from_wire).transpose();
-    let breaker = breaker.map_err(|invalid| invalid.under("breaker"))?;
+    let breaker = breaker.map_err(|invalid| invalid.with_parent("breaker"))?;
     let faults = wire.faults.map(fault::from_wire).transpose();
-    let faults = faults.map_err(|invalid| invalid.under("faults"))?;
+    let faults = faults.map_err(|invalid| invalid.with_parent("faults"))?;
     let balancing = wire.balancing.map(balancing::from_wire).transpose();
-    let balancing = balancing.map_err(|invalid| invalid.under("balancing"))?;
+    let balancing = balancing.map_err(|invalid| invalid.with_parent("balancing"))?;
     let traffic_policy = TrafficPolicy { removal, breaker, faults, balancing, hedging: None };
     match traffic_policy.is_empty() {
         true => Err(Invalid::new("", "is empty, or unknown to this version")),
@@ -59,11 +59,11 @@ fn removal_from_wire(wire: proto::Removal) -> Result<Removal, Invalid> {
     let algorithm = match wire.algorithm {
         None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
         Some(proto::removal::Algorithm::Native(rule)) => {
-            let rule = native_from_wire(rule).map_err(|invalid| invalid.under("native"))?;
+            let rule = native_from_wire(rule).map_err(|invalid| invalid.with_parent("native"))?;
             RemovalAlgorithm::Native(rule)
         }
         Some(proto::removal::Algorithm::Sermant(rule)) => {
-            let rule = sermant_from_wire(rule).map_err(|invalid| invalid.under("sermant"))?;
+            let rule = sermant_from_wire(rule).map_err(|invalid| invalid.with_parent("sermant"))?;
             RemovalAlgorithm::Sermant(rule)
         }
     };
@@ -104,7 +104,7 @@ pub(super) fn classes_from_wire(
     wire: Option<proto::FailureClasses>,
 ) -> Result<FailureClasses, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new("failures", "is missing"))?;
-    let grpc = wire.grpc.into_iter().map(|code| small("failures.grpc", code, (0, 255)));
+    let grpc = wire.grpc.into_iter().map(|code| parse_small("failures.grpc", code, (0, 255)));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
     if !grpc.is_sorted_by(|a, b| a < b) {
         return Err(Invalid::new("failures.grpc", "is not sorted, or has duplicates"));
@@ -122,15 +122,15 @@ pub(super) fn classes_from_wire(
 fn native_to_wire(rule: &OutlierRemoval) -> proto::OutlierRemoval {
     proto::OutlierRemoval {
         failures: Some(classes_to_wire(&rule.failures)),
-        window_nanoseconds: nanoseconds(rule.window),
+        window_nanoseconds: to_nanoseconds(rule.window),
         steps: rule.steps.into(),
         percent: rule.rate.map_or(0, |rate| rate.percent.into()),
         requests_min: rule.rate.map_or(0, |rate| rate.requests_min),
         consecutive: rule.consecutive.unwrap_or(0),
         removed_percent_max: rule.removed_percent_max.into(),
         keep: rule.keep,
-        base_nanoseconds: nanoseconds(rule.back_off.base),
-        most_nanoseconds: nanoseconds(rule.back_off.most),
+        base_nanoseconds: to_nanoseconds(rule.back_off.base),
+        most_nanoseconds: to_nanoseconds(rule.back_off.most),
         jitter_percent: rule.back_off.jitter_percent.into(),
         probes: rule.probes,
         health_check: rule.health_check.as_deref().map(check_to_wire),
@@ -144,8 +144,8 @@ fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
         HealthProbe::Grpc { service } => Probe::GrpcService(service.clone()),
     };
     proto::HealthCheck {
-        interval_nanoseconds: nanoseconds(check.interval),
-        timeout_nanoseconds: nanoseconds(check.timeout),
+        interval_nanoseconds: to_nanoseconds(check.interval),
+        timeout_nanoseconds: to_nanoseconds(check.timeout),
         failures: check.failures,
         successes: check.successes,
         probe: Some(probe),
@@ -163,8 +163,8 @@ fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Inva
         Some(Probe::GrpcService(service)) => HealthProbe::Grpc { service },
         None => return Ok(None),
     };
-    let interval = time("health_check.interval_nanoseconds", wire.interval_nanoseconds)?;
-    let timeout = time("health_check.timeout_nanoseconds", wire.timeout_nanoseconds)?;
+    let interval = parse_duration("health_check.interval_nanoseconds", wire.interval_nanoseconds)?;
+    let timeout = parse_duration("health_check.timeout_nanoseconds", wire.timeout_nanoseconds)?;
     if timeout > interval {
         return Err(Invalid::new("health_check.timeout_nanoseconds", "is above the interval"));
     }
@@ -190,7 +190,7 @@ fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Inval
     let rate = match wire.percent {
         0 => None,
         percent => {
-            let percent = small("percent", percent, (1, 100))?;
+            let percent = parse_small("percent", percent, (1, 100))?;
             Some(FailureRate {
                 percent,
                 requests_min: at_least_1("requests_min", wire.requests_min)?,
@@ -199,16 +199,20 @@ fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Inval
     };
     Ok(OutlierRemoval {
         failures,
-        window: time("window_nanoseconds", wire.window_nanoseconds)?,
-        steps: small("steps", wire.steps, (1, 255))?,
+        window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
+        steps: parse_small("steps", wire.steps, (1, 255))?,
         rate,
         consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
-        removed_percent_max: small("removed_percent_max", wire.removed_percent_max, (0, 100))?,
+        removed_percent_max: parse_small(
+            "removed_percent_max",
+            wire.removed_percent_max,
+            (0, 100),
+        )?,
         keep: at_least_1("keep", wire.keep)?,
         back_off: RemovalBackOff {
-            base: time("base_nanoseconds", wire.base_nanoseconds)?,
-            most: time("most_nanoseconds", wire.most_nanoseconds)?,
-            jitter_percent: small("jitter_percent", wire.jitter_percent, (0, 100))?,
+            base: parse_duration("base_nanoseconds", wire.base_nanoseconds)?,
+            most: parse_duration("most_nanoseconds", wire.most_nanoseconds)?,
+            jitter_percent: parse_small("jitter_percent", wire.jitter_percent, (0, 100))?,
         },
         probes: at_least_1("probes", wire.probes)?,
         health_check: match wire.health_check {
@@ -221,9 +225,9 @@ fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Inval
 fn sermant_to_wire(rule: &SermantRemoval) -> proto::SermantRemoval {
     proto::SermantRemoval {
         failures: Some(classes_to_wire(&rule.common.failures)),
-        expire_nanoseconds: nanoseconds(rule.common.expire),
-        recovery_nanoseconds: nanoseconds(rule.common.recovery),
-        window_nanoseconds: nanoseconds(rule.common.window),
+        expire_nanoseconds: to_nanoseconds(rule.common.expire),
+        recovery_nanoseconds: to_nanoseconds(rule.common.recovery),
+        window_nanoseconds: to_nanoseconds(rule.common.window),
         windows: rule.common.windows,
         scale_up_limit_ppm: rule.rule.scale_up_limit_ppm,
         min_instances: rule.rule.min_instances,
@@ -234,9 +238,9 @@ fn sermant_to_wire(rule: &SermantRemoval) -> proto::SermantRemoval {
 fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Invalid> {
     let common = SermantCommon {
         failures: classes_from_wire(wire.failures)?,
-        expire: time("expire_nanoseconds", wire.expire_nanoseconds)?,
-        recovery: time("recovery_nanoseconds", wire.recovery_nanoseconds)?,
-        window: time("window_nanoseconds", wire.window_nanoseconds)?,
+        expire: parse_duration("expire_nanoseconds", wire.expire_nanoseconds)?,
+        recovery: parse_duration("recovery_nanoseconds", wire.recovery_nanoseconds)?,
+        window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
         windows: at_least_1("windows", wire.windows)?,
     };
     let rule = SermantRule {
@@ -248,19 +252,23 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
 }
 
 /// 2^64 nanoseconds are 584 years: longer durations are the same in practice.
-pub(super) fn nanoseconds(time: Duration) -> u64 {
+pub(super) fn to_nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// At least a millisecond: a time that is divided into windows must not be zero.
-pub(super) fn time(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
+pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
     match Duration::from_nanos(nanoseconds) {
         time if time >= Duration::from_millis(1) => Ok(time),
         time => Err(Invalid::new(field, format!("{time:?} is less than a millisecond"))),
     }
 }
 
-pub(super) fn small(field: &str, number: u32, (least, most): (u8, u8)) -> Result<u8, Invalid> {
+pub(super) fn parse_small(
+    field: &str,
+    number: u32,
+    (least, most): (u8, u8),
+) -> Result<u8, Invalid> {
     match u8::try_from(number) {
         Ok(small) if (least..=most).contains(&small) => Ok(small),
         _ => Err(Invalid::new(field, format!("{number} is not from {least} to {most}"))),

@@ -51,7 +51,7 @@ impl Pending {
         let listeners = in_order(&hello.listeners);
         Self {
             connection,
-            desired: Desired::of(hello),
+            desired: Desired::from_hello(hello),
             listeners: None,
             last_listeners: (!listeners.is_empty()).then_some(listeners),
             report: None,
@@ -64,7 +64,7 @@ impl Pending {
     }
 
     /// Updates the listeners of the proxy. Known ones are not sent again.
-    pub(super) fn listen(&mut self, listeners: &[InboundListener]) {
+    pub(super) fn update_listeners(&mut self, listeners: &[InboundListener]) {
         let listeners = in_order(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
     }
@@ -75,19 +75,19 @@ impl Pending {
     }
 
     /// Adds rejected or unsent resources. The newest ones are kept.
-    pub(super) fn refuse(&mut self, refusals: Vec<Refusal>) {
+    pub(super) fn add_rejections(&mut self, refusals: Vec<Refusal>) {
         self.refusals.extend(refusals);
         let surplus = self.refusals.len().saturating_sub(REFUSALS_MAX);
         self.refusals.drain(..surplus);
     }
 
-    pub(super) fn apply(&mut self, (change, refused): (ChangeId, usize), bytes: u64) {
+    pub(super) fn add_applied(&mut self, (change, refused): (ChangeId, usize), bytes: u64) {
         let before = self.applied.take().map_or(0, |applied| applied.bytes);
         self.applied = Some(Applied { change, refused, bytes: before.saturating_add(bytes) });
     }
 
     /// Adds a report; returns it if another one is pending.
-    pub(super) fn report(&mut self, traffic: Box<Traffic>) -> Option<Box<Traffic>> {
+    pub(super) fn add_report(&mut self, traffic: Box<Traffic>) -> Option<Box<Traffic>> {
         match self.traffic {
             Some(_) => Some(traffic),
             None => self.traffic.replace(traffic),
@@ -95,7 +95,7 @@ impl Pending {
     }
 
     /// Adds a certificate request. The session ensures that there is one at a time.
-    pub(super) fn certify(&mut self, csr: Vec<u8>, answer: CertificateAnswer) {
+    pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, answer: CertificateAnswer) {
         self.certificate = Some((csr, answer));
     }
 
@@ -140,7 +140,7 @@ impl Pending {
             return Some(event);
         }
         if permitted == Permitted::All && self.desired.has_changed() {
-            let change = Box::new(self.desired.take());
+            let change = Box::new(self.desired.take_changes());
             return Some(Event::Wanted { connection, change });
         }
         let traffic = self.traffic.take()?;
@@ -149,7 +149,7 @@ impl Pending {
 
     /// The next event after the end of the stream. The desired state and requests ended with it.
     pub(super) fn next_after_end(&mut self) -> Option<Event> {
-        drop(self.desired.take());
+        drop(self.desired.take_changes());
         self.certificate = None;
         self.next(Permitted::All)
     }
@@ -163,36 +163,36 @@ fn in_order(listeners: &[InboundListener]) -> Listeners {
 mod tests {
     use super::*;
     use crate::condition::Condition;
-    use crate::fixture::{hello, named};
+    use crate::fixture::{gateway_hello, service_name};
 
-    fn pending() -> Pending {
-        Pending::new(ConnectionId(1), &Hello { listeners: Vec::new(), ..hello() })
+    fn empty_pending() -> Pending {
+        Pending::new(ConnectionId(1), &Hello { listeners: Vec::new(), ..gateway_hello() })
     }
 
-    fn at(port: u16) -> [InboundListener; 1] {
+    fn listener_at(port: u16) -> [InboundListener; 1] {
         [InboundListener { port: 80, address: ([127, 0, 0, 1], port).into() }]
     }
 
     #[test]
     fn listeners_that_alternate_are_no_event_once_they_are_back() {
-        let mut pending = pending();
-        pending.listen(&at(1));
+        let mut pending = empty_pending();
+        pending.update_listeners(&listener_at(1));
         assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
         for _ in 0..1000 {
-            pending.listen(&at(2));
-            pending.listen(&at(1));
+            pending.update_listeners(&listener_at(2));
+            pending.update_listeners(&listener_at(1));
         }
         assert!(!pending.has_next(Permitted::All));
-        pending.listen(&at(2));
+        pending.update_listeners(&listener_at(2));
         assert!(!pending.has_next(Permitted::Cheap) && pending.has_next(Permitted::All));
     }
 
     #[test]
     fn a_proxy_that_says_that_it_listens_nowhere_is_heard_once() {
-        let mut pending = pending();
-        pending.listen(&[]);
+        let mut pending = empty_pending();
+        pending.update_listeners(&[]);
         assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
-        pending.listen(&[]);
+        pending.update_listeners(&[]);
         assert!(pending.next(Permitted::All).is_none());
     }
 
@@ -202,7 +202,7 @@ mod tests {
             conditions: vec![Condition::new("listener-closed", "door", "in use")],
             ..ProxyReport::default()
         };
-        let mut pending = pending();
+        let mut pending = empty_pending();
         pending.report_state(ProxyReport::default());
         assert!(!pending.has_next(Permitted::All));
         pending.report_state(closed());
@@ -217,13 +217,13 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_however_much_comes() {
-        let mut pending = pending();
+        let mut pending = empty_pending();
         let refusal = |number: usize| {
-            Refusal::new(crate::ResourceKey::Service(named("a")), number.to_string())
+            Refusal::new(crate::ResourceKey::Service(service_name("a")), number.to_string())
         };
         for number in 0..10_000 {
-            pending.refuse(vec![refusal(number)]);
-            pending.apply((ChangeId(number as u64), 1), 2);
+            pending.add_rejections(vec![refusal(number)]);
+            pending.add_applied((ChangeId(number as u64), 1), 2);
         }
         let Some(Event::Refused { refusals, .. }) = pending.next(Permitted::Cheap) else {
             panic!("refusals come first")

@@ -78,19 +78,19 @@ pub(super) enum Ending {
 
 impl Ending {
     /// Notifies the proxy, if it is still reachable.
-    pub(super) async fn part<W>(self, writer: FrameWriter<W>) -> Result<(), ServeError>
+    pub(super) async fn notify_proxy<W>(self, writer: FrameWriter<W>) -> Result<(), ServeError>
     where
         W: AsyncWrite + Unpin,
     {
         match self {
             Self::Closed => Ok(()),
             Self::Goodbye(reason) => {
-                shutdown(writer, &reason).await;
+                send_goodbye(writer, &reason).await;
                 Ok(())
             }
             Self::Failed(error @ ServeError::Io(_)) => Err(error),
             Self::Failed(error) => {
-                shutdown(writer, &error.to_string()).await;
+                send_goodbye(writer, &error.to_string()).await;
                 Err(error)
             }
         }
@@ -98,7 +98,7 @@ impl Ending {
 }
 
 /// Sends a goodbye message within a bounded time; its delivery is not ensured.
-pub(super) async fn shutdown<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
+pub(super) async fn send_goodbye<W: AsyncWrite + Unpin>(mut writer: FrameWriter<W>, reason: &str) {
     let goodbye = to_proxy::Message::Goodbye(proto::Goodbye { reason: reason.to_owned() });
     let message = proto::ToProxy { message: Some(goodbye) };
     if writer.push(&message, MESSAGE_BYTES_MAX).is_ok() {
@@ -130,7 +130,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             applied: None,
             delta_bytes: 0,
             workload,
-            taps: taps.watch(),
+            taps: taps.watch_taps(),
             queries,
         }
     }
@@ -142,7 +142,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         mut standing: watch::Receiver<Standing>,
     ) -> Result<Ending, ServeError> {
         if !self.taps.borrow_and_update().is_empty() {
-            self.ping(0)?;
+            self.send_ping(0)?;
         }
         let events = self.events;
         loop {
@@ -150,55 +150,55 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             let (unread, idle) = (events.budget().reads_at(now), events.budget().works_at(now));
             let permitted = if idle.is_none() { Permitted::All } else { Permitted::Cheap };
             // A proxy that does not read responses, or has exceeded its budget, is not read.
-            let room = unread.is_none() && self.writer.queued() < OUTBOX_BYTES_MAX;
+            let room = unread.is_none() && self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
             tokio::select! {
                 frame = read(reader, events.budget()), if room => {
                     let Some(message) = frame? else { return Ok(Ending::Closed) };
-                    self.keepalive.heard(Instant::now());
-                    self.receive(message)?;
+                    self.keepalive.record_received(Instant::now());
+                    self.handle_message(message)?;
                 }
-                place = events.place(), if self.pending.has_next(permitted) => {
+                place = events.reserve_slot(), if self.pending.has_next(permitted) => {
                     let place = place.map_err(|_| ServeError::Stopped)?;
                     if let Some(event) = self.pending.next(permitted) {
-                        place.send(event);
+                        place.send_event(event);
                     }
                 }
-                () = until(unread) => {
+                () = wait_until(unread) => {
                     if events.budget().is_abused(Instant::now()) {
                         return Err(ServeError::Overload);
                     }
                 }
-                () = until(idle), if self.pending.has_next(Permitted::All) => {}
+                () = wait_until(idle), if self.pending.has_next(Permitted::All) => {}
                 changed = standing.changed() => {
                     let newest = standing.borrow_and_update().clone();
                     match newest {
                         Standing::Goodbye(reason) => return Ok(Ending::Goodbye(reason)),
                         _ if changed.is_err() => return Ok(Ending::Goodbye(LET_GO.to_owned())),
                         Standing::Pending => {}
-                        Standing::Offer(update) => self.publisher.offer(update),
+                        Standing::Offer(update) => self.publisher.set_update(update),
                         Standing::Partial(update, doubt) => {
                             self.publisher.offer_in_doubt(update, doubt);
                         }
                     }
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
-                result = answered(&mut self.renewal) => self.certificate(result)?,
-                () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.ping(0)?,
-                () = changed(&mut self.taps), if room => self.ping(0)?,
+                result = wait_for_certificate(&mut self.renewal) => self.send_certificate(result)?,
+                () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
+                () = wait_for_taps(&mut self.taps), if room => self.send_ping(0)?,
                 query = self.queries.next(), if room => {
-                    self.send(to_proxy::Message::Query(query))?;
+                    self.send_message(to_proxy::Message::Query(query))?;
                 }
                 () = sleep_until(self.keepalive.silent_at()) => return Err(ServeError::Silent),
-                () = until(self.answer_by) => return Err(ServeError::Unacknowledged),
+                () = wait_until(self.answer_by) => return Err(ServeError::Unacknowledged),
             }
-            self.publish()?;
+            self.send_next_delta()?;
         }
     }
 
     /// Forwards messages of the proxy that arrived before the stream ended.
     pub(super) async fn finish(mut self) {
         while let Some(event) = self.pending.next_after_end() {
-            if self.events.send(event).await.is_err() {
+            if self.events.send_event(event).await.is_err() {
                 return;
             }
         }
@@ -208,10 +208,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// keepalive.
     pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
         let report_every_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
-        self.ping(report_every_ms)
+        self.send_ping(report_every_ms)
     }
 
-    pub(super) fn receive(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
+    pub(super) fn handle_message(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
         match message.message {
             None => return Err(ServeError::Malformed("a message without content".into())),
             Some(from_proxy::Message::Hello(_)) => {
@@ -219,14 +219,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             }
             Some(from_proxy::Message::Ping(_)) => {}
             Some(from_proxy::Message::QueryAnswer(wire)) => self.query_answer(wire),
-            Some(from_proxy::Message::Tapped(wire)) => self.tapped(wire, Instant::now()),
-            Some(from_proxy::Message::Ack(ack)) => self.acknowledged(ack.nonce)?,
+            Some(from_proxy::Message::Tapped(wire)) => self.forward_tapped(wire, Instant::now()),
+            Some(from_proxy::Message::Ack(ack)) => self.handle_ack(ack.nonce)?,
             Some(from_proxy::Message::Nack(nack)) => {
                 let refusals = refusals_from_wire(nack.refusals)?;
-                let known = self.publisher.refuse(nack.nonce, &refusals);
+                let known = self.publisher.reject_delta(nack.nonce, &refusals);
                 known.ok_or_else(|| unknown_nonce(nack.nonce))?;
                 self.answer_by = None;
-                self.pending.refuse(refusals);
+                self.pending.add_rejections(refusals);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
                 self.pending.desired.add(lists_from_wire(wire)?);
@@ -235,23 +235,25 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 self.pending.desired.remove(&lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Listeners(wire)) => {
-                self.pending.listen(&listeners_from_wire(&wire.listeners)?);
+                self.pending.update_listeners(&listeners_from_wire(&wire.listeners)?);
                 let report = report_from_wire(wire.conditions, wire.named_addresses)?;
                 self.pending.report_state(report);
             }
-            Some(from_proxy::Message::Traffic(wire)) => self.traffic(wire, Instant::now()),
-            Some(from_proxy::Message::Certificate(wire)) => self.renew(wire)?,
+            Some(from_proxy::Message::Traffic(wire)) => self.store_report(wire, Instant::now()),
+            Some(from_proxy::Message::Certificate(wire)) => {
+                self.forward_certificate_request(wire)?
+            }
         }
         Ok(())
     }
 
     /// Stores a report for the mesh owner. A report that arrives too soon is only counted.
-    fn traffic(&mut self, wire: proto::Traffic, now: Instant) {
+    fn store_report(&mut self, wire: proto::Traffic, now: Instant) {
         let mut traffic = Box::new(traffic_from_wire(wire));
         traffic.folded = traffic.folded.saturating_add(self.unheard);
         self.unheard = 0;
-        let surplus = match self.traffic.takes(now) {
-            true => self.pending.report(traffic),
+        let surplus = match self.traffic.take_message(now) {
+            true => self.pending.add_report(traffic),
             false => Some(traffic),
         };
         if let Some(traffic) = surplus {
@@ -261,42 +263,45 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     /// Sends a keepalive with all open taps, and with the report interval unless that is 0.
-    fn ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
+    fn send_ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
         let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
-        self.send(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
+        self.send_message(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
     }
 
     /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
     /// counted.
-    fn tapped(&mut self, wire: proto::Tapped, now: Instant) {
-        let may = self.tapped.takes(now);
+    fn forward_tapped(&mut self, wire: proto::Tapped, now: Instant) {
+        let may = self.tapped.take_message(now);
         let proto::Tapped { tap, records, dropped } = wire;
         let open = self.taps.borrow();
         let Some(open) = open.iter().find(|open| open.tap.id == tap) else { return };
         if !may {
-            return open.lose(dropped.saturating_add(records.len() as u64));
+            return open.record_lost(dropped.saturating_add(records.len() as u64));
         }
         let (records, left_out) = records_from_wire(records);
         let dropped = dropped.saturating_add(left_out);
-        open.tell(Tapped { workload: self.workload.clone(), records, dropped });
+        open.forward_records(Tapped { workload: self.workload.clone(), records, dropped });
     }
 
     /// Handles a part of a response to a query. The operator pays for a requested part: the proxy gets the
     /// units back.
     fn query_answer(&mut self, wire: proto::QueryAnswer) {
         let units = reading_units(wire.part.len());
-        if self.queries.receive(wire) {
+        if self.queries.receive_part(wire) {
             self.events.budget().return_reading(units, Instant::now());
         }
     }
 
-    fn acknowledged(&mut self, nonce: u64) -> Result<(), ServeError> {
+    fn handle_ack(&mut self, nonce: u64) -> Result<(), ServeError> {
         self.answer_by = None;
         self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
     }
 
     /// Forwards a certificate request: one at a time, and at a limited rate, because each is costly.
-    fn renew(&mut self, wire: proto::CertificateRequest) -> Result<(), ServeError> {
+    fn forward_certificate_request(
+        &mut self,
+        wire: proto::CertificateRequest,
+    ) -> Result<(), ServeError> {
         if self.renewal.is_some() {
             return Err(ServeError::Malformed(SECOND_RENEWAL.to_owned()));
         }
@@ -309,46 +314,49 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             let (answer, receiver) = oneshot::channel();
             self.renewal = Some(Renewal { id: wire.id, answer: receiver });
             self.renew_from = now + RENEWAL_INTERVAL_MIN;
-            self.pending.certify(wire.csr, answer);
+            self.pending.add_certificate_request(wire.csr, answer);
             return Ok(());
         };
         let outcome = Some(proto::certificate::Outcome::Error(refusal.to_owned()));
-        self.send(to_proxy::Message::Certificate(proto::Certificate { id: wire.id, outcome }))
+        self.send_message(to_proxy::Message::Certificate(proto::Certificate {
+            id: wire.id,
+            outcome,
+        }))
     }
 
-    fn certificate(&mut self, answer: Answer) -> Result<(), ServeError> {
+    fn send_certificate(&mut self, answer: Answer) -> Result<(), ServeError> {
         let outcome = match answer.result {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
             Err(NotIssued { reason, .. }) => proto::certificate::Outcome::Error(reason),
         };
         let certificate = proto::Certificate { id: answer.id, outcome: Some(outcome) };
-        self.send(to_proxy::Message::Certificate(certificate))
+        self.send_message(to_proxy::Message::Certificate(certificate))
     }
 
     /// Sends the next delta, and records the change that the proxy has reached.
-    fn publish(&mut self) -> Result<(), ServeError> {
+    fn send_next_delta(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.answer_by = Some(Instant::now() + ANSWER_WAIT);
-            let before = self.writer.queued();
-            self.send(to_proxy::Message::Delta(delta_to_wire(delta)))?;
-            self.delta_bytes += self.writer.queued().saturating_sub(before) as u64;
+            let before = self.writer.queued_bytes();
+            self.send_message(to_proxy::Message::Delta(delta_to_wire(delta)))?;
+            self.delta_bytes += self.writer.queued_bytes().saturating_sub(before) as u64;
         }
         let oversized = self.publisher.take_oversized();
         if !oversized.is_empty() {
-            self.pending.refuse(oversized);
+            self.pending.add_rejections(oversized);
         }
-        let Some(change) = self.publisher.settled() else {
+        let Some(change) = self.publisher.applied_change() else {
             return Ok(());
         };
-        let applied = (change, self.publisher.refused().count());
+        let applied = (change, self.publisher.rejected_resources().count());
         if self.applied.replace(applied) != Some(applied) {
-            self.pending.apply(applied, std::mem::take(&mut self.delta_bytes));
+            self.pending.add_applied(applied, std::mem::take(&mut self.delta_bytes));
         }
         Ok(())
     }
 
-    fn send(&mut self, message: to_proxy::Message) -> Result<(), ServeError> {
-        self.keepalive.spoke(Instant::now());
+    fn send_message(&mut self, message: to_proxy::Message) -> Result<(), ServeError> {
+        self.keepalive.record_sent(Instant::now());
         let message = proto::ToProxy { message: Some(message) };
         Ok(self.writer.push(&message, MESSAGE_BYTES_MAX)?)
     }
@@ -387,7 +395,7 @@ struct Tempo {
 
 impl Tempo {
     /// Takes one message; false if it is over the limit.
-    fn takes(&mut self, now: Instant) -> bool {
+    fn take_message(&mut self, now: Instant) -> bool {
         let takes = self.from <= now;
         if takes {
             let saved_up = now.checked_sub(self.saved).unwrap_or(now);
@@ -404,7 +412,7 @@ struct Answer {
 }
 
 /// Waits for the response to the pending request; forever if there is none. Cancel-safe.
-async fn answered(renewal: &mut Option<Renewal>) -> Answer {
+async fn wait_for_certificate(renewal: &mut Option<Renewal>) -> Answer {
     let Some(Renewal { id, answer }) = renewal else {
         return std::future::pending().await;
     };
@@ -415,13 +423,13 @@ async fn answered(renewal: &mut Option<Renewal>) -> Answer {
 }
 
 /// Waits for a new set of taps; forever if there will be none.
-async fn changed(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
+async fn wait_for_taps(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
     if taps.changed().await.is_err() {
         std::future::pending().await
     }
 }
 
-async fn until(deadline: Option<Instant>) {
+async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -14,10 +14,10 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::budget::Budget;
-use crate::client::{FollowError, Follower, Request, follow};
+use crate::client::{FollowError, Follower, Request, follow_control_plane};
 use crate::condition::ProxyReport;
 use crate::desired::WantedChange;
-use crate::fixture::{hello, named, service, update, world};
+use crate::fixture::{bookinfo_update, gateway_hello, service_config, service_name, update_with};
 use crate::keepalive::SILENCE_MAX;
 use crate::key::{ChangeId, ResourceKey};
 use crate::message::{InboundListener, IssuedBytes, NotIssued, Refusal, Update};
@@ -34,28 +34,28 @@ struct Owner {
 }
 
 impl Owner {
-    async fn connected(&mut self) -> Connected {
-        match self.event().await {
+    async fn wait_for_connected(&mut self) -> Connected {
+        match self.next_event().await {
             Some(Event::Connected(connected)) => *connected,
             other => panic!("not connected: {other:?}"),
         }
     }
 
     /// The next event. Its turn ends at once.
-    async fn event(&mut self) -> Option<Event> {
+    async fn next_event(&mut self) -> Option<Event> {
         self.events.recv().await.map(|queued| queued.event)
     }
 
     async fn next(&mut self) -> String {
-        match self.event().await {
-            Some(event) => text(&event),
+        match self.next_event().await {
+            Some(event) => describe_event(&event),
             None => "nobody left".into(),
         }
     }
 }
 
 /// An event as a short text.
-fn text(event: &Event) -> String {
+fn describe_event(event: &Event) -> String {
     match event {
         Event::Connected(_) => "connected".into(),
         Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
@@ -88,16 +88,16 @@ fn text(event: &Event) -> String {
 }
 
 /// A queue to the owner, and the sending end of one connection with its own budget.
-fn queue() -> (EventSender, mpsc::Receiver<Queued>) {
+fn event_sender() -> (EventSender, mpsc::Receiver<Queued>) {
     let (queue, events) = event_queue(16);
-    (queue.connect(Arc::new(Budget::new(Instant::now()))), events)
+    (queue.create_sender(Arc::new(Budget::new(Instant::now()))), events)
 }
 
 /// A server for one connection, its owner, and the other end of the stream.
-fn serving() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
+fn start_server() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
-    let (sender, events) = queue();
-    (serve(near, CONNECTION, sender, None, Operators::new(1)), Owner { events }, far)
+    let (sender, events) = event_sender();
+    (serve_proxy(near, CONNECTION, sender, None, Operators::new(1)), Owner { events }, far)
 }
 
 /// A proxy with a traffic report at each call except the second.
@@ -106,11 +106,11 @@ struct Busy {
 }
 
 impl Follower for Busy {
-    fn apply(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+    fn apply_update(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
         Ok(())
     }
 
-    fn traffic(&mut self) -> Option<Traffic> {
+    fn take_traffic(&mut self) -> Option<Traffic> {
         self.asked += 1;
         let span = Duration::from_secs(self.asked.into());
         (self.asked != 2).then(|| Traffic { span, ..Traffic::default() })
@@ -120,15 +120,16 @@ impl Follower for Busy {
 #[tokio::test(start_paused = true)]
 async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
-    let (sender, events) = queue();
-    let server = serve(near, CONNECTION, sender, Some(Duration::from_secs(7)), Operators::new(1));
+    let (sender, events) = event_sender();
+    let server =
+        serve_proxy(near, CONNECTION, sender, Some(Duration::from_secs(7)), Operators::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
     let began = Instant::now();
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut busy);
+    let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.connected().await.standing;
+        let standing = owner.wait_for_connected().await.standing;
         assert_eq!(owner.next().await, "traffic of 1s");
         let first = began.elapsed();
         assert_eq!(owner.next().await, "traffic of 3s");
@@ -143,18 +144,18 @@ async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some(
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let flood = async {
-        let hello = crate::envelope::hello_to_wire(&hello(), &[]);
-        far.write_all(&framed(from_proxy::Message::Hello(hello))).await.unwrap();
+        let hello = crate::envelope::hello_to_wire(&gateway_hello(), &[]);
+        far.write_all(&frame_message(from_proxy::Message::Hello(hello))).await.unwrap();
         for _ in 0..500 {
             let traffic = proto::Traffic::default();
-            far.write_all(&framed(from_proxy::Message::Traffic(traffic))).await.unwrap();
+            far.write_all(&frame_message(from_proxy::Message::Traffic(traffic))).await.unwrap();
         }
         drop(far);
     };
     let script = async {
-        let _connected = owner.connected().await;
+        let _connected = owner.wait_for_connected().await;
         let mut heard = 0;
         while owner.next().await.starts_with("traffic") {
             heard += 1;
@@ -168,12 +169,12 @@ async fn a_proxy_that_tells_of_traffic_without_end_is_not_heard() {
 
 #[tokio::test(start_paused = true)]
 async fn a_control_plane_that_does_not_ask_is_reported_nothing() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut busy);
+    let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.connected().await.standing;
+        let standing = owner.wait_for_connected().await.standing;
         // Meanwhile both ends send pings without payload.
         sleep(SILENCE_MAX * 3).await;
         standing.send_replace(Standing::Goodbye("enough".to_owned()));
@@ -186,7 +187,7 @@ async fn a_control_plane_that_does_not_ask_is_reported_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn an_offer_is_applied_and_then_reported() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut worlds = Vec::new();
@@ -194,13 +195,14 @@ async fn an_offer_is_applied_and_then_reported() {
         worlds.push(update);
         Ok(())
     };
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
-    let next = update(2, [service("ratings", 1)]);
+    let client =
+        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
+    let next = update_with(2, [service_config("ratings", 1)]);
     let script = async {
-        let connected = owner.connected().await;
+        let connected = owner.wait_for_connected().await;
         assert_eq!(connected.connection, CONNECTION);
-        assert_eq!(connected.hello, hello());
-        connected.standing.send(Standing::Offer(world())).unwrap();
+        assert_eq!(connected.hello, gateway_hello());
+        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 refused");
         connected.standing.send(Standing::Offer(next.clone())).unwrap();
         assert_eq!(owner.next().await, "applied 2, 0 refused");
@@ -213,26 +215,28 @@ async fn an_offer_is_applied_and_then_reported() {
     let (served, followed, ()) = tokio::join!(server, client, script);
     served.unwrap();
     assert!(matches!(followed, FollowError::Stopped), "{followed}");
-    assert_eq!(worlds, [world(), next.clone()]);
-    assert_eq!(subscriber.update(), Some(&next));
+    assert_eq!(worlds, [bookinfo_update(), next.clone()]);
+    assert_eq!(subscriber.current_update(), Some(&next));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
-    let mut apply = |update: Update| match update.snapshot.services.contains_key(&named("bad")) {
-        true => Err(vec![Refusal::new(
-            ResourceKey::Service(named("bad")),
-            "rule 1: unclosed group in `(`",
-        )]),
-        false => Ok(()),
-    };
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let mut apply =
+        |update: Update| match update.snapshot.services.contains_key(&service_name("bad")) {
+            true => Err(vec![Refusal::new(
+                ResourceKey::Service(service_name("bad")),
+                "rule 1: unclosed group in `(`",
+            )]),
+            false => Ok(()),
+        };
+    let client =
+        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
-        let connected = owner.connected().await;
-        let offer = update(5, [service("bad", 1), service("good", 1)]);
+        let connected = owner.wait_for_connected().await;
+        let offer = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
         connected.standing.send(Standing::Offer(offer)).unwrap();
         let refused = "refused service bookinfo/bad: rule 1: unclosed group in `(`";
         assert_eq!(owner.next().await, refused);
@@ -241,22 +245,23 @@ async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
     };
     let (served, _, ()) = tokio::join!(server, client, script);
     served.unwrap();
-    let services = &subscriber.update().unwrap().snapshot.services;
-    assert_eq!(services.keys().collect::<Vec<_>>(), [&named("good")]);
+    let services = &subscriber.current_update().unwrap().snapshot.services;
+    assert_eq!(services.keys().collect::<Vec<_>>(), [&service_name("good")]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn requests_reach_the_owner_and_certificates_come_back() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: Update| Ok(());
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let client =
+        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let issued = IssuedBytes { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
     let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, NotIssued>>| {
         let (answer, answered) = oneshot::channel();
         requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
-        match owner.event().await.unwrap() {
+        match owner.next_event().await.unwrap() {
             Event::Certify { connection: CONNECTION, csr, answer } if csr == [9] => {
                 // Without a result, the owner drops the request.
                 if let Some(result) = result {
@@ -270,10 +275,13 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
         result
     };
     let script = async {
-        let _connected = owner.connected().await;
-        requests.send(Request::Subscribe(vec![named("a"), named("b")])).await.unwrap();
+        let _connected = owner.wait_for_connected().await;
+        requests
+            .send(Request::Subscribe(vec![service_name("a"), service_name("b")]))
+            .await
+            .unwrap();
         assert_eq!(owner.next().await, "+services {bookinfo/a, bookinfo/b}");
-        requests.send(Request::Unsubscribe(vec![named("a")])).await.unwrap();
+        requests.send(Request::Unsubscribe(vec![service_name("a")])).await.unwrap();
         assert_eq!(owner.next().await, "-services {bookinfo/a}");
         requests.send(Request::Ask(vec![[10, 96, 0, 1].into()])).await.unwrap();
         assert_eq!(owner.next().await, "+addresses {10.96.0.1}");
@@ -300,13 +308,14 @@ async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
         (Some(Standing::Goodbye("not your workload".into())), "not your workload"),
         (None, "has ended the session"),
     ] {
-        let (server, mut owner, far) = serving();
+        let (server, mut owner, far) = start_server();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
         let mut apply = |_: Update| Ok(());
-        let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+        let client =
+            follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
         let script = async {
-            let connected = owner.connected().await;
+            let connected = owner.wait_for_connected().await;
             if let Some(standing) = standing {
                 connected.standing.send(standing).unwrap();
             }
@@ -322,15 +331,16 @@ async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
 
 #[tokio::test(start_paused = true)]
 async fn idle_streams_live_on_pings() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: Update| Ok(());
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let client =
+        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
-        let connected = owner.connected().await;
+        let connected = owner.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
-        connected.standing.send(Standing::Offer(world())).unwrap();
+        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 refused");
         drop(requests);
     };
@@ -340,8 +350,8 @@ async fn idle_streams_live_on_pings() {
 }
 
 /// Sends these bytes as a proxy, then stays silent, and reads the responses.
-async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
-    let (server, mut owner, mut far) = serving();
+async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
+    let (server, mut owner, mut far) = start_server();
     let proxy = async {
         // A server that has hung up does not read anymore.
         far.write_all(bytes).await.ok();
@@ -351,10 +361,10 @@ async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let script = async {
         let mut events = Vec::new();
         let mut kept = None;
-        while let Some(event) = owner.event().await {
-            events.push(text(&event));
+        while let Some(event) = owner.next_event().await {
+            events.push(describe_event(&event));
             if let Event::Connected(connected) = event {
-                connected.standing.send(Standing::Offer(world())).ok();
+                connected.standing.send(Standing::Offer(bookinfo_update())).ok();
                 kept = Some(connected);
             }
         }
@@ -365,14 +375,14 @@ async fn against(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     (served, events)
 }
 
-fn framed(message: from_proxy::Message) -> Vec<u8> {
+fn frame_message(message: from_proxy::Message) -> Vec<u8> {
     let message = proto::FromProxy { message: Some(message) }.encode_to_vec();
     let length = u32::try_from(message.len()).unwrap();
     [&length.to_be_bytes()[..], &message].concat()
 }
 
-fn greeting() -> Vec<u8> {
-    framed(from_proxy::Message::Hello(crate::envelope::hello_to_wire(&hello(), &[])))
+fn framed_hello() -> Vec<u8> {
+    frame_message(from_proxy::Message::Hello(crate::envelope::hello_to_wire(&gateway_hello(), &[])))
 }
 
 #[tokio::test(start_paused = true)]
@@ -390,24 +400,36 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let listener = proto::Listener { port: 1, address: Some(address) };
     let everywhere = proto::Listeners { listeners: vec![listener; 4097], ..Default::default() };
     let cases = [
-        (vec![], framed(from_proxy::Message::Ping(proto::Ping::default())), "must be a Hello"),
-        (vec![], framed(from_proxy::Message::Hello(foreign)), "version 99"),
-        (vec![], framed(from_proxy::Message::Hello(nameless)), "workload"),
-        (vec![], vec![0x10, 0, 0, 0], "exceeds the limit of 1048576"),
-        (greeting(), greeting(), "second Hello"),
-        (greeting(), vec![0, 0, 0, 0], "without content"),
-        (greeting(), vec![0, 0, 0, 1, 0xff], "invalid message"),
-        (greeting(), framed(from_proxy::Message::Ack(proto::Ack { nonce: 42 })), "delta 42"),
-        (greeting(), framed(from_proxy::Message::Subscribe(nobody)), "services"),
         (
-            greeting(),
-            framed(from_proxy::Message::Unsubscribe(crowd)),
+            vec![],
+            frame_message(from_proxy::Message::Ping(proto::Ping::default())),
+            "must be a Hello",
+        ),
+        (vec![], frame_message(from_proxy::Message::Hello(foreign)), "version 99"),
+        (vec![], frame_message(from_proxy::Message::Hello(nameless)), "workload"),
+        (vec![], vec![0x10, 0, 0, 0], "exceeds the limit of 1048576"),
+        (framed_hello(), framed_hello(), "second Hello"),
+        (framed_hello(), vec![0, 0, 0, 0], "without content"),
+        (framed_hello(), vec![0, 0, 0, 1, 0xff], "invalid message"),
+        (
+            framed_hello(),
+            frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 42 })),
+            "delta 42",
+        ),
+        (framed_hello(), frame_message(from_proxy::Message::Subscribe(nobody)), "services"),
+        (
+            framed_hello(),
+            frame_message(from_proxy::Message::Unsubscribe(crowd)),
             "more resources than a proxy",
         ),
-        (greeting(), framed(from_proxy::Message::Listeners(everywhere)), "4096 are allowed"),
+        (
+            framed_hello(),
+            frame_message(from_proxy::Message::Listeners(everywhere)),
+            "4096 are allowed",
+        ),
     ];
     for (before, bytes, reason) in cases {
-        let (served, events) = against(&[&before[..], &bytes].concat()).await;
+        let (served, events) = serve_bytes(&[&before[..], &bytes].concat()).await;
         let error = served.expect_err(reason).to_string();
         assert!(error.contains(reason), "{error} should say {reason}");
         match before.is_empty() {
@@ -417,18 +439,18 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     }
 }
 
-fn renewal(id: u64) -> Vec<u8> {
-    framed(from_proxy::Message::Certificate(proto::CertificateRequest { id, csr: vec![9] }))
+fn framed_renewal(id: u64) -> Vec<u8> {
+    frame_message(from_proxy::Message::Certificate(proto::CertificateRequest { id, csr: vec![9] }))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_second_certificate_request_before_the_answer_ends_the_connection() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let script = async {
-        far.write_all(&[greeting(), renewal(1)].concat()).await.unwrap();
-        let _connected = owner.connected().await;
-        let _waiting = owner.event().await.unwrap();
-        far.write_all(&renewal(2)).await.unwrap();
+        far.write_all(&[framed_hello(), framed_renewal(1)].concat()).await.unwrap();
+        let _connected = owner.wait_for_connected().await;
+        let _waiting = owner.next_event().await.unwrap();
+        far.write_all(&framed_renewal(2)).await.unwrap();
         assert_eq!(owner.next().await, "left 7");
     };
     let (served, ()) = tokio::join!(server, script);
@@ -438,14 +460,14 @@ async fn a_second_certificate_request_before_the_answer_ends_the_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn certificate_requests_in_quick_succession_are_refused() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let script = async {
-        far.write_all(&greeting()).await.unwrap();
-        let _connected = owner.connected().await;
+        far.write_all(&framed_hello()).await.unwrap();
+        let _connected = owner.wait_for_connected().await;
         let (read, mut write) = tokio::io::split(&mut far);
         let mut reader = FrameReader::new(read, 1 << 20);
         for (id, passed_on) in [(1, true), (2, false), (3, true)] {
-            write.write_all(&renewal(id)).await.unwrap();
+            write.write_all(&framed_renewal(id)).await.unwrap();
             if passed_on {
                 // The owner drops the request, which is a response.
                 assert_eq!(owner.next().await, "certify [9]");
@@ -467,18 +489,18 @@ async fn certificate_requests_in_quick_succession_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_asks_and_never_reads_is_not_listened_to() {
     const REQUESTS: usize = 100_000;
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let mut asked = 0;
     let script = async {
-        far.write_all(&greeting()).await.unwrap();
-        let _connected = owner.connected().await;
-        far.write_all(&renewal(0)).await.unwrap();
+        far.write_all(&framed_hello()).await.unwrap();
+        let _connected = owner.wait_for_connected().await;
+        far.write_all(&framed_renewal(0)).await.unwrap();
         assert_eq!(owner.next().await, "certify [9]");
         // The response is being sent; from now on each request is rejected, which is a response too.
         sleep(RENEWAL_INTERVAL_MIN / 2).await;
         let flood = async {
             while asked < REQUESTS {
-                far.write_all(&renewal(1)).await.unwrap();
+                far.write_all(&framed_renewal(1)).await.unwrap();
                 asked += 1;
             }
         };
@@ -494,22 +516,22 @@ async fn a_proxy_that_asks_and_never_reads_is_not_listened_to() {
 #[tokio::test(start_paused = true)]
 async fn waits_for_a_proxy_are_bounded() {
     let start = Instant::now();
-    let (served, events) = against(&[]).await;
+    let (served, events) = serve_bytes(&[]).await;
     assert!(matches!(served, Err(ServeError::Silent)), "{served:?}");
     assert!(events.is_empty() && start.elapsed() < SILENCE_MAX);
 
-    let (served, events) = against(&greeting()).await;
+    let (served, events) = serve_bytes(&framed_hello()).await;
     assert!(matches!(served, Err(ServeError::Unacknowledged)), "{served:?}");
     assert_eq!(events, ["connected", "left 7"]);
 
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let script = async {
-        far.write_all(&greeting()).await.unwrap();
-        let connected = owner.connected().await;
-        connected.standing.send(Standing::Offer(world())).unwrap();
+        far.write_all(&framed_hello()).await.unwrap();
+        let connected = owner.wait_for_connected().await;
+        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
         FrameReader::new(&mut far, 1 << 20).next().await.unwrap().unwrap();
         let start = Instant::now();
-        let ack = framed(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
+        let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
         far.write_all(&ack).await.unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 refused");
         assert_eq!(owner.next().await, "left 7");
@@ -522,7 +544,7 @@ async fn waits_for_a_proxy_are_bounded() {
 
 #[tokio::test]
 async fn an_idle_connection_is_small() {
-    let (server, _owner, _far) = serving();
+    let (server, _owner, _far) = start_server();
     let bytes = size_of_val(&server);
     assert!(bytes < 4 << 10, "{bytes} bytes");
 }
@@ -534,18 +556,18 @@ proptest! {
         index in any::<prop::sample::Index>(),
         value in any::<u8>(),
     ) {
-        let mut damaged = greeting();
+        let mut damaged = framed_hello();
         let index = index.index(damaged.len());
         damaged[index] = value;
         let announced = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();
-        let later = [&greeting()[..], &announced].concat();
+        let later = [&framed_hello()[..], &announced].concat();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .unwrap();
         for bytes in [bytes, announced, damaged, later] {
-            let (served, events) = runtime.block_on(against(&bytes));
+            let (served, events) = runtime.block_on(serve_bytes(&bytes));
             prop_assert!(served.is_err() || events.len() != 1, "{:?} {:?}", served, events);
             prop_assert_ne!(events.last().map(String::as_str), Some("connected"));
         }
@@ -577,7 +599,7 @@ async fn joins_are_answered_refused_or_given_up() {
     ];
     for (judge, reason) in judges {
         let (near, far) = duplex(1024);
-        let (sender, mut events) = queue();
+        let (sender, mut events) = event_sender();
         let owner = async {
             match events.recv().await.map(|queued| queued.event) {
                 Some(Event::Join(joining)) => {
@@ -612,7 +634,7 @@ async fn whatever_is_not_a_join_is_refused() {
     for bytes in [&[0, 0, 0, 0][..], &[0, 0, 0, 2, 0xff, 0xff], &[0, 1, 0, 1], &[0, 0, 0, 9, 1]] {
         let (near, mut far) = duplex(1024);
         far.write_all(bytes).await.unwrap();
-        let (sender, mut events) = queue();
+        let (sender, mut events) = event_sender();
         assert!(crate::serve_join(near, [127, 0, 0, 1].into(), sender).await.is_err(), "{bytes:?}");
         assert!(events.recv().await.is_none());
     }

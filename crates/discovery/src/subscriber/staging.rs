@@ -51,30 +51,33 @@ impl Staging {
     }
 
     /// The resulting plan; the previous one if it is equal.
-    pub(super) fn plan(&self, before: Option<&Update>) -> Option<Arc<WorkloadPlan>> {
+    pub(super) fn resulting_proxy_config(
+        &self,
+        before: Option<&Update>,
+    ) -> Option<Arc<WorkloadPlan>> {
         let before = before.map(|before| &before.snapshot.plan);
         let new = self.plan.as_ref().filter(|new| before.is_none_or(|before| before != *new));
         new.or(before).cloned()
     }
 
     /// The resulting address entries; `None` without changes.
-    pub(super) fn addresses(
+    pub(super) fn resulting_addresses(
         &self,
         before: Option<&Update>,
     ) -> Option<BTreeMap<IpAddr, Arc<AddressEntry>>> {
-        answers(&self.addresses, before.map(|before| &before.snapshot.addresses))
+        merge_changes(&self.addresses, before.map(|before| &before.snapshot.addresses))
     }
 
     /// The resulting DNS records; `None` without changes.
-    pub(super) fn names(
+    pub(super) fn resulting_names(
         &self,
         before: Option<&Update>,
     ) -> Option<BTreeMap<ServiceName, Arc<DnsRecord>>> {
-        answers(&self.names, before.map(|before| &before.snapshot.names))
+        merge_changes(&self.names, before.map(|before| &before.snapshot.names))
     }
 
     /// The resulting services, with all references checked; `None` without changes.
-    pub(super) fn services(
+    pub(super) fn resulting_services(
         &self,
         before: Option<&Update>,
         absent: &BTreeSet<ServiceName>,
@@ -84,9 +87,10 @@ impl Staging {
         let mut refusals = Vec::new();
         services.retain(|name, _| !self.gone.contains(name));
         let mut differs = old.is_some_and(|old| old.len() != services.len());
-        for name in self.touched() {
+        for name in self.affected_services() {
             let old = services.get(name);
-            let Some(view) = self.rebuilt(name, old.map(|old| &**old), &mut refusals) else {
+            let Some(view) = self.rebuild_service(name, old.map(|old| &**old), &mut refusals)
+            else {
                 continue;
             };
             if old.is_none_or(|old| **old != view) {
@@ -144,12 +148,12 @@ impl Staging {
         }
     }
 
-    fn touched(&self) -> BTreeSet<&ServiceName> {
+    fn affected_services(&self) -> BTreeSet<&ServiceName> {
         self.views.keys().chain(self.endpoints.keys()).collect()
     }
 
     /// The resulting service with its endpoints; `None` if there is no such service.
-    fn rebuilt(
+    fn rebuild_service(
         &self,
         name: &ServiceName,
         old: Option<&ServiceView>,
@@ -160,7 +164,8 @@ impl Staging {
         let Some(mut view) = self.views.get(name).cloned().or_else(|| old.map(without_endpoints))
         else {
             let strays = changes.values().flatten();
-            let stray = |endpoint: &Arc<Endpoint>| misplaced(endpoint, "its service is unknown");
+            let stray =
+                |endpoint: &Arc<Endpoint>| misplaced_endpoint(endpoint, "its service is unknown");
             refusals.extend(strays.map(stray));
             return None;
         };
@@ -182,7 +187,7 @@ impl Staging {
         for ((port, _), endpoint) in endpoints {
             match view.ports.get_mut(&port) {
                 Some(port) => port.endpoints.push(Arc::clone(endpoint)),
-                None => refusals.push(misplaced(endpoint, "its service has no such port")),
+                None => refusals.push(misplaced_endpoint(endpoint, "its service has no such port")),
             }
         }
         Some(view)
@@ -224,7 +229,7 @@ impl Staging {
 }
 
 /// The resulting map after additions and removals; `None` without changes.
-fn answers<K: Ord + Clone, A: PartialEq>(
+fn merge_changes<K: Ord + Clone, A: PartialEq>(
     update: &BTreeMap<K, Option<Arc<A>>>,
     old: Option<&BTreeMap<K, Arc<A>>>,
 ) -> Option<BTreeMap<K, Arc<A>>> {
@@ -253,7 +258,7 @@ fn without_endpoints(view: &ServiceView) -> ServiceView {
     view
 }
 
-fn misplaced(endpoint: &Endpoint, reason: &str) -> Refusal {
+fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> Refusal {
     Refusal {
         key: ResourceKey::Endpoint(endpoint.id.clone()),
         reason: reason.to_owned(),
@@ -265,15 +270,15 @@ fn misplaced(endpoint: &Endpoint, reason: &str) -> Refusal {
 fn leading_to(view: &ServiceView, backend: &ServiceName) -> Option<ObjectKey> {
     let mut ports = view.ports.values();
     ports.find_map(|port| {
-        let rule = port.rules.iter().find(|rule| names(&rule.backends, backend));
-        let tls = port.tls_rules.iter().find(|rule| names(&rule.backends, backend));
-        let tcp = port.tcp_rule.iter().find(|rule| names(&rule.backends, backend));
-        let key = rule.map(|rule| rule.kind.key(rule.route.clone()));
+        let rule = port.rules.iter().find(|rule| has_backend(&rule.backends, backend));
+        let tls = port.tls_rules.iter().find(|rule| has_backend(&rule.backends, backend));
+        let tcp = port.tcp_rule.iter().find(|rule| has_backend(&rule.backends, backend));
+        let key = rule.map(|rule| rule.kind.object_key(rule.route.clone()));
         let key = key.or_else(|| tls.map(|rule| ObjectKey::TlsRoute(rule.route.clone())));
-        key.or_else(|| tcp.map(|rule| rule.kind.key(rule.route.clone())))
+        key.or_else(|| tcp.map(|rule| rule.kind.object_key(rule.route.clone())))
     })
 }
 
-fn names(backends: &[WeightedBackend], service: &ServiceName) -> bool {
+fn has_backend(backends: &[WeightedBackend], service: &ServiceName) -> bool {
     backends.iter().any(|backend| backend.service == *service)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_discovery::{
     Budget, ChangeId, Connected, ConnectionId, Event, Hello, Operators, Queued, Standing,
-    Subscriber, Update, Version, event_queue, follow, serve,
+    Subscriber, Update, Version, event_queue, follow_control_plane, serve_proxy,
 };
 use leno_model::{
     Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadName, WorkloadPlan,
@@ -18,11 +18,11 @@ use tokio::sync::{mpsc, watch};
 
 /// The first byte selects the reader; the rest is its stream, or messages with two bytes of length each, or the
 /// content of a stored configuration.
-pub(crate) fn check(bytes: &[u8]) {
+pub(crate) fn check_input(bytes: &[u8]) {
     let Some((reader, rest)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&framed(rest)),
-        1 => proxy_reads(&framed(rest)),
+        0 => control_plane_reads(&frame_messages(rest)),
+        1 => proxy_reads(&frame_messages(rest)),
         2 => proxy_restarts(rest),
         3 => control_plane_reads(rest),
         _ => proxy_reads(rest),
@@ -32,13 +32,13 @@ pub(crate) fn check(bytes: &[u8]) {
 /// The stream of a proxy ends, with an error message or without an error. Every event belongs to that
 /// connection, and stays within the limits.
 fn control_plane_reads(stream: &[u8]) {
-    complete(async {
+    run_to_end(async {
         let (events, mut received) = event_queue(1);
         let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
-        let sender = events.connect(budget);
+        let sender = events.create_sender(budget);
         drop(events);
         let operators = Operators::new(1);
-        let served = serve(
+        let served = serve_proxy(
             join(stream, sink()),
             CONNECTION,
             sender,
@@ -54,7 +54,7 @@ fn control_plane_reads(stream: &[u8]) {
                         let Connected { connection, hello, standing: sender } = *connected;
                         assert_eq!(connection, CONNECTION);
                         assert!(hello.version.len() <= 64);
-                        sender.send_replace(Standing::Offer(world()));
+                        sender.send_replace(Standing::Offer(smallest_update()));
                         standing = Some(sender);
                     }
                     event => {
@@ -95,44 +95,50 @@ fn check_event(event: Event) {
 /// A proxy accepts no configuration that it could not read back from its disk after a restart.
 fn proxy_reads(stream: &[u8]) {
     let mut subscriber = Subscriber::new();
-    complete(async {
+    run_to_end(async {
         let (_requests, mut receiver) = mpsc::channel(1);
         let mut apply = |update: Update| {
             read_back(&update);
             Ok(())
         };
-        let error =
-            follow(join(stream, sink()), hello(), &mut subscriber, &mut receiver, &mut apply).await;
+        let error = follow_control_plane(
+            join(stream, sink()),
+            gateway_hello(),
+            &mut subscriber,
+            &mut receiver,
+            &mut apply,
+        )
+        .await;
         assert!(!error.to_string().is_empty());
     });
-    if let Some(update) = subscriber.update() {
+    if let Some(update) = subscriber.current_update() {
         read_back(update);
     }
 }
 
 /// A stored configuration is rejected, or its decoded form is stored again.
 fn proxy_restarts(content: &[u8]) {
-    let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
+    let stored = [MARK, &Version::from_content(content).0.to_be_bytes(), content].concat();
     if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
-        read_back(subscriber.update().expect("a stored world is one"));
+        read_back(subscriber.current_update().expect("a stored world is one"));
     }
 }
 
 /// True if a proxy accepts the stored configuration of an input.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     let content = &bytes[1..];
-    let stored = [MARK, &Version::of(content).0.to_be_bytes(), content].concat();
+    let stored = [MARK, &Version::from_content(content).0.to_be_bytes(), content].concat();
     Subscriber::from_bytes(&stored).is_ok()
 }
 
 fn read_back(update: &Update) {
     let again =
         Subscriber::from_bytes(&update.to_bytes()).expect("an accepted world can be stored");
-    assert_eq!(again.update(), Some(update));
+    assert_eq!(again.current_update(), Some(update));
 }
 
 /// Messages of at most 64 KiB, with four bytes of length each; the last one contains the rest.
-pub(crate) fn framed(mut rest: &[u8]) -> Vec<u8> {
+pub(crate) fn frame_messages(mut rest: &[u8]) -> Vec<u8> {
     let mut stream = Vec::with_capacity(rest.len() * 2);
     while let Some((length, behind)) = rest.split_first_chunk::<2>() {
         let length = usize::from(u16::from_be_bytes(*length)).min(behind.len());
@@ -145,14 +151,14 @@ pub(crate) fn framed(mut rest: &[u8]) -> Vec<u8> {
 }
 
 /// Runs to the end on this thread.
-pub(crate) fn complete(work: impl Future<Output = ()>) {
+pub(crate) fn run_to_end(work: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     runtime.expect("a runtime without IO").block_on(work);
 }
 
-fn hello() -> Hello {
+fn gateway_hello() -> Hello {
     Hello {
-        workload: workload(),
+        workload: workload_name(),
         listeners: Vec::new(),
         admin: None::<SocketAddr>,
         pid: 1,
@@ -169,9 +175,9 @@ fn hello() -> Hello {
 }
 
 /// The smallest configuration.
-fn world() -> Update {
-    let plan = WorkloadPlan::bare(
-        workload(),
+fn smallest_update() -> Update {
+    let plan = WorkloadPlan::identity_only(
+        workload_name(),
         ServiceAccount::new("shop", "web").expect("an account"),
         TrustDomain::new("cluster.local").expect("a name"),
         [127, 0, 0, 1].into(),
@@ -186,7 +192,7 @@ fn world() -> Update {
     Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(1) }
 }
 
-fn workload() -> WorkloadName {
+fn workload_name() -> WorkloadName {
     WorkloadName::new("shop", "web-1").expect("a name")
 }
 

@@ -11,15 +11,15 @@ use leno_model::{TrustDomain, WorkloadName};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use super::discovery::{complete, framed};
+use super::discovery::{frame_messages, run_to_end};
 
 /// The first byte selects the reader; the rest is its input.
-pub(crate) fn check(bytes: &[u8]) {
+pub(crate) fn check_input(bytes: &[u8]) {
     let Some((reader, rest)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&framed(rest)),
+        0 => control_plane_reads(&frame_messages(rest)),
         1 => control_plane_reads(rest),
-        2 => proxy_reads(&framed(rest)),
+        2 => proxy_reads(&frame_messages(rest)),
         3 => check_request(rest),
         _ => check_bundle(rest),
     }
@@ -27,9 +27,9 @@ pub(crate) fn check(bytes: &[u8]) {
 
 /// A join is malformed, or requests exactly one certificate.
 fn control_plane_reads(stream: &[u8]) {
-    complete(async {
+    run_to_end(async {
         let (events, mut received) = event_queue(1);
-        let sender = events.connect(Arc::new(Budget::new(Instant::now())));
+        let sender = events.create_sender(Arc::new(Budget::new(Instant::now())));
         drop(events);
         let served =
             serve_join(tokio::io::join(stream, tokio::io::sink()), [127, 0, 0, 1].into(), sender);
@@ -50,7 +50,7 @@ fn control_plane_reads(stream: &[u8]) {
 }
 
 fn proxy_reads(stream: &[u8]) {
-    complete(async {
+    run_to_end(async {
         let workload = WorkloadName::new("shop", "web-1").expect("a name");
         let stream = tokio::io::join(stream, tokio::io::sink());
         let joined = join(stream, "leno-join-0", &workload, b"csr").await;
@@ -60,7 +60,7 @@ fn proxy_reads(stream: &[u8]) {
 
 /// No token is accepted that was not issued.
 fn check_token(token: &str, workload: &WorkloadName) {
-    let (_, tokens) = authority();
+    let (_, tokens) = authority_without_tokens();
     let redeemed = tokens.redeem(token, workload, SystemTime::now());
     assert!(matches!(redeemed, Err(TokenError::Unknown | TokenError::Io(_))), "{redeemed:?}");
 }
@@ -68,7 +68,7 @@ fn check_token(token: &str, workload: &WorkloadName) {
 /// A signing request is rejected, or is signed for the subject that the control plane names.
 fn check_request(csr: &[u8]) {
     let Ok(request) = CertificateRequest::from_der(csr) else { return };
-    let (authority, _) = authority();
+    let (authority, _) = authority_without_tokens();
     let id = "spiffe://cluster.local/ns/shop/sa/web".parse().expect("an identity");
     let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, SystemTime::now());
@@ -91,7 +91,7 @@ fn check_bundle(text: &[u8]) {
 }
 
 /// An authority without tokens; the directory of both lives as long as the process.
-fn authority() -> (&'static Authority, &'static Tokens) {
+fn authority_without_tokens() -> (&'static Authority, &'static Tokens) {
     static AUTHORITY: OnceLock<(TempDir, Authority, Tokens)> = OnceLock::new();
     let (_, authority, tokens) = AUTHORITY.get_or_init(|| {
         let directory = tempfile::tempdir().expect("a temporary directory");

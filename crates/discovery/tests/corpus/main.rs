@@ -7,12 +7,12 @@ mod replay;
 
 #[test]
 fn discovery_messages_hold() {
-    replay::replay("discovery", discovery::check);
+    replay::replay("discovery", discovery::check_input);
 }
 
 #[test]
 fn joins_hold() {
-    replay::replay("join", join::check);
+    replay::replay("join", join::check_input);
 }
 
 #[test]

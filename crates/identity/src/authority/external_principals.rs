@@ -6,7 +6,9 @@ use leno_model::check_subject;
 use rcgen::{DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType};
 use rustls::pki_types::CertificateDer;
 
-use super::{Authority, AuthorityError, LEAF_LIFETIME_MAX, LEAF_LIFETIME_MIN, parameters, uri};
+use super::{
+    Authority, AuthorityError, LEAF_LIFETIME_MAX, LEAF_LIFETIME_MIN, common_parameters, uri_name,
+};
 use crate::credential::Issued;
 use crate::external_principal::ExternalSubject;
 use crate::request::CertificateRequest;
@@ -43,9 +45,9 @@ impl Authority {
         if lifetime < LEAF_LIFETIME_MIN || lifetime > LEAF_LIFETIME_MAX {
             return Err(AuthorityError::Lifetime(lifetime));
         }
-        let (not_before, not_after) = self.validity(lifetime, now)?;
-        let mut parameters = parameters(not_before, not_after)?;
-        parameters.subject_alt_names = vec![uri(id.to_string())?];
+        let (not_before, not_after) = self.validity_period(lifetime, now)?;
+        let mut parameters = common_parameters(not_before, not_after)?;
+        parameters.subject_alt_names = vec![uri_name(id.to_string())?];
         for name in names {
             let name = name.as_str().try_into().map_err(AuthorityError::Encoding)?;
             parameters.subject_alt_names.push(SanType::DnsName(name));
@@ -58,7 +60,10 @@ impl Authority {
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         Ok(Issued {
-            chain: [self.certify(&parameters, request)?].into_iter().chain(self.chain()).collect(),
+            chain: [self.issue_certificate(&parameters, request)?]
+                .into_iter()
+                .chain(self.chain())
+                .collect(),
             roots: self.roots.clone(),
             not_before,
             not_after,

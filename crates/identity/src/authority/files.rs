@@ -22,7 +22,7 @@ pub struct AuthorityFiles(BTreeMap<&'static str, String>);
 
 impl AuthorityFiles {
     /// Selects the files of an authority by name; others are ignored.
-    pub fn of<'a>(found: impl IntoIterator<Item = (&'a str, String)>) -> Self {
+    pub fn from_files<'a>(found: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let known = |(name, text): (&str, String)| {
             let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
             Some((*file, text))
@@ -106,7 +106,7 @@ impl AuthorityFiles {
     }
 
     /// Returns the names of all possible files.
-    pub fn names() -> impl Iterator<Item = &'static str> {
+    pub fn file_names() -> impl Iterator<Item = &'static str> {
         FILES.iter().map(|(file, _)| *file)
     }
 
@@ -124,7 +124,7 @@ impl AuthorityFiles {
 
     /// Returns the roots that members trust as PEM: for an intermediate, its root and its own certificate.
     #[must_use]
-    pub fn roots(&self) -> Option<String> {
+    pub fn root_pem(&self) -> Option<String> {
         if let Some(roots) = self.0.get(ROOTS_FILE) {
             return Some(roots.clone());
         }
@@ -188,28 +188,29 @@ mod tests {
     fn an_authority_is_the_same_wherever_its_files_are_carried() {
         let world = World::new("cluster.local");
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let rotation = Rotation::of(world.dir.path(), domain.clone());
+        let rotation = Rotation::for_authority(world.dir.path(), domain.clone());
         let place = tempfile::tempdir().unwrap();
         let there = place.path().join("authority");
         for step in 0..4 {
             match step {
-                1 => rotation.add(now()).unwrap(),
-                2 => rotation.switch(now()).unwrap(),
-                3 => rotation.retire(now()).unwrap(),
+                1 => rotation.add_root(now()).unwrap(),
+                2 => rotation.activate_root(now()).unwrap(),
+                3 => rotation.retire_root(now()).unwrap(),
                 _ => {}
             }
             let files = AuthorityFiles::read(world.dir.path()).unwrap();
             files.write(&there).unwrap();
             assert!(AuthorityFiles::read(&there).unwrap() == files, "{step}");
-            let carried = AuthorityFiles::of(files.iter().map(|(name, text)| (name, text.into())));
+            let carried =
+                AuthorityFiles::from_files(files.iter().map(|(name, text)| (name, text.into())));
             assert!(carried == files);
             let source = files.source(&there).unwrap();
             assert_eq!(source, AuthoritySource::Own(there.clone()));
             let here = AuthoritySource::Own(world.dir.path().to_owned());
             assert!(source.open(&domain, now()).unwrap() == here.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
-            assert_eq!(files.roots(), Some(roots));
-            assert_eq!(Rotation::of(&there, domain.clone()).stage(), rotation.stage());
+            assert_eq!(files.root_pem(), Some(roots));
+            assert_eq!(Rotation::for_authority(&there, domain.clone()).stage(), rotation.stage());
         }
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&there), mode(&there.join(KEY_FILE))), (0o700, 0o600));
@@ -242,7 +243,7 @@ mod tests {
     fn what_is_no_authority_is_none() {
         let dir = Path::new("/x");
         let of = |names: &[&str]| {
-            AuthorityFiles::of(names.iter().map(|name| (*name, String::new()))).source(dir)
+            AuthorityFiles::from_files(names.iter().map(|name| (*name, String::new()))).source(dir)
         };
         assert_eq!(of(&[]), None);
         assert_eq!(of(&["ca.key"]), None);

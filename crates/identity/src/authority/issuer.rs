@@ -16,7 +16,7 @@ use crate::key::PrivateKey;
 use crate::request::CertificateRequest;
 use crate::roots::{Roots, is_self_issued, may_sign_certificates};
 use crate::tls::control_id;
-use crate::verify::instant;
+use crate::verify::to_system_time;
 
 /// The source of an authority. It can be opened repeatedly to detect changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl AuthoritySource {
                 check_if_exists(dir)?;
                 Authority::open(dir, trust_domain, now)
             }
-            Self::Issuer(dir) => issuer(dir, trust_domain, now),
+            Self::Issuer(dir) => open_issuer(dir, trust_domain, now),
         }
     }
 
@@ -64,7 +64,7 @@ impl AuthoritySource {
     }
 }
 
-fn issuer(
+fn open_issuer(
     dir: &Path,
     trust_domain: &TrustDomain,
     now: SystemTime,
@@ -89,12 +89,12 @@ fn issuer(
     for (index, der) in chain.iter().enumerate() {
         let parsed = x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::Issuer);
         let (_, certificate) = parsed?;
-        if index == 0 && *certificate.public_key().subject_public_key.data != *key.public() {
+        if index == 0 && *certificate.public_key().subject_public_key.data != *key.public_key() {
             return Err(AuthorityError::Issuer);
         }
-        let begin = instant(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
+        let begin = to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
         not_before = not_before.max(begin);
-        let end = instant(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
+        let end = to_system_time(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
         not_after = Some(not_after.map_or(end, |before| before.min(end)));
     }
     let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
@@ -113,15 +113,19 @@ fn issuer(
         not_before,
         not_after: not_after.ok_or(AuthorityError::Issuer)?,
     };
-    prove(&authority, &company, now)?;
+    check_signing(&authority, &company, now)?;
     Ok(authority)
 }
 
 /// Signs a certificate and verifies it as a peer would, so that constraints in the chain are found now rather
 /// than by members.
-fn prove(authority: &Authority, company: &Roots, now: SystemTime) -> Result<(), AuthorityError> {
+fn check_signing(
+    authority: &Authority,
+    company: &Roots,
+    now: SystemTime,
+) -> Result<(), AuthorityError> {
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request());
+    let request = CertificateRequest::from_der(&key.certificate_request());
     let request = request.map_err(|_| AuthorityError::Issuer)?;
     let id = control_id(&authority.trust_domain);
     let subject = Subject { id: &id, workload: None, instance: None };
@@ -148,13 +152,16 @@ mod tests {
     use super::*;
     use crate::credential::Issued;
     use crate::pem::{CERTIFICATE, write};
-    use crate::testing::{World, handshake, now, workload_id};
+    use crate::testing::{World, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
     /// Returns an intermediate signed by `world`, in the files that cert-manager writes.
-    fn intermediate(world: &World, edit: impl FnOnce(&mut CertificateParams)) -> tempfile::TempDir {
+    fn intermediate_files(
+        world: &World,
+        edit: impl FnOnce(&mut CertificateParams),
+    ) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let (chain, key) = world.forge(|parameters| {
+        let (chain, key) = world.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
             parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
             parameters.extended_key_usages.clear();
@@ -177,10 +184,10 @@ mod tests {
     }
 
     /// Returns a member's key and the certificate issued by an authority.
-    fn member(authority: &Authority) -> (PrivateKey, Issued) {
+    fn issue_member(authority: &Authority) -> (PrivateKey, Issued) {
         let id = workload_id("ratings");
         let key = PrivateKey::generate();
-        let request = CertificateRequest::from_der(&key.request()).unwrap();
+        let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
         let subject = Subject { id: &id, workload: None, instance: None };
         let issued = authority.sign(&request, subject, Duration::from_secs(600), now());
         (key, issued.unwrap())
@@ -189,9 +196,9 @@ mod tests {
     #[test]
     fn members_of_an_intermediate_and_of_its_root_know_each_other() {
         let company = World::new("cluster.local");
-        let dir = intermediate(&company, |_| {});
+        let dir = intermediate_files(&company, |_| {});
         let authority = open(dir.path()).unwrap();
-        let (key, issued) = member(&authority);
+        let (key, issued) = issue_member(&authority);
         assert_eq!(issued.chain.len(), 2, "its own certificate goes along");
         let members = issued.roots.certificates();
         assert_eq!(members.first(), company.authority.roots().certificates().first());
@@ -202,8 +209,8 @@ mod tests {
     }
 
     /// Returns a credential signed by an authority; its peers also expect `ratings`.
-    fn credential(authority: &Authority, roots: Option<&Roots>) -> Credential {
-        let (key, mut issued) = member(authority);
+    fn member_credential(authority: &Authority, roots: Option<&Roots>) -> Credential {
+        let (key, mut issued) = issue_member(authority);
         if let Some(roots) = roots {
             issued.roots = roots.clone();
         }
@@ -211,9 +218,12 @@ mod tests {
     }
 
     /// Returns the errors of the client and of the server in a handshake, if any.
-    fn refusals(client: &Credential, server: &Credential) -> (Option<String>, Option<String>) {
+    fn handshake_errors(
+        client: &Credential,
+        server: &Credential,
+    ) -> (Option<String>, Option<String>) {
         let config = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
-        let outcome = handshake(&config, &server_config(server, &[b"x"]).unwrap());
+        let outcome = run_handshake(&config, &server_config(server, &[b"x"]).unwrap());
         let said = |error: rustls::Error| error.to_string();
         (outcome.client.err().map(said), outcome.server.err().map(said))
     }
@@ -221,69 +231,74 @@ mod tests {
     #[test]
     fn another_intermediate_of_the_same_root_makes_no_members() {
         let company = World::new("cluster.local");
-        let (ours, others) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        let (ours, others) =
+            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
         let (ours, others) = (open(ours.path()).unwrap(), open(others.path()).unwrap());
-        let member = credential(&ours, None);
+        let member = member_credential(&ours, None);
         // The forged credential has any name, and trusts us as well.
-        let both = ours.roots().with(&others.roots()).unwrap();
-        let forged = credential(&others, Some(&both));
-        let (client, server) = refusals(&member, &forged);
+        let both = ours.roots().merge_with(&others.roots()).unwrap();
+        let forged = member_credential(&others, Some(&both));
+        let (client, server) = handshake_errors(&member, &forged);
         assert!(client.is_some_and(|it| it.contains("OtherIssuer")), "the server is forged");
         assert_eq!(server.filter(|it| it.contains("OtherIssuer")), None);
-        let (_, server) = refusals(&forged, &member);
+        let (_, server) = handshake_errors(&forged, &member);
         assert!(server.is_some_and(|it| it.contains("OtherIssuer")), "the client is forged");
-        assert_eq!(refusals(&member, &credential(&ours, None)), (None, None));
+        assert_eq!(handshake_errors(&member, &member_credential(&ours, None)), (None, None));
         // The root itself is not accepted either.
-        let by_root = credential(&company.authority, None);
-        assert!(refusals(&by_root, &member).1.is_some() && refusals(&member, &by_root).0.is_some());
+        let by_root = member_credential(&company.authority, None);
+        assert!(
+            handshake_errors(&by_root, &member).1.is_some()
+                && handshake_errors(&member, &by_root).0.is_some()
+        );
     }
 
     #[test]
     fn a_new_intermediate_is_known_to_members_of_the_one_before_and_the_other_way_round() {
         let company = World::new("cluster.local");
-        let dirs = [(); 3].map(|()| intermediate(&company, |_| {}));
+        let dirs = [(); 3].map(|()| intermediate_files(&company, |_| {}));
         let [one, two, three] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
-        let before = credential(&one, None);
-        let two = two.succeeding(&one, now());
-        let after = credential(&two, None);
+        let before = member_credential(&one, None);
+        let two = two.succeed_to(&one, now());
+        let after = member_credential(&two, None);
         assert_ne!(before.ca_generation(), after.ca_generation());
         for (client, server) in [(&before, &after), (&after, &before), (&after, &after)] {
-            assert_eq!(refusals(client, server), (None, None));
+            assert_eq!(handshake_errors(client, server), (None, None));
         }
         // Reopening changes nothing.
-        let again = open(dirs[1].path()).unwrap().succeeding(&two, now());
+        let again = open(dirs[1].path()).unwrap().succeed_to(&two, now());
         assert!(again == two);
-        let last = credential(&three.succeeding(&two, now()), None);
+        let last = member_credential(&three.succeed_to(&two, now()), None);
         for (client, server) in [(&before, &last), (&last, &after), (&last, &last)] {
-            assert_eq!(refusals(client, server), (None, None));
+            assert_eq!(handshake_errors(client, server), (None, None));
         }
     }
 
     #[test]
     fn a_restart_remembers_the_intermediates_that_members_trust() {
         let company = World::new("cluster.local");
-        let (former, new) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        let (former, new) =
+            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
         let kept = former.path().join("kept/issuers.pem");
-        let first = open(former.path()).unwrap().remembered(&kept, now()).unwrap();
-        let before = credential(&first, None);
-        let next = open(new.path()).unwrap().succeeding(&first, now());
-        next.remember(&kept).unwrap();
-        let restarted = open(new.path()).unwrap().remembered(&kept, now()).unwrap();
+        let first = open(former.path()).unwrap().restore_trusted(&kept, now()).unwrap();
+        let before = member_credential(&first, None);
+        let next = open(new.path()).unwrap().succeed_to(&first, now());
+        next.save_trusted(&kept).unwrap();
+        let restarted = open(new.path()).unwrap().restore_trusted(&kept, now()).unwrap();
         assert!(restarted == next);
-        let after = credential(&restarted, None);
-        assert_eq!(refusals(&before, &after), (None, None));
-        assert_eq!(refusals(&after, &before), (None, None));
+        let after = member_credential(&restarted, None);
+        assert_eq!(handshake_errors(&before, &after), (None, None));
+        assert_eq!(handshake_errors(&after, &before), (None, None));
         // A damaged file adds no trust and is not fatal.
         fs::write(&kept, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        let alone = open(new.path()).unwrap().remembered(&kept, now()).unwrap();
+        let alone = open(new.path()).unwrap().restore_trusted(&kept, now()).unwrap();
         assert_eq!(alone.roots().certificates().len(), 2);
     }
 
     #[test]
     fn an_intermediate_signs_from_its_first_moment() {
         let company = World::new("cluster.local");
-        let dir = intermediate(&company, |parameters| parameters.not_before = now().into());
-        let (key, issued) = member(&open(dir.path()).unwrap());
+        let dir = intermediate_files(&company, |parameters| parameters.not_before = now().into());
+        let (key, issued) = issue_member(&open(dir.path()).unwrap());
         assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
         Credential::new(key, issued).unwrap();
     }
@@ -291,17 +306,17 @@ mod tests {
     #[test]
     fn an_intermediate_that_may_not_use_every_name_signs_none_of_the_dns() {
         let names = |authority: &Authority| {
-            let (_, issued) = member(authority);
+            let (_, issued) = issue_member(authority);
             let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
             let names = leaf.subject_alternative_name().unwrap().unwrap();
             names.value.general_names.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let company = World::new("cluster.local");
-        let free = intermediate(&company, |_| {});
+        let free = intermediate_files(&company, |_| {});
         let both = names(&open(free.path()).unwrap());
         assert_eq!(both.len(), 2, "{both:?}");
         assert!(both[1].contains("ratings.bookinfo.cluster.local"), "{both:?}");
-        let bound = intermediate(&company, |parameters| {
+        let bound = intermediate_files(&company, |parameters| {
             let permitted = rcgen::GeneralSubtree::DnsName("company.example".to_owned());
             parameters.name_constraints = Some(rcgen::NameConstraints {
                 permitted_subtrees: vec![permitted],
@@ -310,7 +325,7 @@ mod tests {
         });
         let authority = open(bound.path()).unwrap();
         assert_eq!(names(&authority).len(), 1);
-        let (key, issued) = member(&authority);
+        let (key, issued) = issue_member(&authority);
         Credential::new(key, issued).unwrap();
     }
 
@@ -328,14 +343,15 @@ mod tests {
     #[test]
     fn what_would_be_refused_later_is_refused_now() {
         let company = World::new("cluster.local");
-        let external_client = intermediate(&company, |_| {});
+        let external_client = intermediate_files(&company, |_| {});
         let roots = World::new("cluster.local").authority.roots();
         fs::write(external_client.path().join("ca.crt"), roots.to_pem()).unwrap();
         let error = open(external_client.path()).unwrap_err();
         assert!(matches!(error, AuthorityError::IssuerUseless(_)), "{error}");
-        let leaf = intermediate(&company, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
+        let leaf = intermediate_files(&company, |parameters| parameters.is_ca = IsCa::ExplicitNoCa);
         assert!(matches!(open(leaf.path()), Err(AuthorityError::Issuer)));
-        let (one, two) = (intermediate(&company, |_| {}), intermediate(&company, |_| {}));
+        let (one, two) =
+            (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
         fs::copy(one.path().join("tls.key"), two.path().join("tls.key")).unwrap();
         assert!(matches!(open(two.path()), Err(AuthorityError::Issuer)));
         fs::write(two.path().join("tls.key"), "").unwrap();

@@ -32,14 +32,14 @@ pub struct Rotation {
 impl Rotation {
     /// Returns the rotation state of the authority in this directory.
     #[must_use]
-    pub fn of(dir: &Path, trust_domain: TrustDomain) -> Self {
+    pub fn for_authority(dir: &Path, trust_domain: TrustDomain) -> Self {
         Self { dir: dir.to_owned(), trust_domain }
     }
 
     /// Returns the current stage.
     #[must_use]
     pub fn stage(&self) -> RotationStage {
-        match (self.has(NEXT_FILE), self.has(FORMER_FILE)) {
+        match (self.has_other_key(NEXT_FILE), self.has_other_key(FORMER_FILE)) {
             (false, false) => RotationStage::Settled,
             (true, _) => RotationStage::Added,
             (false, true) => RotationStage::Switched,
@@ -50,37 +50,40 @@ impl Rotation {
     ///
     /// # Errors
     /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
-    pub fn add(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect(RotationStage::Settled, "a rotation is already in progress")?;
+    pub fn add_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect_stage(RotationStage::Settled, "a rotation is already in progress")?;
         let roots = self.open(now)?.roots();
         let key = PrivateKey::generate();
         let root = Roots::new(vec![self_signed(&self.trust_domain, &key, now)?])?;
-        let both = roots.with(&root)?;
-        disk::create(&self.file(NEXT_FILE), key.to_pem().as_bytes(), Readers::Owner)?;
-        self.trust(&both)
+        let both = roots.merge_with(&root)?;
+        disk::create(&self.file_path(NEXT_FILE), key.to_pem().as_bytes(), Readers::Owner)?;
+        self.write_roots(&both)
     }
 
     /// Activates the new root for signing. Every member must trust it by then.
     ///
     /// # Errors
     /// [`AuthorityError`] if there is no new root, or the directory cannot be written.
-    pub fn switch(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect(RotationStage::Added, "there is no new root to switch to: add one first")?;
+    pub fn activate_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect_stage(
+            RotationStage::Added,
+            "there is no new root to switch to: add one first",
+        )?;
         self.open(now)?;
         self.expect_trust(
             NEXT_FILE,
             "the new root is not trusted yet: roll back and add it again",
         )?;
-        self.copy(KEY_FILE, FORMER_FILE)?;
-        self.rename(NEXT_FILE, KEY_FILE)
+        self.copy_file(KEY_FILE, FORMER_FILE)?;
+        self.rename_file(NEXT_FILE, KEY_FILE)
     }
 
     /// Stops trusting the former root. No member may have a certificate signed by it.
     ///
     /// # Errors
     /// [`AuthorityError`] if the new root does not sign yet, or the directory cannot be written.
-    pub fn retire(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect(RotationStage::Switched, "no former root is trusted: switch first")?;
+    pub fn retire_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
+        self.expect_stage(RotationStage::Switched, "no former root is trusted: switch first")?;
         self.drop_root_of(FORMER_FILE, now)
     }
 
@@ -88,15 +91,15 @@ impl Rotation {
     ///
     /// # Errors
     /// [`AuthorityError`] if no rotation is in progress, or the directory cannot be written.
-    pub fn back(&self, now: SystemTime) -> Result<(), AuthorityError> {
+    pub fn roll_back(&self, now: SystemTime) -> Result<(), AuthorityError> {
         match self.stage() {
             RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
             RotationStage::Added => self.drop_root_of(NEXT_FILE, now),
             RotationStage::Switched => {
                 let otherwise = "the former root is no longer trusted: retire it again";
                 self.expect_trust(FORMER_FILE, otherwise)?;
-                self.copy(KEY_FILE, NEXT_FILE)?;
-                self.rename(FORMER_FILE, KEY_FILE)
+                self.copy_file(KEY_FILE, NEXT_FILE)?;
+                self.rename_file(FORMER_FILE, KEY_FILE)
             }
         }
     }
@@ -107,16 +110,16 @@ impl Rotation {
 
     /// True if this key exists and differs from the signing one. A copy of the signing key is left over from an
     /// interrupted step.
-    fn has(&self, file: &str) -> bool {
-        let read = |file| disk::read(&self.file(file), Readers::Everyone).ok().flatten();
+    fn has_other_key(&self, file: &str) -> bool {
+        let read = |file| disk::read(&self.file_path(file), Readers::Everyone).ok().flatten();
         let [key, signing] = [file, KEY_FILE].map(read);
         key.is_some() && key != signing
     }
 
     /// Checks that the root of a key is in the trust bundle, as required before the key signs.
     fn expect_trust(&self, file: &str, otherwise: &'static str) -> Result<(), AuthorityError> {
-        let key = self.key(file)?;
-        let text = disk::read(&self.file(ROOTS_FILE), Readers::Everyone)?;
+        let key = self.read_key(file)?;
+        let text = disk::read(&self.file_path(ROOTS_FILE), Readers::Everyone)?;
         let roots = Roots::from_pem(&text.ok_or(AuthorityError::Missing)?)?;
         match roots.certificates().iter().any(|der| is_of(der, &key)) {
             true => Ok(()),
@@ -124,12 +127,16 @@ impl Rotation {
         }
     }
 
-    fn key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
-        let text = disk::read(&self.file(file), Readers::Owner)?;
+    fn read_key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
+        let text = disk::read(&self.file_path(file), Readers::Owner)?;
         PrivateKey::from_pem(&text.ok_or(AuthorityError::KeyMissing)?).map_err(AuthorityError::Key)
     }
 
-    fn expect(&self, stage: RotationStage, otherwise: &'static str) -> Result<(), AuthorityError> {
+    fn expect_stage(
+        &self,
+        stage: RotationStage,
+        otherwise: &'static str,
+    ) -> Result<(), AuthorityError> {
         match self.stage() == stage {
             true => Ok(()),
             false => Err(AuthorityError::Stage(otherwise)),
@@ -138,33 +145,33 @@ impl Rotation {
 
     /// Removes the root of a key from the bundle, then the key.
     fn drop_root_of(&self, file: &str, now: SystemTime) -> Result<(), AuthorityError> {
-        let key = self.key(file)?;
+        let key = self.read_key(file)?;
         let roots = self.open(now)?.roots();
         let of_others = roots.certificates().iter().filter(|der| !is_of(der, &key));
-        self.trust(&Roots::new(of_others.cloned().collect())?)?;
-        disk::remove(&self.file(file))?;
+        self.write_roots(&Roots::new(of_others.cloned().collect())?)?;
+        disk::remove(&self.file_path(file))?;
         Ok(())
     }
 
-    fn trust(&self, roots: &Roots) -> Result<(), AuthorityError> {
+    fn write_roots(&self, roots: &Roots) -> Result<(), AuthorityError> {
         let text = roots.to_pem();
-        Ok(disk::replace(&self.file(ROOTS_FILE), text.as_bytes(), Readers::Everyone)?)
+        Ok(disk::replace(&self.file_path(ROOTS_FILE), text.as_bytes(), Readers::Everyone)?)
     }
 
-    fn copy(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+    fn copy_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
         let text =
-            disk::read(&self.file(from), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
-        Ok(disk::replace(&self.file(to), text.as_bytes(), Readers::Owner)?)
+            disk::read(&self.file_path(from), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
+        Ok(disk::replace(&self.file_path(to), text.as_bytes(), Readers::Owner)?)
     }
 
     /// Renames atomically: a crash leaves either stage.
-    fn rename(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
-        let (from, to) = (self.file(from), self.file(to));
+    fn rename_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
+        let (from, to) = (self.file_path(from), self.file_path(to));
         fs::rename(&from, &to).map_err(|cause| disk::file_error("rename", &from, cause))?;
         Ok(())
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    fn file_path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 }
@@ -172,7 +179,7 @@ impl Rotation {
 /// True if the certificate is for this key.
 fn is_of(der: &[u8], key: &PrivateKey) -> bool {
     let parsed = x509_parser::parse_x509_certificate(der);
-    parsed.is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public())
+    parsed.is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public_key())
 }
 
 /// The next signing key.
@@ -185,25 +192,25 @@ mod tests {
     use super::*;
     use crate::authority::LEAF_LIFETIME;
     use crate::credential::Credential;
-    use crate::testing::{World, handshake, member_of, now, workload_id};
+    use crate::testing::{World, member_of, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
-    fn rotation(world: &World) -> Rotation {
-        Rotation::of(world.dir.path(), TrustDomain::new("cluster.local").unwrap())
+    fn test_rotation(world: &World) -> Rotation {
+        Rotation::for_authority(world.dir.path(), TrustDomain::new("cluster.local").unwrap())
     }
 
     /// Returns the credential of a member that joins now.
-    fn member(world: &World) -> Credential {
+    fn join_member(world: &World) -> Credential {
         let domain = TrustDomain::new("cluster.local").unwrap();
         let authority = Authority::open_or_create(world.dir.path(), &domain, now()).unwrap();
         member_of(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
     }
 
     /// True if each of the two verifies the other.
-    fn meet(one: &Credential, other: &Credential) -> bool {
+    fn can_connect(one: &Credential, other: &Credential) -> bool {
         let knows = |client: &Credential, server: &Credential| {
             let client = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();
-            let outcome = handshake(&client, &server_config(server, &[b"x"]).unwrap());
+            let outcome = run_handshake(&client, &server_config(server, &[b"x"]).unwrap());
             outcome.client.is_ok() && outcome.server.is_ok()
         };
         knows(one, other) && knows(other, one)
@@ -212,20 +219,20 @@ mod tests {
     #[test]
     fn members_of_neighbouring_stages_always_know_each_other() {
         let world = World::new("cluster.local");
-        let rotation = rotation(&world);
-        let settled = member(&world);
-        rotation.add(now()).unwrap();
-        let added = member(&world);
-        rotation.switch(now()).unwrap();
-        let switched = member(&world);
-        rotation.retire(now()).unwrap();
-        let retired = member(&world);
+        let rotation = test_rotation(&world);
+        let settled = join_member(&world);
+        rotation.add_root(now()).unwrap();
+        let added = join_member(&world);
+        rotation.activate_root(now()).unwrap();
+        let switched = join_member(&world);
+        rotation.retire_root(now()).unwrap();
+        let retired = join_member(&world);
         assert_eq!(rotation.stage(), RotationStage::Settled);
         for (one, other) in [(&settled, &added), (&added, &switched), (&switched, &retired)] {
-            assert!(meet(one, other));
+            assert!(can_connect(one, other));
         }
         // A member must therefore not be two stages out of date.
-        assert!(!meet(&settled, &switched) && !meet(&added, &retired));
+        assert!(!can_connect(&settled, &switched) && !can_connect(&added, &retired));
         let ca_generations =
             [&settled, &added, &switched, &retired].map(|member| member.ca_generation());
         let different: std::collections::BTreeSet<u64> = ca_generations.into();
@@ -235,19 +242,19 @@ mod tests {
     #[test]
     fn each_stage_can_be_taken_back() {
         let world = World::new("cluster.local");
-        let rotation = rotation(&world);
-        let settled = member(&world).ca_generation();
-        rotation.add(now()).unwrap();
-        let added = member(&world).ca_generation();
-        rotation.switch(now()).unwrap();
-        rotation.back(now()).unwrap();
+        let rotation = test_rotation(&world);
+        let settled = join_member(&world).ca_generation();
+        rotation.add_root(now()).unwrap();
+        let added = join_member(&world).ca_generation();
+        rotation.activate_root(now()).unwrap();
+        rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (member(&world).ca_generation(), rotation.stage()),
+            (join_member(&world).ca_generation(), rotation.stage()),
             (added, RotationStage::Added)
         );
-        rotation.back(now()).unwrap();
+        rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (member(&world).ca_generation(), rotation.stage()),
+            (join_member(&world).ca_generation(), rotation.stage()),
             (settled, RotationStage::Settled)
         );
     }
@@ -255,62 +262,62 @@ mod tests {
     #[test]
     fn a_step_that_was_cut_short_can_be_taken_again_or_back() {
         let world = World::new("cluster.local");
-        let rotation = rotation(&world);
+        let rotation = test_rotation(&world);
         let copy = |from: &str, to: &str| {
-            fs::copy(rotation.file(from), rotation.file(to)).unwrap();
+            fs::copy(rotation.file_path(from), rotation.file_path(to)).unwrap();
         };
-        let settled = member(&world).ca_generation();
-        rotation.add(now()).unwrap();
-        let added = member(&world).ca_generation();
+        let settled = join_member(&world).ca_generation();
+        rotation.add_root(now()).unwrap();
+        let added = join_member(&world).ca_generation();
         // `switch`, interrupted before the new key takes its place.
         copy(KEY_FILE, FORMER_FILE);
         assert_eq!(rotation.stage(), RotationStage::Added);
-        rotation.switch(now()).unwrap();
-        let switched = member(&world).ca_generation();
+        rotation.activate_root(now()).unwrap();
+        let switched = join_member(&world).ca_generation();
         // `back`, interrupted before the former key takes its place.
         copy(KEY_FILE, NEXT_FILE);
         assert_eq!(rotation.stage(), RotationStage::Switched);
-        assert_eq!(member(&world).ca_generation(), switched);
-        rotation.back(now()).unwrap();
+        assert_eq!(join_member(&world).ca_generation(), switched);
+        rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (member(&world).ca_generation(), rotation.stage()),
+            (join_member(&world).ca_generation(), rotation.stage()),
             (added, RotationStage::Added)
         );
         // `retire`, interrupted before the former key is removed: it cannot return, because no member trusts
         // it.
-        rotation.switch(now()).unwrap();
-        let former = fs::read(rotation.file(FORMER_FILE)).unwrap();
-        rotation.retire(now()).unwrap();
-        fs::write(rotation.file(FORMER_FILE), former).unwrap();
+        rotation.activate_root(now()).unwrap();
+        let former = fs::read(rotation.file_path(FORMER_FILE)).unwrap();
+        rotation.retire_root(now()).unwrap();
+        fs::write(rotation.file_path(FORMER_FILE), former).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        fs::set_permissions(rotation.file(FORMER_FILE), mode).unwrap();
-        assert!(matches!(rotation.back(now()), Err(AuthorityError::Stage(_))));
-        rotation.retire(now()).unwrap();
+        fs::set_permissions(rotation.file_path(FORMER_FILE), mode).unwrap();
+        assert!(matches!(rotation.roll_back(now()), Err(AuthorityError::Stage(_))));
+        rotation.retire_root(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Settled);
         // `add`, interrupted before the new root is trusted.
-        rotation.add(now()).unwrap();
-        let next = rotation.key(NEXT_FILE).unwrap();
+        rotation.add_root(now()).unwrap();
+        let next = rotation.read_key(NEXT_FILE).unwrap();
         let roots = rotation.open(now()).unwrap().roots();
         let others = roots.certificates().iter().filter(|der| !is_of(der, &next)).cloned();
-        rotation.trust(&Roots::new(others.collect()).unwrap()).unwrap();
-        assert!(matches!(rotation.switch(now()), Err(AuthorityError::Stage(_))));
-        rotation.back(now()).unwrap();
+        rotation.write_roots(&Roots::new(others.collect()).unwrap()).unwrap();
+        assert!(matches!(rotation.activate_root(now()), Err(AuthorityError::Stage(_))));
+        rotation.roll_back(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Settled);
-        assert_ne!(member(&world).ca_generation(), settled);
+        assert_ne!(join_member(&world).ca_generation(), settled);
     }
 
     #[test]
     fn stages_come_in_their_order() {
         let world = World::new("cluster.local");
-        let rotation = rotation(&world);
+        let rotation = test_rotation(&world);
         let refused = |result: Result<(), AuthorityError>| {
             assert!(matches!(result, Err(AuthorityError::Stage(_))), "{result:?}");
         };
-        refused(rotation.switch(now()));
-        refused(rotation.retire(now()));
-        refused(rotation.back(now()));
-        rotation.add(now()).unwrap();
-        refused(rotation.add(now()));
-        refused(rotation.retire(now()));
+        refused(rotation.activate_root(now()));
+        refused(rotation.retire_root(now()));
+        refused(rotation.roll_back(now()));
+        rotation.add_root(now()).unwrap();
+        refused(rotation.add_root(now()));
+        refused(rotation.retire_root(now()));
     }
 }

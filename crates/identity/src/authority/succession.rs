@@ -13,12 +13,12 @@ use rustls::pki_types::pem::PemObject as _;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::der_parser::asn1_rs::Tag;
 
-use super::{Authority, AuthorityError, parameters};
+use super::{Authority, AuthorityError, common_parameters};
 use crate::directory::create_private_directory;
 use crate::disk::{self, Readers};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::{Roots, is_self_issued};
-use crate::verify::instant;
+use crate::verify::to_system_time;
 
 impl Authority {
     /// Returns this authority as the successor of `former`: members trust both, and its certificates include a
@@ -26,7 +26,7 @@ impl Authority {
     ///
     /// Does not affect an authority with a built-in root: its roots are in a file.
     #[must_use]
-    pub fn succeeding(self, former: &Self, now: SystemTime) -> Self {
+    pub fn succeed_to(self, former: &Self, now: SystemTime) -> Self {
         if !self.is_intermediate() || !former.is_intermediate() {
             return self;
         }
@@ -48,7 +48,7 @@ impl Authority {
     ///
     /// # Errors
     /// If the file cannot be read or written.
-    pub fn remembered(self, file: &Path, now: SystemTime) -> io::Result<Self> {
+    pub fn restore_trusted(self, file: &Path, now: SystemTime) -> io::Result<Self> {
         if !self.is_intermediate() {
             return Ok(self);
         }
@@ -61,7 +61,7 @@ impl Authority {
         };
         let (crosses, pins) = all.iter().cloned().partition(is_cross);
         let authority = self.with_former(pins, crosses, now);
-        authority.remember(file)?;
+        authority.save_trusted(file)?;
         Ok(authority)
     }
 
@@ -69,7 +69,7 @@ impl Authority {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn remember(&self, file: &Path) -> io::Result<()> {
+    pub fn save_trusted(&self, file: &Path) -> io::Result<()> {
         if !self.is_intermediate() {
             return Ok(());
         }
@@ -101,7 +101,11 @@ impl Authority {
         let mut kept: Vec<CertificateDer<'static>> = Vec::new();
         for pin in pins {
             let is_known = kept.contains(&pin) || key_of(&pin) == own;
-            if !is_known && !is_self_issued(&pin) && expiry(&pin) > now && kept.len() < FORMER_MAX {
+            if !is_known
+                && !is_self_issued(&pin)
+                && certificate_expiry(&pin) > now
+                && kept.len() < FORMER_MAX
+            {
                 kept.push(pin);
             }
         }
@@ -110,7 +114,7 @@ impl Authority {
             let leads_on = kept.iter().any(|pin| is_issued_by(&cross, pin));
             if leads_on
                 && !ways.contains(&cross)
-                && expiry(&cross) > now
+                && certificate_expiry(&cross) > now
                 && ways.len() < CROSSES_MAX
             {
                 ways.push(cross);
@@ -141,14 +145,14 @@ impl Authority {
         if now >= end {
             return Err(AuthorityError::RootExpired);
         }
-        let mut parameters = parameters(self.not_before.max(successor.not_before), end)?;
+        let mut parameters = common_parameters(self.not_before.max(successor.not_before), end)?;
         parameters.distinguished_name = name_of(&read).ok_or(AuthorityError::Issuer)?;
         // Members that trust only an older one verify a chain of two cross-certificates.
         let below = u8::try_from(CROSSES_MAX).unwrap_or(u8::MAX);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(below));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let key = SubjectPublicKeyInfo::from_der(read.public_key().raw);
-        self.certify(&parameters, &key.map_err(AuthorityError::Encoding)?)
+        self.issue_certificate(&parameters, &key.map_err(AuthorityError::Encoding)?)
     }
 }
 
@@ -175,9 +179,9 @@ fn key_of(der: &CertificateDer<'_>) -> Option<Vec<u8>> {
     Some(read.public_key().subject_public_key.data.to_vec())
 }
 
-fn expiry(der: &CertificateDer<'_>) -> SystemTime {
+fn certificate_expiry(der: &CertificateDer<'_>) -> SystemTime {
     let read = x509_parser::parse_x509_certificate(der);
-    let end = read.ok().and_then(|(_, read)| instant(read.validity().not_after).ok());
+    let end = read.ok().and_then(|(_, read)| to_system_time(read.validity().not_after).ok());
     end.unwrap_or(UNIX_EPOCH)
 }
 

@@ -7,21 +7,21 @@ use std::thread;
 use super::*;
 use crate::testing::{World, now, workload_id, workload_name};
 
-fn domain(name: &str) -> TrustDomain {
+fn parse_domain(name: &str) -> TrustDomain {
     TrustDomain::new(name).unwrap()
 }
 
 fn open(dir: &Path) -> Result<Authority, AuthorityError> {
-    Authority::open_or_create(dir, &domain("cluster.local"), now())
+    Authority::open_or_create(dir, &parse_domain("cluster.local"), now())
 }
 
 /// A subject without an instance.
-fn account(id: &SpiffeId) -> Subject<'_> {
+fn account_subject(id: &SpiffeId) -> Subject<'_> {
     Subject { id, workload: None, instance: None }
 }
 
-fn request() -> CertificateRequest {
-    CertificateRequest::from_der(&PrivateKey::generate().request()).unwrap()
+fn certificate_request() -> CertificateRequest {
+    CertificateRequest::from_der(&PrivateKey::generate().certificate_request()).unwrap()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn refuses_a_key_that_others_may_read() {
 fn refuses_the_authority_of_another_trust_domain() {
     let world = World::new("cluster.local");
     for other in ["other.local", "cluster.loca", "cluster.local.a"] {
-        let opened = Authority::open_or_create(world.dir.path(), &domain(other), now());
+        let opened = Authority::open_or_create(world.dir.path(), &parse_domain(other), now());
         assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{other}");
     }
 }
@@ -67,7 +67,7 @@ fn refuses_to_replace_a_lost_key() {
 #[test]
 fn finishes_a_first_start_that_was_cut_short() {
     let world = World::new("cluster.local");
-    let before = world.credential(&workload_id("ratings"));
+    let before = world.issue_credential(&workload_id("ratings"));
     fs::remove_file(world.dir.path().join(ROOTS_FILE)).unwrap();
     let again = open(world.dir.path()).unwrap();
     // The key is unchanged, so certificates signed before are still trusted.
@@ -111,12 +111,13 @@ fn many_that_start_at_once_agree_on_one_authority() {
 #[test]
 fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
     let (old, new) = (World::new("cluster.local"), World::new("cluster.local"));
-    let both = old.authority.roots().with(&new.authority.roots()).unwrap();
+    let both = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
     for world in [&old, &new] {
         fs::write(world.dir.path().join(ROOTS_FILE), both.to_pem()).unwrap();
         let authority = open(world.dir.path()).unwrap();
         let id = workload_id("ratings");
-        let issued = authority.sign(&request(), account(&id), LEAF_LIFETIME, now());
+        let issued =
+            authority.sign(&certificate_request(), account_subject(&id), LEAF_LIFETIME, now());
         let issued = issued.unwrap();
         assert_eq!(issued.roots, both);
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
@@ -132,7 +133,7 @@ fn a_member_certificate_says_what_it_must_and_no_more() {
     let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
     let subject = Subject { id: &id, workload: Some(&workload), instance: None };
     let at = now();
-    let issued = world.authority.sign(&request(), subject, LEAF_LIFETIME, at).unwrap();
+    let issued = world.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, at).unwrap();
     assert_eq!(issued.chain.len(), 1, "the root is not sent");
     let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
     assert_eq!(sole_uri(&leaf).unwrap(), id.to_string());
@@ -142,8 +143,8 @@ fn a_member_certificate_says_what_it_must_and_no_more() {
     assert_eq!(usage.value.flags, 1, "digital signature alone");
     let purposes = leaf.extended_key_usage().unwrap().unwrap().value;
     assert!(purposes.server_auth && purposes.client_auth && !purposes.any);
-    assert_eq!(instant(leaf.validity().not_before), Ok(issued.not_before));
-    assert_eq!(instant(leaf.validity().not_after), Ok(issued.not_after));
+    assert_eq!(to_system_time(leaf.validity().not_before), Ok(issued.not_before));
+    assert_eq!(to_system_time(leaf.validity().not_after), Ok(issued.not_after));
     let second = Duration::from_secs(1);
     assert!(issued.not_before <= at - CLOCK_SKEW && issued.not_before + second > at - CLOCK_SKEW);
     assert!(issued.not_after <= at + LEAF_LIFETIME);
@@ -153,9 +154,10 @@ fn a_member_certificate_says_what_it_must_and_no_more() {
 #[test]
 fn serial_numbers_differ_for_one_key() {
     let world = World::new("cluster.local");
-    let (request, id) = (request(), workload_id("ratings"));
+    let (request, id) = (certificate_request(), workload_id("ratings"));
     let serial = || {
-        let issued = world.authority.sign(&request, account(&id), LEAF_LIFETIME, now()).unwrap();
+        let issued =
+            world.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now()).unwrap();
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
         leaf.raw_serial().to_vec()
     };
@@ -168,7 +170,12 @@ fn serial_numbers_differ_for_one_key() {
 fn refuses_to_vouch_for_others() {
     let world = World::new("cluster.local");
     let sign = |id: &SpiffeId, workload: Option<&WorkloadName>, lifetime| {
-        world.authority.sign(&request(), Subject { id, workload, instance: None }, lifetime, now())
+        world.authority.sign(
+            &certificate_request(),
+            Subject { id, workload, instance: None },
+            lifetime,
+            now(),
+        )
     };
     let foreign = "spiffe://other.local/ns/bookinfo/sa/ratings".parse().unwrap();
     assert!(matches!(
@@ -197,14 +204,14 @@ fn refuses_to_vouch_for_others() {
 #[test]
 fn no_certificate_outlives_its_root() {
     let world = World::new("cluster.local");
-    let (request, id) = (request(), workload_id("ratings"));
-    let at = |now| world.authority.sign(&request, account(&id), LEAF_LIFETIME, now);
+    let (request, id) = (certificate_request(), workload_id("ratings"));
+    let at = |now| world.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now);
     let hour = Duration::from_secs(3600);
     let last = at(now() + ROOT_LIFETIME - hour).unwrap();
     assert!(last.not_after <= now() + ROOT_LIFETIME);
     let after = now() + ROOT_LIFETIME + hour;
     assert!(matches!(at(after), Err(AuthorityError::RootExpired)));
-    let trust_domain = domain("cluster.local");
+    let trust_domain = parse_domain("cluster.local");
     assert!(matches!(
         Authority::open_or_create(world.dir.path(), &trust_domain, after),
         Err(AuthorityError::RootExpired)

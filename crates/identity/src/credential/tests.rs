@@ -14,7 +14,7 @@ fn issued_of(credential: &Credential) -> Issued {
 #[test]
 fn reads_back_what_it_saved_for_its_owner_only() {
     let world = World::new("cluster.local");
-    let credential = world.credential(&workload_id("ratings"));
+    let credential = world.issue_credential(&workload_id("ratings"));
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("identity");
     assert!(Credential::load(&dir).unwrap().is_none());
@@ -26,7 +26,7 @@ fn reads_back_what_it_saved_for_its_owner_only() {
     assert_eq!(read.roots(), credential.roots());
     assert_eq!(read.not_before(), credential.not_before());
     assert_eq!(read.not_after(), credential.not_after());
-    assert_eq!(read.key.public(), credential.key.public());
+    assert_eq!(read.key.public_key(), credential.key.public_key());
     let mode = fs::metadata(dir.join(CREDENTIAL_FILE)).unwrap().permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);
 }
@@ -35,8 +35,8 @@ fn reads_back_what_it_saved_for_its_owner_only() {
 fn saving_replaces_what_was_there() {
     let world = World::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
-    world.credential(&workload_id("ratings")).save(dir.path()).unwrap();
-    let renewed = world.credential(&workload_id("ratings"));
+    world.issue_credential(&workload_id("ratings")).save(dir.path()).unwrap();
+    let renewed = world.issue_credential(&workload_id("ratings"));
     renewed.save(dir.path()).unwrap();
     let read = Credential::load(dir.path()).unwrap().unwrap();
     assert_eq!(read.chain(), renewed.chain());
@@ -47,7 +47,7 @@ fn refuses_damaged_or_exposed_files() {
     let world = World::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(CREDENTIAL_FILE);
-    let credential = world.credential(&workload_id("ratings"));
+    let credential = world.issue_credential(&workload_id("ratings"));
     credential.save(dir.path()).unwrap();
     let good = fs::read_to_string(&path).unwrap();
     let load = || Credential::load(dir.path());
@@ -68,7 +68,7 @@ fn refuses_damaged_or_exposed_files() {
         assert!(error.contains(expected), "{expected}: {error}");
     }
 
-    let other = world.credential(&workload_id("ratings")).key.to_pem();
+    let other = world.issue_credential(&workload_id("ratings")).key.to_pem();
     fs::write(&path, other + &good[at..]).unwrap();
     assert!(matches!(load(), Err(CredentialError::Key(_))));
 
@@ -83,7 +83,7 @@ fn refuses_damaged_or_exposed_files() {
 #[test]
 fn refuses_what_was_issued_for_another_key_or_by_another_root() {
     let world = World::new("cluster.local");
-    let credential = world.credential(&workload_id("ratings"));
+    let credential = world.issue_credential(&workload_id("ratings"));
     let key = || PrivateKey::generate();
     let new = |issued| Credential::new(key(), issued).unwrap_err();
     assert!(matches!(new(issued_of(&credential)), CredentialError::Key(_)));
@@ -136,6 +136,6 @@ fn renews_before_half_of_its_life_has_passed() {
 #[test]
 fn prints_no_key() {
     let world = World::new("cluster.local");
-    let text = format!("{:?}", world.credential(&workload_id("ratings")));
+    let text = format!("{:?}", world.issue_credential(&workload_id("ratings")));
     assert!(text.contains("ratings") && !text.contains("key"), "{text}");
 }

@@ -8,42 +8,42 @@ use rustls::ClientConfig;
 use rustls::pki_types::PrivateKeyDer;
 
 use super::*;
-use crate::testing::{Outcome, World, handshake, now, workload_id};
+use crate::testing::{Outcome, World, now, run_handshake, workload_id};
 use crate::tls::{
     client_config, control_id, external_principal_server_config, join_server_config,
     open_server_config, server_config,
 };
 use crate::verifier::IdentityVerifier;
-use crate::verify::peer;
+use crate::verify::session_peer;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-fn id() -> ExternalPrincipalId {
+fn principal_id() -> ExternalPrincipalId {
     ExternalPrincipalId {
         trust_domain: TrustDomain::new("cluster.local").unwrap(),
         secret: SecretName::new("shop", "batch-client-tls").unwrap(),
     }
 }
 
-fn names(texts: &[&str]) -> Vec<Name> {
+fn parse_names(texts: &[&str]) -> Vec<Name> {
     texts.iter().map(|text| Name::new(text).unwrap()).collect()
 }
 
 fn issue(world: &World, texts: &[&str]) -> Result<ExternalCertificate, AuthorityError> {
     let shop = Name::new("shop").unwrap();
-    let (id, names) = (id(), names(texts));
+    let (id, names) = (principal_id(), parse_names(texts));
     let subject = ExternalSubject { id: &id, names: &names, sponsor: Sponsor::Namespace(&shop) };
     ExternalCertificate::issue(&world.authority, subject, DAY, now())
 }
 
 /// Returns a client such as nginx or curl, with the contents of the Secret only.
-fn client(made: &ExternalCertificate, server: &SpiffeId) -> Arc<ClientConfig> {
-    let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
+fn external_client_config(made: &ExternalCertificate, server: &SpiffeId) -> Arc<ClientConfig> {
+    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-    let key = PrivateKeyDer::from_pem_slice(made.key().as_bytes()).unwrap();
-    let roots = Roots::from_pem(made.roots()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
+    let roots = Roots::from_pem(made.roots_pem()).unwrap();
     let verifier = IdentityVerifier::new(&roots, server.clone());
-    let config = ClientConfig::builder_with_provider(provider())
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
@@ -56,21 +56,21 @@ fn a_external_principal_is_let_in_where_external_principals_are_and_is_never_a_m
     let world = World::new("cluster.local");
     let made = issue(&world, &["batch.corp.example", "nginx.shop.cluster.local"]).unwrap();
     let server = workload_id("ratings");
-    let credential = world.credential(&server);
-    let client = client(&made, &server);
+    let credential = world.issue_credential(&server);
+    let client = external_client_config(&made, &server);
     for config in
         [external_principal_server_config(&credential, &[]), open_server_config(&credential, &[])]
     {
-        let Outcome { client, server } = handshake(&client, &config.unwrap());
+        let Outcome { client, server } = run_handshake(&client, &config.unwrap());
         client.unwrap();
         let server = server.unwrap();
         let shown = server.peer_certificates().unwrap();
-        assert!(matches!(peer(Some(shown), now()), Err(VerifyError::Uri(_))));
+        assert!(matches!(session_peer(Some(shown), now()), Err(VerifyError::Uri(_))));
         let external_principal = external_principal(&shown[0], now()).unwrap();
-        assert_eq!(external_principal.id, id());
+        assert_eq!(external_principal.id, principal_id());
         assert_eq!(
             external_principal.names,
-            names(&["batch.corp.example", "nginx.shop.cluster.local"])
+            parse_names(&["batch.corp.example", "nginx.shop.cluster.local"])
         );
         assert_eq!(
             super::external_principal(&shown[0], external_principal.not_after),
@@ -79,7 +79,7 @@ fn a_external_principal_is_let_in_where_external_principals_are_and_is_never_a_m
     }
     // The server of a sidecar, and that of a control plane.
     for config in [server_config(&credential, &[]), join_server_config(&credential, &[])] {
-        assert!(handshake(&client, &config.unwrap()).server.is_err());
+        assert!(run_handshake(&client, &config.unwrap()).server.is_err());
     }
 }
 
@@ -87,34 +87,36 @@ fn a_external_principal_is_let_in_where_external_principals_are_and_is_never_a_m
 fn no_server_can_be_run_with_it() {
     let world = World::new("cluster.local");
     let made = issue(&world, &["nginx.shop.cluster.local"]).unwrap();
-    let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
+    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
     let (_, leaf) = x509_parser::parse_x509_certificate(&chain[0]).unwrap();
     let usage = leaf.extended_key_usage().unwrap().unwrap().value;
     assert!(usage.client_auth && !usage.server_auth && !usage.any);
-    let key = PrivateKeyDer::from_pem_slice(made.key().as_bytes()).unwrap();
-    let config = rustls::ServerConfig::builder_with_provider(provider())
+    let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .unwrap();
     let id = workload_id("ratings");
-    let member = client_config(&world.credential(&workload_id("reviews")), &id, &[]).unwrap();
-    assert!(handshake(&member, &Arc::new(config)).client.is_err());
+    let member = client_config(&world.issue_credential(&workload_id("reviews")), &id, &[]).unwrap();
+    assert!(run_handshake(&member, &Arc::new(config)).client.is_err());
 }
 
 #[test]
 fn external_principals_of_others_and_certificates_of_others_for_such_names_are_refused() {
     let (world, other) = (World::new("cluster.local"), World::new("cluster.local"));
     let server = workload_id("ratings");
-    let credential = world.credential(&server);
+    let credential = world.issue_credential(&server);
     let config = external_principal_server_config(&credential, &[]).unwrap();
     // A certificate of another authority.
     let external_client = issue(&other, &["batch.corp.example"]).unwrap();
     let external_client =
         ExternalCertificate { roots: world.authority.roots().to_pem(), ..external_client };
-    assert!(handshake(&client(&external_client, &server), &config).server.is_err());
+    assert!(
+        run_handshake(&external_client_config(&external_client, &server), &config).server.is_err()
+    );
     // Certificates of the same root with another name, or for an external principal of another mesh, are
     // rejected.
     let uri = |text: &str| SanType::URI(text.try_into().unwrap());
@@ -128,12 +130,13 @@ fn external_principals_of_others_and_certificates_of_others_for_such_names_are_r
         (vec![uri(ours)], false),
         (vec![uri(ours), dns], true),
     ] {
-        let (chain, key) = world.forge(|parameters| parameters.subject_alt_names = alternatives);
+        let (chain, key) =
+            world.forge_certificate(|parameters| parameters.subject_alt_names = alternatives);
         let mut text = String::new();
         write(&mut text, CERTIFICATE, &chain[0]);
         let roots = world.authority.roots().to_pem();
         let forged = ExternalCertificate { key, chain: text, roots, not_after: now() + DAY };
-        let met = handshake(&client(&forged, &server), &config);
+        let met = run_handshake(&external_client_config(&forged, &server), &config);
         assert_eq!(met.server.is_ok(), is_let_in, "{forged:?}");
     }
 }
@@ -151,12 +154,13 @@ fn names_that_are_not_its_own_to_have_are_not_signed() {
         assert!(matches!(error, AuthorityError::Subject { .. }), "{bad}: {error}");
     }
     assert!(matches!(issue(&world, &[]), Err(AuthorityError::Nameless(_))));
-    let foreign = ExternalPrincipalId { trust_domain: TrustDomain::new("other").unwrap(), ..id() };
-    let names = names(&["batch.corp.example"]);
+    let foreign =
+        ExternalPrincipalId { trust_domain: TrustDomain::new("other").unwrap(), ..principal_id() };
+    let names = parse_names(&["batch.corp.example"]);
     let subject = ExternalSubject { id: &foreign, names: &names, sponsor: Sponsor::Mesh };
     let made = ExternalCertificate::issue(&world.authority, subject, DAY, now());
     assert!(matches!(made, Err(AuthorityError::ForeignTrustDomain { .. })));
-    let subject = ExternalSubject { id: &id(), names: &names, sponsor: Sponsor::Mesh };
+    let subject = ExternalSubject { id: &principal_id(), names: &names, sponsor: Sponsor::Mesh };
     let made = ExternalCertificate::issue(&world.authority, subject, DAY * 91, now());
     assert!(matches!(made, Err(AuthorityError::Lifetime(_))));
 }
@@ -164,13 +168,14 @@ fn names_that_are_not_its_own_to_have_are_not_signed() {
 #[test]
 fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made() {
     let world = World::new("cluster.local");
-    let (id, shop) = (id(), Name::new("shop").unwrap());
-    let (called, otherwise) = (names(&["batch.corp.example"]), names(&["other.corp.example"]));
+    let (id, shop) = (principal_id(), Name::new("shop").unwrap());
+    let (called, otherwise) =
+        (parse_names(&["batch.corp.example"]), parse_names(&["other.corp.example"]));
     let subject = |names| ExternalSubject { id: &id, names, sponsor: Sponsor::Namespace(&shop) };
     let made = issue(&world, &["batch.corp.example"]).unwrap();
     let again = issue(&world, &["batch.corp.example"]).unwrap();
-    let (key, others_key) = (made.key(), again.key());
-    let held = Held { key: &key, chain: made.chain(), roots: made.roots() };
+    let (key, others_key) = (made.key_pem(), again.key_pem());
+    let held = Held { key: &key, chain: made.chain_pem(), roots: made.roots_pem() };
     let until = held.good_until(&world.authority, subject(&called), DAY).unwrap();
     let close = |left: SystemTime, right: SystemTime| {
         let apart = left.duration_since(right).unwrap_or_else(|error| error.duration());
@@ -186,7 +191,7 @@ fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made(
         Held { key: &others_key, ..held },
         Held { key: "", ..held },
         Held { chain: "", ..held },
-        Held { chain: made.roots(), ..held },
+        Held { chain: made.roots_pem(), ..held },
         Held { roots: "", ..held },
     ];
     for held in damaged {
@@ -204,7 +209,7 @@ fn what_is_kept_is_good_for_two_thirds_of_its_life_if_it_is_as_it_would_be_made(
 fn a_external_principal_cannot_be_the_control_plane() {
     let world = World::new("cluster.local");
     let made = issue(&world, &["batch.corp.example"]).unwrap();
-    let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
+    let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
     let control = control_id(world.authority.trust_domain());
     assert_ne!(ExternalPrincipal::read(&chain[0]).unwrap().id.to_string(), control.to_string());

@@ -78,7 +78,7 @@ impl JwtKeys {
     pub fn parse(text: &str) -> Result<Self, BadKeys> {
         let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
-        let known: Vec<Known> = keys.iter().take(KEYS_MAX).filter_map(known).collect();
+        let known: Vec<Known> = keys.iter().take(KEYS_MAX).filter_map(parse_key).collect();
         if known.is_empty() { Err(BadKeys::None) } else { Ok(Self(known)) }
     }
 
@@ -90,7 +90,7 @@ impl JwtKeys {
     pub fn public_part(text: &str) -> Result<String, BadKeys> {
         let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
         let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
-        let verifying = keys.iter().take(KEYS_MAX).filter(|jwk| known(jwk).is_some());
+        let verifying = keys.iter().take(KEYS_MAX).filter(|jwk| parse_key(jwk).is_some());
         let public = verifying.map(|jwk| {
             let members = PUBLIC.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
             Value::Object(members.map(|(name, it)| (name.to_owned(), it.clone())).collect())
@@ -104,7 +104,7 @@ impl JwtKeys {
     }
 
     /// True if a key verifies a signature: the key with this id, or any key if the token has no id.
-    pub(super) fn verify(
+    pub(super) fn verify_signature(
         &self,
         (algorithm, id): (&str, Option<&str>),
         signed: &[u8],
@@ -120,7 +120,7 @@ impl JwtKeys {
             |known: &&Known| id.is_none() || known.id.is_none() || known.id.as_deref() == id;
         let meant = |known: &&Known| known.algorithm.as_deref().is_none_or(|it| it == algorithm);
         let mut keys = self.0.iter().filter(named).filter(meant);
-        match keys.any(|known| known.key.verifies(algorithm, signed, signature)) {
+        match keys.any(|known| known.key.is_valid_signature(algorithm, signed, signature)) {
             true => Ok(()),
             false => Err(BadJwt::Signature),
         }
@@ -128,7 +128,7 @@ impl JwtKeys {
 }
 
 impl Key {
-    fn verifies(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
+    fn is_valid_signature(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Rsa { modulus: n, exponent: e } => {
                 let parameters = RSA.iter().find(|(known, _)| *known == algorithm);
@@ -151,7 +151,7 @@ impl Key {
     }
 }
 
-fn known(jwk: &Value) -> Option<Known> {
+fn parse_key(jwk: &Value) -> Option<Known> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
     if text("use").is_some_and(|of| of != "sig") {
         return None;

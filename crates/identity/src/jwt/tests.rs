@@ -10,12 +10,12 @@ use serde_json::json;
 
 use super::*;
 
-fn encode(value: &Value) -> String {
+fn encode_json(value: &Value) -> String {
     URL_SAFE_NO_PAD.encode(value.to_string())
 }
 
-fn token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
-    let signed = format!("{}.{}", encode(header), encode(claims));
+fn sign_token(header: &Value, claims: &Value, sign: impl Fn(&[u8]) -> Vec<u8>) -> String {
+    let signed = format!("{}.{}", encode_json(header), encode_json(claims));
     let signature = URL_SAFE_NO_PAD.encode(sign(signed.as_bytes()));
     format!("{signed}.{signature}")
 }
@@ -39,7 +39,7 @@ impl Issuer {
         }
     }
 
-    fn set(&self) -> Value {
+    fn key_set(&self) -> Value {
         let point = self.curve.public_key().as_ref();
         let (x, y) = point[1..].split_at(32);
         let edwards = self.edwards.public_key().as_ref();
@@ -54,8 +54,8 @@ impl Issuer {
         ]})
     }
 
-    fn keys(&self) -> JwtKeys {
-        JwtKeys::parse(&self.set().to_string()).unwrap()
+    fn jwt_keys(&self) -> JwtKeys {
+        JwtKeys::parse(&self.key_set().to_string()).unwrap()
     }
 
     fn by_curve(&self, signed: &[u8]) -> Vec<u8> {
@@ -71,12 +71,12 @@ impl Issuer {
 
 const NOW: u64 = 1_000_000;
 
-fn claims() -> Value {
+fn valid_claims() -> Value {
     json!({"iss": "https://issuer", "aud": ["shop", "other"], "sub": "ann",
            "exp": NOW + 60, "nbf": NOW - 60})
 }
 
-fn verify(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
+fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
     let aud = ["shop".to_owned()];
     UnverifiedJwt::read(token)?.verify(
         keys,
@@ -97,7 +97,7 @@ type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 #[test]
 fn every_algorithm_verifies_what_its_key_signed() {
     let issuer = Issuer::new();
-    let keys = issuer.keys();
+    let keys = issuer.jwt_keys();
     let sign: [(&str, &str, Sign<'_>); 5] = [
         ("ES256", "ec", &|signed| issuer.by_curve(signed)),
         ("EdDSA", "ed", &|signed| issuer.edwards.sign(signed).as_ref().to_vec()),
@@ -106,54 +106,55 @@ fn every_algorithm_verifies_what_its_key_signed() {
         ("PS384", "rsa", &|signed| issuer.by_rsa(&RSA_PSS_SHA384, signed)),
     ];
     for (algorithm, id, sign) in sign {
-        let named = token(&json!({"alg": algorithm, "kid": id}), &claims(), sign);
-        assert_eq!(verify(&named, &keys).unwrap()["sub"], "ann", "{algorithm}");
-        let unnamed = token(&json!({"alg": algorithm}), &claims(), sign);
-        assert!(verify(&unnamed, &keys).is_ok(), "{algorithm}");
+        let named = sign_token(&json!({"alg": algorithm, "kid": id}), &valid_claims(), sign);
+        assert_eq!(verify_token(&named, &keys).unwrap()["sub"], "ann", "{algorithm}");
+        let unnamed = sign_token(&json!({"alg": algorithm}), &valid_claims(), sign);
+        assert!(verify_token(&unnamed, &keys).is_ok(), "{algorithm}");
         for other in ["ec", "ed", "rsa", "secret"].into_iter().filter(|other| *other != id) {
-            let other = token(&json!({"alg": algorithm, "kid": other}), &claims(), sign);
-            assert_eq!(verify(&other, &keys), Err(BadJwt::Signature), "{algorithm}");
+            let other = sign_token(&json!({"alg": algorithm, "kid": other}), &valid_claims(), sign);
+            assert_eq!(verify_token(&other, &keys), Err(BadJwt::Signature), "{algorithm}");
         }
         let (head, signature) = named.rsplit_once('.').unwrap();
         let swapped = format!("{}.{signature}", head.replacen('.', ".e30", 1));
-        assert!(verify(&swapped, &keys).is_err());
+        assert!(verify_token(&swapped, &keys).is_err());
     }
 }
 
 #[test]
 fn no_algorithm_is_taken_for_another() {
     let issuer = Issuer::new();
-    let keys = issuer.keys();
+    let keys = issuer.jwt_keys();
     for algorithm in ["none", "None", "HS256", "ES256K", "RS1", ""] {
         for id in ["secret", "rsa"] {
             let header = json!({"alg": algorithm, "kid": id});
-            let forged = token(&header, &claims(), |_| Vec::new());
-            assert_eq!(verify(&forged, &keys), Err(BadJwt::Algorithm), "{algorithm}");
+            let forged = sign_token(&header, &valid_claims(), |_| Vec::new());
+            assert_eq!(verify_token(&forged, &keys), Err(BadJwt::Algorithm), "{algorithm}");
         }
     }
     let by_curve = |signed: &[u8]| issuer.by_curve(signed);
-    let wrong = token(&json!({"alg": "ES384", "kid": "ec"}), &claims(), by_curve);
-    assert_eq!(verify(&wrong, &keys), Err(BadJwt::Signature));
-    let critical = token(&json!({"alg": "ES256", "crit": ["b64"]}), &claims(), by_curve);
-    assert_eq!(verify(&critical, &keys), Err(BadJwt::Algorithm));
+    let wrong = sign_token(&json!({"alg": "ES384", "kid": "ec"}), &valid_claims(), by_curve);
+    assert_eq!(verify_token(&wrong, &keys), Err(BadJwt::Signature));
+    let critical = sign_token(&json!({"alg": "ES256", "crit": ["b64"]}), &valid_claims(), by_curve);
+    assert_eq!(verify_token(&critical, &keys), Err(BadJwt::Algorithm));
     // A key for one algorithm does not verify another.
-    let mut set = issuer.set();
+    let mut set = issuer.key_set();
     set["keys"][3]["alg"] = "RS512".into();
     let keys = JwtKeys::parse(&set.to_string()).unwrap();
     let by_rsa = |signed: &[u8]| issuer.by_rsa(&RSA_PKCS1_SHA256, signed);
-    let wrong = token(&json!({"alg": "RS256", "kid": "rsa"}), &claims(), by_rsa);
-    assert_eq!(verify(&wrong, &keys), Err(BadJwt::Signature));
+    let wrong = sign_token(&json!({"alg": "RS256", "kid": "rsa"}), &valid_claims(), by_rsa);
+    assert_eq!(verify_token(&wrong, &keys), Err(BadJwt::Signature));
 }
 
 #[test]
 fn claims_must_hold() {
     let issuer = Issuer::new();
-    let keys = issuer.keys();
+    let keys = issuer.jwt_keys();
     let said = |change: &dyn Fn(&mut Value)| {
-        let mut claims = claims();
+        let mut claims = valid_claims();
         change(&mut claims);
         let header = json!({"alg": "ES256", "kid": "ec"});
-        verify(&token(&header, &claims, |signed| issuer.by_curve(signed)), &keys).map(drop)
+        verify_token(&sign_token(&header, &claims, |signed| issuer.by_curve(signed)), &keys)
+            .map(drop)
     };
     assert_eq!(said(&|_| {}), Ok(()));
     assert_eq!(said(&|it| it["iss"] = "https://issuer/".into()), Err(BadJwt::Issuer));
@@ -175,7 +176,7 @@ fn claims_must_hold() {
 #[test]
 fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
     let issuer = Issuer::new();
-    let keys = issuer.keys();
+    let keys = issuer.jwt_keys();
     let age = Some(Duration::from_secs(100));
     for (exp, iat, requires_expiration, max_age, expected) in [
         (None, None, true, None, Err(BadJwt::Endless)),
@@ -195,7 +196,7 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
                 claims[name] = value.into();
             }
         }
-        let token = token(&json!({"alg": "ES256"}), &claims, |signed| issuer.by_curve(signed));
+        let token = sign_token(&json!({"alg": "ES256"}), &claims, |signed| issuer.by_curve(signed));
         let expected_of = Expected {
             issuer: "https://issuer",
             aud: &[],
@@ -212,7 +213,8 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
 #[test]
 fn a_key_that_is_not_for_verification_is_passed_over() {
     let issuer = Issuer::new();
-    let token = token(&json!({"alg": "ES256"}), &claims(), |signed| issuer.by_curve(signed));
+    let token =
+        sign_token(&json!({"alg": "ES256"}), &valid_claims(), |signed| issuer.by_curve(signed));
     for (operations, expected) in [
         (json!(["verify"]), Ok(())),
         (json!(["sign", "verify"]), Ok(())),
@@ -222,10 +224,10 @@ fn a_key_that_is_not_for_verification_is_passed_over() {
         (json!("verify"), Err(BadJwt::Signature)),
         (Value::Null, Err(BadJwt::Signature)),
     ] {
-        let mut set = issuer.set();
+        let mut set = issuer.key_set();
         set["keys"][1]["key_ops"] = operations.clone();
         let keys = JwtKeys::parse(&set.to_string()).unwrap();
-        assert_eq!(verify(&token, &keys).map(drop), expected, "{operations}");
+        assert_eq!(verify_token(&token, &keys).map(drop), expected, "{operations}");
     }
 }
 
@@ -262,14 +264,16 @@ fn claims_are_found_by_name_and_inside_others() {
 #[test]
 fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
     let issuer = Issuer::new();
-    let mut set = issuer.set();
+    let mut set = issuer.key_set();
     let keys = set["keys"].as_array_mut().unwrap();
     keys[1]["d"] = json!("c2VjcmV0");
     keys[3]["x5c"] = json!(["AAAA"]);
     let public = JwtKeys::public_part(&set.to_string()).unwrap();
     assert!(!public.contains("c2VjcmV0") && !public.contains("AAAA"), "{public}");
-    let token = token(&json!({"alg": "ES256", "kid": "ec"}), &claims(), |it| issuer.by_curve(it));
-    verify(&token, &JwtKeys::parse(&public).unwrap()).unwrap();
+    let token = sign_token(&json!({"alg": "ES256", "kid": "ec"}), &valid_claims(), |it| {
+        issuer.by_curve(it)
+    });
+    verify_token(&token, &JwtKeys::parse(&public).unwrap()).unwrap();
 
     set["keys"].as_array_mut().unwrap().reverse();
     assert_eq!(JwtKeys::public_part(&set.to_string()), Ok(public), "the order says nothing");

@@ -13,8 +13,10 @@ use super::*;
 use crate::authority::Subject;
 use crate::key::PrivateKey;
 use crate::refusal::reason_of_tls;
-use crate::testing::{Outcome, World, handshake, handshake_with, now, workload_id, workload_name};
-use crate::verify::peer;
+use crate::testing::{
+    Outcome, World, handshake_with, now, run_handshake, workload_id, workload_name,
+};
+use crate::verify::session_peer;
 
 const ALPN: &[&[u8]] = &[b"leno-link/1", b"http/1.1"];
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -22,8 +24,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Returns a server for ratings, and a client that is productpage and expects ratings.
 fn good_pair(world: &World) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     (
-        server_of(&world.credential(&workload_id("ratings"))),
-        client_of(&world.credential(&workload_id("productpage"))),
+        server_of(&world.issue_credential(&workload_id("ratings"))),
+        client_of(&world.issue_credential(&workload_id("productpage"))),
     )
 }
 
@@ -46,7 +48,7 @@ fn client_showing(
     (chain, key): (Vec<CertificateDer<'static>>, PrivateKey),
 ) -> Arc<ClientConfig> {
     let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
-    let config = ClientConfig::builder_with_provider(provider())
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .dangerous()
@@ -58,7 +60,7 @@ fn client_showing(
 
 /// Returns a server that presents any chain.
 fn server_showing((chain, key): (Vec<CertificateDer<'static>>, PrivateKey)) -> Arc<ServerConfig> {
-    let config = ServerConfig::builder_with_provider(provider())
+    let config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .with_no_client_auth()
@@ -86,12 +88,12 @@ fn refused_by_client(outcome: &Outcome, expected: Reason) {
 fn members_see_each_other() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
-    let outcome = handshake(&client, &server);
+    let outcome = run_handshake(&client, &server);
     let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
-    let seen = peer(server.peer_certificates(), now()).unwrap().unwrap();
+    let seen = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
     assert_eq!(seen.id, workload_id("productpage"));
     assert_eq!(seen.workload, Some(workload_name("productpage-1")));
-    let seen = peer(client.peer_certificates(), now()).unwrap().unwrap();
+    let seen = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
     assert_eq!(seen.id, workload_id("ratings"));
     assert_eq!(server.alpn_protocol(), Some(&b"leno-link/1"[..]));
     assert_eq!(server.protocol_version(), Some(rustls::ProtocolVersion::TLSv1_3));
@@ -108,7 +110,7 @@ fn refuses_clients_outside_their_time() {
     let (server, _) = good_pair(&world);
     for at in [now() - 2 * DAY, now() + DAY] {
         let credential = world.credential_at(&workload_id("productpage"), DAY, at);
-        refused_by_server(&handshake(&client_of(&credential), &server), Reason::ExpiredPeer);
+        refused_by_server(&run_handshake(&client_of(&credential), &server), Reason::ExpiredPeer);
     }
 }
 
@@ -118,7 +120,7 @@ fn refuses_servers_outside_their_time() {
     let (_, client) = good_pair(&world);
     for at in [now() - 2 * DAY, now() + DAY] {
         let credential = world.credential_at(&workload_id("ratings"), DAY, at);
-        refused_by_client(&handshake(&client, &server_of(&credential)), Reason::WrongIdentity);
+        refused_by_client(&run_handshake(&client, &server_of(&credential)), Reason::WrongIdentity);
     }
 }
 
@@ -128,7 +130,7 @@ fn a_clock_that_is_a_little_behind_is_forgiven() {
     let (server, _) = good_pair(&world);
     let ahead = now() + Duration::from_secs(50);
     let credential = world.credential_at(&workload_id("productpage"), DAY, ahead);
-    assert!(handshake(&client_of(&credential), &server).server.is_ok());
+    assert!(run_handshake(&client_of(&credential), &server).server.is_ok());
 }
 
 #[test]
@@ -138,15 +140,15 @@ fn refuses_members_of_a_mesh_with_another_root() {
     let (their_server, _) = good_pair(&theirs);
     // The attacker trusts our roots, so only the server can reject it.
     let key = PrivateKey::generate();
-    let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+    let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let id = workload_id("productpage");
     let issued = theirs.authority.sign(&request, account_of(&id), DAY, now());
     let chain = issued.unwrap().chain;
     refused_by_server(
-        &handshake(&client_showing(&ours, (chain, key)), &our_server),
+        &run_handshake(&client_showing(&ours, (chain, key)), &our_server),
         Reason::UntrustedPeer,
     );
-    refused_by_client(&handshake(&our_client, &their_server), Reason::WrongIdentity);
+    refused_by_client(&run_handshake(&our_client, &their_server), Reason::WrongIdentity);
 }
 
 #[test]
@@ -154,16 +156,16 @@ fn refuses_a_foreign_trust_domain_even_under_a_shared_root() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
     let foreign = || {
-        world.forge(|parameters| {
+        world.forge_certificate(|parameters| {
             let id = "spiffe://other.local/ns/bookinfo/sa/ratings";
             parameters.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
         })
     };
     refused_by_server(
-        &handshake(&client_showing(&world, foreign()), &server),
+        &run_handshake(&client_showing(&world, foreign()), &server),
         Reason::ForeignTrustDomain,
     );
-    refused_by_client(&handshake(&client, &server_showing(foreign())), Reason::WrongIdentity);
+    refused_by_client(&run_handshake(&client, &server_showing(foreign())), Reason::WrongIdentity);
 }
 
 #[test]
@@ -171,8 +173,8 @@ fn refuses_the_right_certificate_of_the_wrong_service() {
     let world = World::new("cluster.local");
     let (_, client) = good_pair(&world);
     for account in ["reviews", "productpage", "ratings-1", "rating"] {
-        let server = server_of(&world.credential(&workload_id(account)));
-        refused_by_client(&handshake(&client, &server), Reason::WrongIdentity);
+        let server = server_of(&world.issue_credential(&workload_id(account)));
+        refused_by_client(&run_handshake(&client, &server), Reason::WrongIdentity);
     }
 }
 
@@ -182,7 +184,7 @@ fn refuses_clients_without_certificate() {
     let (server, _) = good_pair(&world);
     let roots = world.authority.roots();
     let anonymous = join_client_config(&roots, &workload_id("ratings"), ALPN).unwrap();
-    refused_by_server(&handshake(&anonymous, &server), Reason::HandshakeFailed);
+    refused_by_server(&run_handshake(&anonymous, &server), Reason::HandshakeFailed);
 }
 
 #[test]
@@ -206,36 +208,44 @@ fn refuses_certificates_that_no_member_has() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
     for (name, edit) in edits {
-        let outcome = handshake(&client_showing(&world, world.forge(edit)), &server);
+        let outcome =
+            run_handshake(&client_showing(&world, world.forge_certificate(edit)), &server);
         let error = outcome.server.as_ref().expect_err(name);
         assert_eq!(
             reason_of_tls(error, Side::Downstream),
             Reason::UntrustedPeer,
             "{name}: {error}"
         );
-        let outcome = handshake(&client, &server_showing(world.forge(edit)));
+        let outcome = run_handshake(&client, &server_showing(world.forge_certificate(edit)));
         assert!(outcome.client.is_err(), "{name}");
     }
-    let two = || world.forge(|parameters| parameters.subject_alt_names.push(other()));
-    refused_by_server(&handshake(&client_showing(&world, two()), &server), Reason::UntrustedPeer);
-    refused_by_client(&handshake(&client, &server_showing(two())), Reason::WrongIdentity);
+    let two = || world.forge_certificate(|parameters| parameters.subject_alt_names.push(other()));
+    refused_by_server(
+        &run_handshake(&client_showing(&world, two()), &server),
+        Reason::UntrustedPeer,
+    );
+    refused_by_client(&run_handshake(&client, &server_showing(two())), Reason::WrongIdentity);
     // The same client with a valid certificate is accepted.
-    let honest = world.forge(|_| {});
-    assert!(handshake(&client_showing(&world, honest), &server).server.is_ok());
-    assert!(handshake(&client, &server_showing(world.forge(|_| {}))).client.is_ok());
+    let honest = world.forge_certificate(|_| {});
+    assert!(run_handshake(&client_showing(&world, honest), &server).server.is_ok());
+    assert!(
+        run_handshake(&client, &server_showing(world.forge_certificate(|_| {}))).client.is_ok()
+    );
 }
 
 #[test]
 fn a_certificate_for_one_direction_is_refused_in_the_other() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
-    let only = |purpose| world.forge(|parameters| parameters.extended_key_usages = vec![purpose]);
+    let only = |purpose| {
+        world.forge_certificate(|parameters| parameters.extended_key_usages = vec![purpose])
+    };
     refused_by_server(
-        &handshake(&client_showing(&world, only(ExtendedKeyUsagePurpose::ServerAuth)), &server),
+        &run_handshake(&client_showing(&world, only(ExtendedKeyUsagePurpose::ServerAuth)), &server),
         Reason::UntrustedPeer,
     );
     refused_by_client(
-        &handshake(&client, &server_showing(only(ExtendedKeyUsagePurpose::ClientAuth))),
+        &run_handshake(&client, &server_showing(only(ExtendedKeyUsagePurpose::ClientAuth))),
         Reason::WrongIdentity,
     );
 }
@@ -244,19 +254,19 @@ fn a_certificate_for_one_direction_is_refused_in_the_other() {
 fn a_stolen_certificate_is_nothing_without_its_key() {
     let world = World::new("cluster.local");
     let (server, _) = good_pair(&world);
-    let (stolen, _) = world.forge(|_| {});
+    let (stolen, _) = world.forge_certificate(|_| {});
     // rustls checks this in its own code, but not in `CertifiedKey::new`.
     let key = PrivateKey::generate();
-    let signer = provider().key_provider.load_private_key(key.to_der()).unwrap();
+    let signer = crypto_provider().key_provider.load_private_key(key.to_der()).unwrap();
     let shown = rustls::sign::CertifiedKey::new(stolen, signer);
     let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
-    let thief = ClientConfig::builder_with_provider(provider())
+    let thief = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(shown)));
-    refused_by_server(&handshake(&Arc::new(thief), &server), Reason::UntrustedPeer);
+    refused_by_server(&run_handshake(&Arc::new(thief), &server), Reason::UntrustedPeer);
 }
 
 #[test]
@@ -264,7 +274,7 @@ fn refuses_tls12_in_both_directions() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
     let mut old = rustls::crypto::aws_lc_rs::default_provider();
-    old.kx_groups = provider().kx_groups.clone();
+    old.kx_groups = crypto_provider().kx_groups.clone();
     let old = Arc::new(old);
     let verifier = IdentityVerifier::new(&world.authority.roots(), workload_id("ratings"));
     let old_client = ClientConfig::builder_with_provider(Arc::clone(&old))
@@ -273,15 +283,15 @@ fn refuses_tls12_in_both_directions() {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
-    refused_by_server(&handshake(&Arc::new(old_client), &server), Reason::HandshakeFailed);
-    let (chain, key) = world.forge(|_| {});
+    refused_by_server(&run_handshake(&Arc::new(old_client), &server), Reason::HandshakeFailed);
+    let (chain, key) = world.forge_certificate(|_| {});
     let old_server = ServerConfig::builder_with_provider(old)
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(chain, key.to_der())
         .unwrap();
-    let outcome = handshake(&client, &Arc::new(old_server));
+    let outcome = run_handshake(&client, &Arc::new(old_server));
     assert!(outcome.client.is_err() && outcome.server.is_err());
 }
 
@@ -289,11 +299,11 @@ fn refuses_tls12_in_both_directions() {
 fn refuses_a_peer_that_speaks_no_common_protocol() {
     let world = World::new("cluster.local");
     let (server, _) = good_pair(&world);
-    let credential = world.credential(&workload_id("productpage"));
+    let credential = world.issue_credential(&workload_id("productpage"));
     let other = client_config(&credential, &workload_id("ratings"), &[b"h2"]).unwrap();
-    refused_by_server(&handshake(&other, &server), Reason::HandshakeFailed);
+    refused_by_server(&run_handshake(&other, &server), Reason::HandshakeFailed);
     let fallback = client_config(&credential, &workload_id("ratings"), &[b"http/1.1"]).unwrap();
-    let outcome = handshake(&fallback, &server);
+    let outcome = run_handshake(&fallback, &server);
     let client = outcome.client.unwrap();
     assert_eq!(client.alpn_protocol(), Some(&b"http/1.1"[..]));
 }
@@ -321,15 +331,15 @@ fn plaintext_is_reported_from_broken_tls() {
 fn a_resumed_session_keeps_the_identity_and_skips_nothing_else() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
-    assert!(handshake(&client, &server).client.is_ok());
+    assert!(run_handshake(&client, &server).client.is_ok());
     for _ in 0..3 {
-        let outcome = handshake(&client, &server);
+        let outcome = run_handshake(&client, &server);
         let (client, server) = (outcome.client.unwrap(), outcome.server.unwrap());
         assert_eq!(client.handshake_kind(), Some(HandshakeKind::Resumed));
-        let seen = peer(server.peer_certificates(), now()).unwrap().unwrap();
+        let seen = session_peer(server.peer_certificates(), now()).unwrap().unwrap();
         assert_eq!(seen.id, workload_id("productpage"));
         assert_eq!(seen.workload, Some(workload_name("productpage-1")));
-        let seen = peer(client.peer_certificates(), now()).unwrap().unwrap();
+        let seen = session_peer(client.peer_certificates(), now()).unwrap().unwrap();
         assert_eq!(seen.id, workload_id("ratings"));
         assert!(!client.is_early_data_accepted());
     }
@@ -339,10 +349,10 @@ fn a_resumed_session_keeps_the_identity_and_skips_nothing_else() {
 fn nothing_is_resumed_across_a_rotation_at_either_end() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
-    assert!(handshake(&client, &server).client.is_ok());
+    assert!(run_handshake(&client, &server).client.is_ok());
     let (renewed_server, renewed_client) = good_pair(&world);
     for (client, server) in [(&client, &renewed_server), (&renewed_client, &server)] {
-        let connection = handshake(client, server).client.unwrap();
+        let connection = run_handshake(client, server).client.unwrap();
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
     }
 }
@@ -351,11 +361,11 @@ fn nothing_is_resumed_across_a_rotation_at_either_end() {
 fn a_resumed_session_does_not_outlive_its_certificate() {
     let world = World::new("cluster.local");
     let (server, client) = good_pair(&world);
-    assert!(handshake(&client, &server).client.is_ok());
-    let resumed = handshake(&client, &server).server.unwrap();
+    assert!(run_handshake(&client, &server).client.is_ok());
+    let resumed = run_handshake(&client, &server).server.unwrap();
     let certificates = resumed.peer_certificates();
-    let end = peer(certificates, now()).unwrap().unwrap().not_after;
-    assert!(peer(certificates, end).is_err());
+    let end = session_peer(certificates, now()).unwrap().unwrap().not_after;
+    assert!(session_peer(certificates, end).is_err());
 }
 
 #[test]
@@ -365,7 +375,7 @@ fn one_port_serves_joining_and_members() {
     let control = control_id(trust_domain);
     assert_eq!(control.to_string(), "spiffe://cluster.local/ns/leno-system/sa/leno-control");
     let key = PrivateKey::generate();
-    let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+    let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let issued = world.authority.sign(&request, account_of(&control), DAY, now());
     let own = Credential::new(key, issued.unwrap()).unwrap();
     assert_eq!(own.workload(), None);
@@ -375,23 +385,23 @@ fn one_port_serves_joining_and_members() {
     let roots = world.authority.roots();
     let joining = join_client_config(&roots, &control, &both[..1]).unwrap();
     for _ in 0..2 {
-        let connection = handshake(&joining, &server).server.unwrap();
-        assert_eq!(peer(connection.peer_certificates(), now()), Ok(None));
+        let connection = run_handshake(&joining, &server).server.unwrap();
+        assert_eq!(session_peer(connection.peer_certificates(), now()), Ok(None));
         assert_eq!(connection.alpn_protocol(), Some(both[0]));
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
     }
-    let member = world.credential(&workload_id("ratings"));
+    let member = world.issue_credential(&workload_id("ratings"));
     let member = client_config(&member, &control, &both[1..]).unwrap();
     for _ in 0..2 {
-        let connection = handshake(&member, &server).server.unwrap();
-        let seen = peer(connection.peer_certificates(), now()).unwrap().unwrap();
+        let connection = run_handshake(&member, &server).server.unwrap();
+        let seen = session_peer(connection.peer_certificates(), now()).unwrap().unwrap();
         assert_eq!(seen.id, workload_id("ratings"));
         assert_eq!(connection.alpn_protocol(), Some(both[1]));
     }
     // An optional certificate is still verified.
     let expired = world.credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
     let expired = client_config(&expired, &control, &both[1..]).unwrap();
-    refused_by_server(&handshake(&expired, &server), Reason::ExpiredPeer);
+    refused_by_server(&run_handshake(&expired, &server), Reason::ExpiredPeer);
 }
 
 #[test]
@@ -399,11 +409,11 @@ fn a_slow_start_endpoint_shows_nothing_to_a_false_control_plane() {
     let (ours, theirs) = (World::new("cluster.local"), World::new("cluster.local"));
     let control = control_id(ours.authority.trust_domain());
     let joining = join_client_config(&ours.authority.roots(), &control, ALPN).unwrap();
-    let member = ours.credential(&workload_id("ratings"));
-    let foreign = theirs.credential(&control_workload(&control));
+    let member = ours.issue_credential(&workload_id("ratings"));
+    let foreign = theirs.issue_credential(&control_workload(&control));
     for server in [member, foreign] {
         let server = join_server_config(&server, ALPN).unwrap();
-        refused_by_client(&handshake(&joining, &server), Reason::WrongIdentity);
+        refused_by_client(&run_handshake(&joining, &server), Reason::WrongIdentity);
     }
 }
 
@@ -417,10 +427,10 @@ fn control_workload(control: &SpiffeId) -> SpiffeId {
 #[test]
 fn old_and_new_root_are_both_trusted_while_they_overlap() {
     let (old, new) = (World::new("cluster.local"), World::new("cluster.local"));
-    let both = old.authority.roots().with(&new.authority.roots()).unwrap();
+    let both = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
     let overlapping = |world: &World, account: &str| {
         let key = PrivateKey::generate();
-        let request = crate::CertificateRequest::from_der(&key.request()).unwrap();
+        let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
         let id = workload_id(account);
         let issued = world.authority.sign(&request, account_of(&id), DAY, now());
         let mut issued = issued.unwrap();
@@ -430,13 +440,13 @@ fn old_and_new_root_are_both_trusted_while_they_overlap() {
     for (left, right) in [(&old, &new), (&new, &old), (&old, &old), (&new, &new)] {
         let server = server_of(&overlapping(left, "ratings"));
         let client = client_of(&overlapping(right, "productpage"));
-        let outcome = handshake(&client, &server);
+        let outcome = run_handshake(&client, &server);
         assert!(outcome.client.is_ok() && outcome.server.is_ok());
     }
     // Once the old root is retired, its certificates are rejected.
     let retired = client_of(&overlapping(&old, "productpage"));
-    let server = server_of(&new.credential(&workload_id("ratings")));
-    refused_by_server(&handshake(&retired, &server), Reason::UntrustedPeer);
+    let server = server_of(&new.issue_credential(&workload_id("ratings")));
+    refused_by_server(&run_handshake(&retired, &server), Reason::UntrustedPeer);
 }
 
 #[test]
@@ -455,8 +465,8 @@ fn foreign_client(world: &World) -> Arc<ClientConfig> {
     for der in world.authority.roots().certificates() {
         roots.add(der.clone()).unwrap();
     }
-    let (chain, key) = world.forge(|_| {});
-    let config = ClientConfig::builder_with_provider(provider())
+    let (chain, key) = world.forge_certificate(|_| {});
+    let config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .with_root_certificates(roots)
@@ -468,7 +478,7 @@ fn foreign_client(world: &World) -> Arc<ClientConfig> {
 #[test]
 fn who_verifies_names_knows_a_workload_by_its_account() {
     let world = World::new("cluster.local");
-    let server = server_of(&world.credential(&workload_id("ratings")));
+    let server = server_of(&world.issue_credential(&workload_id("ratings")));
     let client = foreign_client(&world);
     let outcome = handshake_with("ratings.bookinfo.cluster.local", &client, &server);
     assert!(outcome.client.is_ok() && outcome.server.is_ok(), "{:?}", outcome.client.err());
@@ -480,6 +490,6 @@ fn who_verifies_names_knows_a_workload_by_its_account() {
         assert!(error.contains("not valid for name"), "{other}: {error}");
     }
     // Accounts with an ambiguous name have no DNS name.
-    let dotted = server_of(&world.credential(&workload_id("ratings.v1")));
+    let dotted = server_of(&world.issue_credential(&workload_id("ratings.v1")));
     assert!(handshake_with("ratings.v1.bookinfo.cluster.local", &client, &dotted).client.is_err());
 }

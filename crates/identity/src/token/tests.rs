@@ -10,7 +10,7 @@ use crate::testing::{now, workload_name};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn tokens() -> (tempfile::TempDir, Tokens) {
+fn open_tokens() -> (tempfile::TempDir, Tokens) {
     let dir = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(&dir.path().join("tokens")).unwrap();
     (dir, tokens)
@@ -18,7 +18,7 @@ fn tokens() -> (tempfile::TempDir, Tokens) {
 
 #[test]
 fn is_good_once_even_across_a_restart() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
     let restarted = Tokens::open(&tokens.dir).unwrap();
@@ -30,7 +30,7 @@ fn is_good_once_even_across_a_restart() {
 
 #[test]
 fn a_removed_directory_is_made_again() {
-    let (dir, tokens) = tokens();
+    let (dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     fs::remove_dir_all(dir.path()).unwrap();
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
@@ -39,7 +39,7 @@ fn a_removed_directory_is_made_again() {
 
 #[test]
 fn exactly_one_of_many_racing_redeemers_wins() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     for _ in 0..50 {
         let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
@@ -61,7 +61,7 @@ fn exactly_one_of_many_racing_redeemers_wins() {
 
 #[test]
 fn is_refused_when_late_and_then_for_good() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let made = now();
     let token = tokens.mint(&ratings, MINUTE, made).unwrap();
@@ -76,7 +76,7 @@ fn is_refused_when_late_and_then_for_good() {
 
 #[test]
 fn is_refused_for_another_workload_and_not_used_up_by_it() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
     for other in [workload_name("ratings-2"), WorkloadName::new("shop", "ratings-1").unwrap()] {
@@ -87,7 +87,7 @@ fn is_refused_for_another_workload_and_not_used_up_by_it() {
 
 #[test]
 fn refuses_what_was_never_made() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
     let mut wrong = token.clone();
@@ -104,7 +104,7 @@ fn refuses_what_was_never_made() {
 
 #[test]
 fn leaves_nothing_on_disk_that_could_be_shown() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let token = tokens.mint(&workload_name("ratings-1"), MINUTE, now()).unwrap();
     let entries: Vec<_> = fs::read_dir(&tokens.dir).unwrap().map(Result::unwrap).collect();
     assert_eq!(entries.len(), 1);
@@ -117,7 +117,7 @@ fn leaves_nothing_on_disk_that_could_be_shown() {
 
 #[test]
 fn tokens_differ_and_live_within_bounds() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let mint = |lifetime| tokens.mint(&ratings, lifetime, now());
     assert_ne!(mint(MINUTE).unwrap(), mint(MINUTE).unwrap());
@@ -130,7 +130,7 @@ fn tokens_differ_and_live_within_bounds() {
 
 #[test]
 fn sweeps_what_nobody_will_use_and_nothing_else() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let made = now();
     tokens.mint(&ratings, MINUTE, made).unwrap();
@@ -140,17 +140,17 @@ fn sweeps_what_nobody_will_use_and_nothing_else() {
     File::create(tokens.dir.join("README")).unwrap();
     // A token file truncated by a failing disk.
     disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", Readers::Owner).unwrap();
-    assert_eq!(tokens.sweep(made + 2 * MINUTE).unwrap(), 2, "one token, one draft");
+    assert_eq!(tokens.remove_expired(made + 2 * MINUTE).unwrap(), 2, "one token, one draft");
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 3);
     tokens.redeem(&kept, &ratings, made + 2 * MINUTE).unwrap();
-    assert_eq!(tokens.sweep(made + 2 * TOKEN_LIFETIME_MAX).unwrap(), 0);
+    assert_eq!(tokens.remove_expired(made + 2 * TOKEN_LIFETIME_MAX).unwrap(), 0);
     assert!(!draft.exists());
     assert!(tokens.dir.join("README").exists());
 }
 
 #[test]
 fn minting_sweeps_from_time_to_time() {
-    let (_dir, tokens) = tokens();
+    let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let made = now();
     tokens.mint(&ratings, Duration::from_secs(10), made).unwrap();

@@ -8,7 +8,7 @@ use leno_identity::{
     PrivateKey, Subject, server_config,
 };
 use leno_model::TrustDomain;
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::{Sniffed, sniff_protocol};
 use rustls::{ServerConfig, ServerConnection};
 
 /// For any bytes: no panic, no accepted client by first bytes alone, a small response, and a result independent
@@ -16,29 +16,29 @@ use rustls::{ServerConfig, ServerConnection};
 /// detection, unless a warning precedes the hello: TLS ignores it, and no client sends it.
 ///
 /// A listener that passes TLS through finds the same server name in the same bytes, and must decide by then.
-pub(crate) fn check(bytes: &[u8]) {
-    let whole = Reported::of(bytes, bytes.len().max(1));
+pub(crate) fn check_input(bytes: &[u8]) {
+    let whole = Reported::from_bytes(bytes, bytes.len().max(1));
     assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
     if whole.answered && bytes.first() != Some(&ALERT_RECORD) {
-        assert_eq!(sniff(bytes), Sniffed::Tls);
+        assert_eq!(sniff_protocol(bytes), Sniffed::Tls);
     }
     for size in [1, 5, 64] {
-        let cut = Reported::of(bytes, size);
+        let cut = Reported::from_bytes(bytes, size);
         assert_eq!((cut.answered, &cut.error), (whole.answered, &whole.error), "cut by {size}");
     }
-    let passed = named(bytes, bytes.len().max(1));
+    let passed = read_server_name(bytes, bytes.len().max(1));
     for size in [1, 5, 64] {
-        assert_eq!(named(bytes, size), passed, "cut by {size}");
+        assert_eq!(read_server_name(bytes, size), passed, "cut by {size}");
     }
     if let Some(name) = whole.name.filter(|_| bytes.first() != Some(&ALERT_RECORD)) {
         assert_eq!(passed, name.map_or(ClientHello::Unnamed, ClientHello::Named));
     }
     let endless = [bytes, &[0; UNDECIDED_BYTES_MAX]].concat();
-    assert_ne!(named(&endless, 4096), ClientHello::More);
+    assert_ne!(read_server_name(&endless, 4096), ClientHello::More);
 }
 
 /// Returns the server name as a TLS passthrough listener reads it.
-pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
+pub(crate) fn read_server_name(bytes: &[u8], packet: usize) -> ClientHello {
     let mut reader = ClientHelloReader::default();
     let mut end = 0;
     while end < bytes.len() {
@@ -53,7 +53,7 @@ pub(crate) fn named(bytes: &[u8], packet: usize) -> ClientHello {
 
 /// True if a sidecar continues the handshake that these bytes begin.
 pub(crate) fn is_answered(bytes: &[u8]) -> bool {
-    Reported::of(bytes, bytes.len()).answered
+    Reported::from_bytes(bytes, bytes.len()).answered
 }
 
 /// The server's result for the first bytes.
@@ -66,8 +66,9 @@ struct Reported {
 }
 
 impl Reported {
-    fn of(bytes: &[u8], packet: usize) -> Self {
-        let mut server = ServerConnection::new(config()).expect("a connection needs no peer");
+    fn from_bytes(bytes: &[u8], packet: usize) -> Self {
+        let mut server =
+            ServerConnection::new(inbound_config()).expect("a connection needs no peer");
         let mut reported = Self { answered: false, answer_bytes: 0, error: None, name: None };
         for mut rest in bytes.chunks(packet) {
             while !rest.is_empty() && reported.error.is_none() {
@@ -92,12 +93,12 @@ impl Reported {
 }
 
 /// Returns the configuration of a sidecar's inbound listener, recreated in every run.
-fn config() -> Arc<ServerConfig> {
+fn inbound_config() -> Arc<ServerConfig> {
     static CONFIG: OnceLock<Arc<ServerConfig>> = OnceLock::new();
-    CONFIG.get_or_init(made).clone()
+    CONFIG.get_or_init(create_config).clone()
 }
 
-fn made() -> Arc<ServerConfig> {
+fn create_config() -> Arc<ServerConfig> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let now = SystemTime::now();
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
@@ -105,7 +106,7 @@ fn made() -> Arc<ServerConfig> {
         Authority::open_or_create(dir.path(), &trust_domain, now).expect("an authority");
     let id = "spiffe://cluster.local/ns/bookinfo/sa/ratings".parse().expect("an identity");
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request()).expect("a request");
+    let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");
     let subject = Subject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
     let credential = Credential::new(key, issued).expect("a credential");

@@ -8,15 +8,15 @@ use leno_identity::{Expected, JwtKeys, UnverifiedJwt, texts_of};
 ///
 /// Only the public parts of verification keys are sent to sidecars. Any token verified with the issuer's keys
 /// was signed by the issuer.
-pub(crate) fn check(bytes: &[u8]) {
+pub(crate) fn check_input(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (set, token) = text.rsplit_once('\n').unwrap_or(("", &text));
     check_set(set);
     if let Ok(keys) = JwtKeys::parse(set) {
-        verify(token, &keys);
+        keys_verify(token, &keys);
     }
     let issuer = JwtKeys::parse(ISSUER).expect("the issuer's keys");
-    if verify(token, &issuer) {
+    if keys_verify(token, &issuer) {
         let signed = token.rsplit_once('.').expect("a verified token has a signature").0;
         assert!(SIGNED.contains(&signed), "the issuer never signed {signed}");
     }
@@ -25,7 +25,7 @@ pub(crate) fn check(bytes: &[u8]) {
 /// True if the issuer signed the token of this input.
 pub(crate) fn is_verified(text: &str) -> bool {
     let token = text.rsplit_once('\n').map_or(text, |(_, token)| token);
-    verify(token, &JwtKeys::parse(ISSUER).expect("the issuer's keys"))
+    keys_verify(token, &JwtKeys::parse(ISSUER).expect("the issuer's keys"))
 }
 
 fn check_set(set: &str) {
@@ -42,7 +42,7 @@ fn check_set(set: &str) {
 }
 
 /// True if the keys verify the token.
-fn verify(token: &str, keys: &JwtKeys) -> bool {
+fn keys_verify(token: &str, keys: &JwtKeys) -> bool {
     let Ok(unverified) = UnverifiedJwt::read(token) else { return false };
     let issuer = unverified.issuer().map(str::to_owned);
     let expected = Expected {

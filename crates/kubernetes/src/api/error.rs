@@ -43,7 +43,7 @@ pub enum ApiError {
 impl ApiError {
     /// Returns the HTTP status code, if the API server rejected the request.
     #[must_use]
-    pub fn code(&self) -> Option<u16> {
+    pub fn status_code(&self) -> Option<u16> {
         match self {
             Self::Rejected { code, .. } => Some(*code),
             Self::Undecodable(_) | Self::Client(_) | Self::Name(_) => None,
@@ -51,7 +51,7 @@ impl ApiError {
     }
 
     /// Keeps the position of the error only: the text of the error quotes the value at that position.
-    pub(super) fn undecodable(error: &serde_json::Error) -> Self {
+    pub(super) fn from_decode_error(error: &serde_json::Error) -> Self {
         use serde_json::error::Category;
 
         let problem = match error.classify() {
@@ -62,14 +62,14 @@ impl ApiError {
         Self::Undecodable(format!("{problem} (line {}, column {})", error.line(), error.column()))
     }
 
-    fn rejected(status: &Status) -> Self {
+    fn from_status(status: &Status) -> Self {
         let code = status.code;
         // The client puts the body of a response that is not a Status into a Status that it creates itself.
         let is_status =
             status.status == Some(StatusSummary::Failure) && status.reason != RECONSTRUCTED;
         let message = match (is_status, status.message.as_str()) {
             (true, "") => format!("the API server returned {code}"),
-            (true, message) => escaped(message),
+            (true, message) => escape_text(message),
             (false, _) => {
                 format!("the API server returned {code} with a body that is not a Status")
             }
@@ -78,22 +78,22 @@ impl ApiError {
     }
 
     /// Converts a transport error. It names addresses and reasons, but no bodies.
-    fn transport(error: &(dyn Error + 'static)) -> Self {
+    fn from_transport_error(error: &(dyn Error + 'static)) -> Self {
         match error.downcast_ref::<AuthError>() {
-            Some(error) => Self::Client(credentials(error)),
-            None => Self::Client(escaped(&with_causes(error))),
+            Some(error) => Self::Client(describe_auth_error(error)),
+            None => Self::Client(escape_text(&with_causes(error))),
         }
     }
 }
 
 /// Omits the output of credential plugins, which may contain credentials.
-fn credentials(error: &AuthError) -> String {
+fn describe_auth_error(error: &AuthError) -> String {
     let program = match error {
         AuthError::AuthExecStart(error) => format!(": its program does not start: {error}"),
         AuthError::AuthExecRun { cmd, out } => format!(": `{cmd}` ended with {}", out.status),
         _ => String::new(),
     };
-    escaped(&format!("the credentials for the API server cannot be read{program}"))
+    escape_text(&format!("the credentials for the API server cannot be read{program}"))
 }
 
 impl From<kube::Error> for ApiError {
@@ -101,15 +101,15 @@ impl From<kube::Error> for ApiError {
         use kube::Error as E;
 
         match error {
-            E::Api(status) => Self::rejected(&status),
-            E::SerdeError(error) => Self::undecodable(&error),
+            E::Api(status) => Self::from_status(&status),
+            E::SerdeError(error) => Self::from_decode_error(&error),
             E::FromUtf8(_) => Self::Undecodable("it is not UTF-8".to_owned()),
             E::LinesCodecMaxLineLengthExceeded => {
                 Self::Undecodable("a line is too long".to_owned())
             }
-            E::Auth(error) => Self::Client(credentials(&error)),
-            E::Service(error) => Self::transport(&*error),
-            error => Self::transport(&error),
+            E::Auth(error) => Self::Client(describe_auth_error(&error)),
+            E::Service(error) => Self::from_transport_error(&*error),
+            error => Self::from_transport_error(&error),
         }
     }
 }
@@ -120,7 +120,7 @@ impl From<watcher::Error> for ApiError {
             watcher::Error::InitialListFailed(error)
             | watcher::Error::WatchStartFailed(error)
             | watcher::Error::WatchFailed(error) => error.into(),
-            watcher::Error::WatchError(status) => Self::rejected(&status),
+            watcher::Error::WatchError(status) => Self::from_status(&status),
             watcher::Error::NoResourceVersion => {
                 Self::Undecodable("it has no resourceVersion".to_owned())
             }
@@ -129,9 +129,12 @@ impl From<watcher::Error> for ApiError {
 }
 
 /// Escapes and truncates untrusted text to one short line.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut shown: String =
-        text.chars().take(TEXT_CHARACTERS_MAX).flat_map(leno_telemetry::terminal::escape).collect();
+pub(crate) fn escape_text(text: &str) -> String {
+    let mut shown: String = text
+        .chars()
+        .take(TEXT_CHARACTERS_MAX)
+        .flat_map(leno_telemetry::terminal::escape_char)
+        .collect();
     if text.chars().nth(TEXT_CHARACTERS_MAX).is_some() {
         shown.push('…');
     }
@@ -158,7 +161,7 @@ mod tests {
             message: message.to_owned(),
             ..Status::default()
         };
-        let text = |message: &str| ApiError::rejected(&status(message)).to_string();
+        let text = |message: &str| ApiError::from_status(&status(message)).to_string();
         assert_eq!(text("pods \"a\" not found"), "pods \"a\" not found");
         assert_eq!(text(""), "the API server returned 404");
         assert_eq!(text("a\nINFO b\u{1b}[0m"), "a\\nINFO b\\u{1b}[0m");
@@ -191,6 +194,6 @@ mod tests {
         }
         let watched = ApiError::from(watcher::Error::WatchError(Box::new(made)));
         assert!(!format!("{watched} {watched:?}").contains(MARKER));
-        assert_eq!(watched.code(), Some(500));
+        assert_eq!(watched.status_code(), Some(500));
     }
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use leno_model::Name;
 
-use super::error::escaped;
+use super::error::escape_text;
 
 /// The name of an object: one DNS-1123 subdomain, 1 to 253 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +25,7 @@ impl ObjectName {
     pub fn new(text: &str) -> Result<Self, InvalidPathName> {
         match is_subdomain(text.as_bytes()) {
             true => Ok(Self(Cow::Owned(text.to_owned()))),
-            false => Err(InvalidPathName::Object(shown(text))),
+            false => Err(InvalidPathName::Object(describe_invalid_name(text))),
         }
     }
 
@@ -34,7 +34,7 @@ impl ObjectName {
     /// # Panics
     /// When the text is not a DNS-1123 subdomain.
     #[must_use]
-    pub const fn literal(text: &'static str) -> Self {
+    pub const fn from_literal(text: &'static str) -> Self {
         assert!(is_subdomain(text.as_bytes()), "not a DNS-1123 subdomain");
         Self(Cow::Borrowed(text))
     }
@@ -48,7 +48,7 @@ impl NamespaceName {
     pub fn new(text: &str) -> Result<Self, InvalidPathName> {
         match is_label(text.as_bytes()) {
             true => Ok(Self(Cow::Owned(text.to_owned()))),
-            false => Err(InvalidPathName::Namespace(shown(text))),
+            false => Err(InvalidPathName::Namespace(describe_invalid_name(text))),
         }
     }
 
@@ -57,7 +57,7 @@ impl NamespaceName {
     /// # Panics
     /// When the text is not a DNS-1123 label.
     #[must_use]
-    pub const fn literal(text: &'static str) -> Self {
+    pub const fn from_literal(text: &'static str) -> Self {
         assert!(is_label(text.as_bytes()), "not a DNS-1123 label");
         Self(Cow::Borrowed(text))
     }
@@ -107,8 +107,8 @@ impl TryFrom<&Name> for NamespaceName {
 }
 
 /// Returns the start of an invalid name, on one line.
-fn shown(text: &str) -> String {
-    escaped(text.get(..text.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default())
+fn describe_invalid_name(text: &str) -> String {
+    escape_text(text.get(..text.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default())
 }
 
 macro_rules! text {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use leno_model::{
-    ExternalPrincipalId, Name, SecretName, Sponsor, TrustDomain, below, check_subject,
+    ExternalPrincipalId, Name, SecretName, Sponsor, TrustDomain, check_subject, domain_prefix,
 };
 
 use crate::words::CONTROL;
@@ -44,19 +44,19 @@ impl fmt::Display for Owner {
 impl DesiredCertificate {
     /// Returns the sponsor of the certificate: the mesh for mesh settings, otherwise the namespace of the
     /// Secret.
-    pub(crate) fn sponsor(&self) -> Sponsor<'_> {
+    pub(crate) fn issuing_namespace(&self) -> Sponsor<'_> {
         match self.owner.kind {
             ACCESS_CERT => Sponsor::Namespace(&self.id.secret.namespace),
             _ => Sponsor::Mesh,
         }
     }
 
-    fn order(&self) -> (i64, &str, &str) {
+    fn precedence_key(&self) -> (i64, &str, &str) {
         (self.created, &self.owner.namespace, &self.owner.name)
     }
 
     /// Returns the path of a field in the requesting object.
-    pub(super) fn field(&self, of_cert: &str) -> String {
+    pub(super) fn field_path(&self, of_cert: &str) -> String {
         match self.owner.kind {
             ACCESS_CERT => format!("spec.{of_cert}"),
             _ => format!("spec.certificate.ingressGateway.{of_cert}"),
@@ -95,30 +95,30 @@ pub(crate) struct Judged {
 
 /// Validates all requests together, with the same result in every control plane: if several request the same
 /// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
-pub(crate) fn judge(
+pub(crate) fn validate_requests(
     mut all: Vec<DesiredCertificate>,
     grants: &Grants,
     trust_domain: &TrustDomain,
 ) -> Judged {
-    all.sort_by(|one, two| one.order().cmp(&two.order()));
+    all.sort_by(|one, two| one.precedence_key().cmp(&two.precedence_key()));
     let mut judged = Judged::default();
     let mut able = Vec::new();
     for desired in all {
-        match refusal(&desired, grants, trust_domain) {
-            Some(why) => judged.refuse(desired, why),
+        match rejection_reason(&desired, grants, trust_domain) {
+            Some(why) => judged.reject(desired, why),
             None => able.push(desired),
         }
     }
-    let claims = claims(&able, trust_domain);
+    let claims = namespaces_by_name(&able, trust_domain);
     let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
     for desired in able {
         let refusal = if judged.desired.wanted.len() == EXTERNAL_PRINCIPALS_MAX {
             Some(format!("spec: the limit of {EXTERNAL_PRINCIPALS_MAX} is exceeded; remove some"))
         } else {
-            taken(&desired, &secrets).or_else(|| contested(&desired, &claims))
+            taken_reason(&desired, &secrets).or_else(|| contested_reason(&desired, &claims))
         };
         match refusal {
-            Some(why) => judged.refuse(desired, why),
+            Some(why) => judged.reject(desired, why),
             None => {
                 secrets.insert(desired.id.secret.clone(), desired.owner.to_string());
                 judged.desired.wanted.push(desired);
@@ -129,28 +129,28 @@ pub(crate) fn judge(
 }
 
 impl Judged {
-    fn refuse(&mut self, desired: DesiredCertificate, why: String) {
+    fn reject(&mut self, desired: DesiredCertificate, why: String) {
         self.desired.left.insert(desired.owner.uid.clone());
         self.refused.insert(desired.owner.uid, why);
     }
 }
 
 /// Returns the reason that a request is invalid by itself.
-fn refusal(
+fn rejection_reason(
     desired: &DesiredCertificate,
     grants: &Grants,
     trust_domain: &TrustDomain,
 ) -> Option<String> {
     let namespace = &desired.id.secret.namespace;
     if grants.own.as_ref() == Some(namespace) {
-        let field = desired.field("secret.namespace");
+        let field = desired.field_path("secret.namespace");
         return Some(format!(
             "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
              use another"
         ));
     }
     if !grants.namespaces.contains(namespace) {
-        let field = desired.field("secret.namespace");
+        let field = desired.field_path("secret.namespace");
         return Some(format!(
             "{field}: the control plane may not write Secrets in {namespace}; install it with \
              `--access-certs {namespace}` in addition to its current namespaces (with Helm: \
@@ -158,21 +158,22 @@ fn refusal(
         ));
     }
     desired.names.iter().enumerate().find_map(|(index, name)| {
-        let why = check_subject(name, desired.sponsor(), trust_domain).err()?;
-        let field = desired.field(&format!("subjectAltNames[{index}]"));
+        let why = check_subject(name, desired.issuing_namespace(), trust_domain).err()?;
+        let field = desired.field_path(&format!("subjectAltNames[{index}]"));
         Some(format!("{field}: `{name}` {why}; use a name outside the mesh"))
     })
 }
 
 /// Returns the names without an owner, each with the namespaces that request it. A name below the trust domain
 /// belongs to its namespace and to the mesh settings.
-fn claims(
+fn namespaces_by_name(
     all: &[DesiredCertificate],
     trust_domain: &TrustDomain,
 ) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     for desired in all {
-        for name in desired.names.iter().filter(|name| below(name, trust_domain).is_none()) {
+        for name in desired.names.iter().filter(|name| domain_prefix(name, trust_domain).is_none())
+        {
             let namespaces = claims.entry(name.clone()).or_default();
             namespaces.insert(desired.id.secret.namespace.clone());
         }
@@ -181,23 +182,26 @@ fn claims(
 }
 
 /// Returns the reason that a request is rejected because an older object has the Secret.
-fn taken(desired: &DesiredCertificate, secrets: &BTreeMap<SecretName, String>) -> Option<String> {
+fn taken_reason(
+    desired: &DesiredCertificate,
+    secrets: &BTreeMap<SecretName, String>,
+) -> Option<String> {
     let secret = &desired.id.secret;
     let other = secrets.get(secret)?;
-    let field = desired.field("secret");
+    let field = desired.field_path("secret");
     Some(format!("{field}: {other} is older and uses {secret}; name another Secret"))
 }
 
 /// Returns the reason that a request is rejected because of a contested name. If age decided, an edit of an old
 /// object could claim a name and impersonate another namespace.
-fn contested(
+fn contested_reason(
     desired: &DesiredCertificate,
     claims: &BTreeMap<Name, BTreeSet<Name>>,
 ) -> Option<String> {
     desired.names.iter().enumerate().find_map(|(index, name)| {
         let others = claims.get(name)?.iter().filter(|it| **it != desired.id.secret.namespace);
         let others: Vec<&str> = others.map(Name::as_str).collect();
-        let field = desired.field(&format!("subjectAltNames[{index}]"));
+        let field = desired.field_path(&format!("subjectAltNames[{index}]"));
         (!others.is_empty()).then(|| {
             let others = others.join(", ");
             format!(
@@ -216,11 +220,11 @@ const EXTERNAL_PRINCIPALS_MAX: usize = 1000;
 mod tests {
     use super::*;
 
-    fn domain() -> TrustDomain {
+    fn test_domain() -> TrustDomain {
         TrustDomain::new("cluster.local").unwrap()
     }
 
-    fn grants() -> Grants {
+    fn test_grants() -> Grants {
         let name = |text| Name::new(text).unwrap();
         Grants {
             namespaces: [name("shop"), name("ingress"), name("leno-system")].into(),
@@ -228,7 +232,7 @@ mod tests {
         }
     }
 
-    fn desired(
+    fn desired_certificate(
         kind: &'static str,
         secret: &str,
         names: &[&str],
@@ -243,7 +247,7 @@ mod tests {
                 name: format!("{}-{created}", secret.name),
                 uid: format!("u-{created}"),
             },
-            id: ExternalPrincipalId { trust_domain: domain(), secret },
+            id: ExternalPrincipalId { trust_domain: test_domain(), secret },
             names: names.iter().map(|name| Name::new(name).unwrap()).collect(),
             lifetime: None,
             created,
@@ -251,20 +255,24 @@ mod tests {
     }
 
     /// Returns the rejections, one per line. The other requests are granted.
-    fn refusals(desired: Vec<DesiredCertificate>) -> Vec<String> {
-        let judged = judge(desired.clone(), &grants(), &domain());
+    fn list_rejections(desired: Vec<DesiredCertificate>) -> Vec<String> {
+        let judged = validate_requests(desired.clone(), &test_grants(), &test_domain());
         assert_eq!(judged.desired.wanted.len() + judged.refused.len(), desired.len());
         judged.refused.into_values().collect()
     }
 
     #[test]
     fn only_namespaces_that_are_listed_get_secrets_and_never_that_of_the_authority() {
-        assert_eq!(refusals(vec![desired(ACCESS_CERT, "shop/a", &["a.example"], 1)]), [""; 0]);
+        assert_eq!(
+            list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1)]),
+            [""; 0]
+        );
         for (secret, expected) in [
             ("other/a", "may not write Secrets in other; install it with `--access-certs other`"),
             ("leno-system/leno-authority", "with the authority of the mesh"),
         ] {
-            let refused = refusals(vec![desired(ACCESS_CERT, secret, &["a.example"], 1)]);
+            let refused =
+                list_rejections(vec![desired_certificate(ACCESS_CERT, secret, &["a.example"], 1)]);
             assert!(refused[0].contains(expected), "{refused:?}");
         }
     }
@@ -272,9 +280,15 @@ mod tests {
     #[test]
     fn a_namespace_names_its_own_accounts_and_the_settings_of_the_mesh_those_of_all() {
         let name = ["nginx.ingress.cluster.local"];
-        assert_eq!(refusals(vec![desired(ACCESS_CERT, "ingress/a", &name, 1)]), [""; 0]);
-        assert_eq!(refusals(vec![desired("MeshConfig", "shop/a", &name, 1)]), [""; 0]);
-        let refused = refusals(vec![desired(ACCESS_CERT, "shop/a", &name, 1)]);
+        assert_eq!(
+            list_rejections(vec![desired_certificate(ACCESS_CERT, "ingress/a", &name, 1)]),
+            [""; 0]
+        );
+        assert_eq!(
+            list_rejections(vec![desired_certificate("MeshConfig", "shop/a", &name, 1)]),
+            [""; 0]
+        );
+        let refused = list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &name, 1)]);
         assert_eq!(
             refused,
             [
@@ -287,21 +301,21 @@ mod tests {
     #[test]
     fn the_oldest_has_a_secret_and_a_name_is_for_one_namespace() {
         let both = vec![
-            desired(ACCESS_CERT, "shop/a", &["a.example"], 2),
-            desired(ACCESS_CERT, "shop/a", &["b.example"], 1),
+            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 2),
+            desired_certificate(ACCESS_CERT, "shop/a", &["b.example"], 1),
         ];
         assert_eq!(
-            refusals(both),
+            list_rejections(both),
             ["spec.secret: AccessCert shop/a-1 is older and uses shop/a; name another Secret"]
         );
         let both = vec![
-            desired(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
-            desired(ACCESS_CERT, "shop/a", &["a.example"], 1),
-            desired(ACCESS_CERT, "shop/c", &["c.example"], 3),
+            desired_certificate(ACCESS_CERT, "ingress/b", &["b.example", "a.example"], 2),
+            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            desired_certificate(ACCESS_CERT, "shop/c", &["c.example"], 3),
             // Invalid requests block no others.
-            desired(ACCESS_CERT, "other/a", &["c.example"], 4),
+            desired_certificate(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
-        let judged = judge(both, &grants(), &domain());
+        let judged = validate_requests(both, &test_grants(), &test_domain());
         let left: Vec<&str> = judged.desired.left.iter().map(String::as_str).collect();
         assert_eq!(left, ["u-1", "u-2", "u-4"]);
         assert_eq!(
@@ -311,9 +325,9 @@ mod tests {
         );
         assert_eq!(judged.desired.wanted[0].owner.uid, "u-3");
         let own = vec![
-            desired(ACCESS_CERT, "shop/a", &["a.example"], 1),
-            desired(ACCESS_CERT, "shop/b", &["a.example"], 2),
+            desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
+            desired_certificate(ACCESS_CERT, "shop/b", &["a.example"], 2),
         ];
-        assert_eq!(refusals(own), [""; 0]);
+        assert_eq!(list_rejections(own), [""; 0]);
     }
 }

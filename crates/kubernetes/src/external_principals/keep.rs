@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::desired::{DesiredCertificate, DesiredCertificates, Outcomes};
-use super::secret::{Finding, Terms, filled, is_of, judge};
+use super::secret::{Finding, Terms, check_secret, is_of, issue_into_secret};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 
 /// Creates a Secret with a key and a certificate for each desired external principal while this control plane
@@ -90,26 +90,26 @@ impl Keeper {
                 Ok(()) = leading.changed() => {}
                 _ = clock.tick() => {}
             }
-            self.want(&desired.borrow_and_update().clone());
+            self.update_desired(&desired.borrow_and_update().clone());
             if !*leading.borrow_and_update() {
-                self.forget();
-                self.tell();
+                self.forget_state();
+                self.publish_outcomes();
                 continue;
             }
             let authority = Arc::clone(&authority.borrow_and_update());
-            for name in self.due(&authority) {
+            for name in self.due_secrets(&authority) {
                 if !*leading.borrow() {
                     break;
                 }
                 self.see_to(&name, &authority).await;
             }
-            self.tell();
+            self.publish_outcomes();
         }
     }
 
     /// Updates the desired state. A Secret that is no longer requested is scheduled for deletion, unless its
     /// object now has an invalid request.
-    fn want(&mut self, desired: &DesiredCertificates) {
+    fn update_desired(&mut self, desired: &DesiredCertificates) {
         for kept in self.kept.values_mut() {
             kept.is_wanted = false;
         }
@@ -133,14 +133,14 @@ impl Keeper {
     }
 
     /// Forgets all state: only the leader reconciles Secrets, and its state is authoritative.
-    fn forget(&mut self) {
+    fn forget_state(&mut self) {
         self.kept.retain(|_, kept| kept.is_wanted);
         for kept in self.kept.values_mut() {
             *kept = Kept::new(kept.desired.clone());
         }
     }
 
-    fn due(&self, authority: &Authority) -> Vec<SecretName> {
+    fn due_secrets(&self, authority: &Authority) -> Vec<SecretName> {
         let (now, ca_generation) = (Instant::now(), authority.ca_generation());
         let is_due = |kept: &Kept| kept.next <= now || kept.is_outdated(ca_generation);
         self.kept.iter().filter(|(_, kept)| is_due(kept)).map(|(name, _)| name.clone()).collect()
@@ -153,7 +153,7 @@ impl Keeper {
             Ok(namespace) => namespace,
             Err(error) => return self.put_off(name, Trouble::Reported(error.to_string())),
         };
-        let api: ObjectApi<Secret> = ObjectApi::namespaced(self.client.clone(), &namespace);
+        let api: ObjectApi<Secret> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let late = || Trouble::Passing("the API server did not respond in time".to_owned());
         if !kept.is_wanted {
             let removed = timeout(ANSWER_MAX, remove(&api, &kept.desired)).await;
@@ -163,7 +163,7 @@ impl Keeper {
             }
             return;
         }
-        let looked = timeout(ANSWER_MAX, look(&api, kept, terms)).await;
+        let looked = timeout(ANSWER_MAX, reconcile_secret(&api, kept, terms)).await;
         match looked.unwrap_or_else(|_| Err(late())) {
             Ok(good) => {
                 let Some(kept) = self.kept.get_mut(name) else { return };
@@ -193,7 +193,7 @@ impl Keeper {
                 (why, is_due && kept.failures > PASSING_MAX)
             }
         };
-        let outcome = Err(format!("{}: {why}", kept.desired.field("secret")));
+        let outcome = Err(format!("{}: {why}", kept.desired.field_path("secret")));
         if kept.outcome.as_ref() == Some(&outcome) {
             return;
         }
@@ -203,7 +203,7 @@ impl Keeper {
         }
     }
 
-    fn tell(&self) {
+    fn publish_outcomes(&self) {
         let reported = self
             .kept
             .values()
@@ -233,46 +233,50 @@ impl Kept {
 }
 
 /// Checks a Secret, and creates or updates it if necessary.
-async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<Good, Trouble> {
+async fn reconcile_secret(
+    api: &ObjectApi<Secret>,
+    kept: &Kept,
+    terms: Terms<'_>,
+) -> Result<Good, Trouble> {
     let (desired, name) = (&kept.desired, ObjectName::from(&kept.desired.id.secret.name));
     let ca_generation = terms.authority.ca_generation();
     if let Some(good) = &kept.good
         && good.ca_generation == ca_generation
         && good.until > terms.now
     {
-        let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
+        let there = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
         let version = there.and_then(|there| there.metadata.resource_version);
         if version.is_some() && version == good.version {
             return Ok(Good { version, ..*good });
         }
     }
-    let found = api.get_opt(&name).await.map_err(|error| trouble(&error))?;
+    let found = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
     if let Some(secret) = &found {
-        match judge(secret, desired, terms) {
+        match check_secret(secret, desired, terms) {
             Finding::Good(until) => {
                 let version = secret.metadata.resource_version.clone();
                 return Ok(Good { version, until, ca_generation });
             }
-            Finding::Foreign => return Err(Trouble::Reported(foreign(desired))),
+            Finding::Foreign => return Err(Trouble::Reported(describe_foreign(desired))),
             Finding::Due => {}
         }
     }
     let is_new = found.is_none();
-    let secret =
-        filled(found, desired, terms).map_err(|error| Trouble::Reported(with_causes(&error)))?;
+    let secret = issue_into_secret(found, desired, terms)
+        .map_err(|error| Trouble::Reported(with_causes(&error)))?;
     // Only the version that was read is replaced.
     let parameters = PostParams::default();
     let written = match is_new {
         true => api.create(&parameters, &secret).await,
         false => api.replace(&name, &parameters, &secret).await,
     };
-    let written = written.map_err(|error| match error.code() {
+    let written = written.map_err(|error| match error.status_code() {
         // Another client deleted it meanwhile.
         Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
-        _ => trouble(&error),
+        _ => classify_error(&error),
     })?;
     tracing::info!(secret = %desired.id.secret, of = %desired.owner, "certificate issued for an external client");
-    match judge(&written, desired, terms) {
+    match check_secret(&written, desired, terms) {
         Finding::Good(until) => {
             Ok(Good { version: written.metadata.resource_version, until, ca_generation })
         }
@@ -288,7 +292,7 @@ async fn look(api: &ObjectApi<Secret>, kept: &Kept, terms: Terms<'_>) -> Result<
 /// Deletes a Secret that was created for this request, in the version that was read.
 async fn remove(api: &ObjectApi<Secret>, desired: &DesiredCertificate) -> Result<(), Trouble> {
     let name = ObjectName::from(&desired.id.secret.name);
-    let there = api.get_metadata_opt(&name).await.map_err(|error| trouble(&error))?;
+    let there = api.get_metadata_opt(&name).await.map_err(|error| classify_error(&error))?;
     let Some(there) = there.filter(|there| is_of(&there.metadata, desired)) else { return Ok(()) };
     let preconditions = Preconditions {
         uid: there.metadata.uid,
@@ -300,22 +304,22 @@ async fn remove(api: &ObjectApi<Secret>, desired: &DesiredCertificate) -> Result
             tracing::info!(secret = %desired.id.secret, of = %desired.owner, "external client removed: deleting its Secret");
             Ok(())
         }
-        Err(error) if error.code() == Some(NOT_FOUND) => Ok(()),
-        Err(error) => Err(trouble(&error)),
+        Err(error) if error.status_code() == Some(NOT_FOUND) => Ok(()),
+        Err(error) => Err(classify_error(&error)),
     }
 }
 
 /// Classifies an error: a rejection by the API server is permanent, a transport error may be transient.
-fn trouble(error: &ApiError) -> Trouble {
+fn classify_error(error: &ApiError) -> Trouble {
     let said = error.to_string();
-    match error.code() {
+    match error.status_code() {
         Some(code) if PASSING.contains(&code) || code >= SERVER_ERROR => Trouble::Passing(said),
         Some(_) => Trouble::Reported(said),
         None => Trouble::Passing(said),
     }
 }
 
-fn foreign(desired: &DesiredCertificate) -> String {
+fn describe_foreign(desired: &DesiredCertificate) -> String {
     let (secret, owner) = (&desired.id.secret, &desired.owner);
     format!(
         "{secret} exists and was not created for the {owner}; delete that Secret, or name another"

@@ -30,7 +30,11 @@ pub(super) struct Terms<'a> {
     pub(super) now: SystemTime,
 }
 
-pub(super) fn judge(secret: &Secret, desired: &DesiredCertificate, terms: Terms<'_>) -> Finding {
+pub(super) fn check_secret(
+    secret: &Secret,
+    desired: &DesiredCertificate,
+    terms: Terms<'_>,
+) -> Finding {
     if !is_of(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
         return Finding::Foreign;
     }
@@ -39,10 +43,14 @@ pub(super) fn judge(secret: &Secret, desired: &DesiredCertificate, terms: Terms<
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
     };
     let held = Held { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
-    let until = held.good_until(terms.authority, subject(desired), lifetime(desired, terms));
+    let until = held.good_until(
+        terms.authority,
+        certificate_subject(desired),
+        certificate_lifetime(desired, terms),
+    );
     // The owner may be an earlier object of the same name. The current object must own the Secret for garbage
     // collection.
-    let is_owned = !owns(desired)
+    let is_owned = !can_own_secret(desired)
         || owner_of(&secret.metadata, desired).is_some_and(|it| it.uid == desired.owner.uid);
     match until.filter(|until| *until > terms.now && is_owned) {
         Some(until) => Finding::Good(until),
@@ -55,20 +63,25 @@ pub(super) fn is_of(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
     let mark = meta.annotations.as_ref().and_then(|all| all.get(ACCESS_CERT_MARK));
     let is_marked = mark.is_some_and(|mark| *mark == desired.owner.to_string());
     let has_label = meta.labels.as_ref().is_some_and(|all| all.contains_key(ACCESS_CERT_MARK));
-    is_marked && has_label && (!owns(desired) || owner_of(meta, desired).is_some())
+    is_marked && has_label && (!can_own_secret(desired) || owner_of(meta, desired).is_some())
 }
 
 /// Fills a Secret with a new certificate, and keeps the metadata of other writers.
 ///
 /// # Errors
 /// As [`ExternalCertificate::issue`].
-pub(super) fn filled(
+pub(super) fn issue_into_secret(
     before: Option<Secret>,
     desired: &DesiredCertificate,
     terms: Terms<'_>,
 ) -> Result<Secret, AuthorityError> {
-    let lifetime = lifetime(desired, terms);
-    let made = ExternalCertificate::issue(terms.authority, subject(desired), lifetime, terms.now)?;
+    let lifetime = certificate_lifetime(desired, terms);
+    let made = ExternalCertificate::issue(
+        terms.authority,
+        certificate_subject(desired),
+        lifetime,
+        terms.now,
+    )?;
     let mut secret = before.unwrap_or_default();
     let meta = &mut secret.metadata;
     meta.name = Some(desired.id.secret.name.to_string());
@@ -78,7 +91,7 @@ pub(super) fn filled(
     labels.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.kind.to_owned());
     let annotations = meta.annotations.get_or_insert_default();
     annotations.insert(ACCESS_CERT_MARK.to_owned(), desired.owner.to_string());
-    if owns(desired) {
+    if can_own_secret(desired) {
         let owners = meta.owner_references.get_or_insert_default();
         owners
             .retain(|it| (it.kind.as_str(), &it.name) != (desired.owner.kind, &desired.owner.name));
@@ -92,15 +105,18 @@ pub(super) fn filled(
         });
     }
     secret.type_ = Some(TYPE.to_owned());
-    let parts =
-        [(KEY, made.key()), (CHAIN, made.chain().to_owned()), (ROOTS, made.roots().to_owned())];
+    let parts = [
+        (KEY, made.key_pem()),
+        (CHAIN, made.chain_pem().to_owned()),
+        (ROOTS, made.roots_pem().to_owned()),
+    ];
     let parts = parts.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
     secret.data = Some(parts.into());
     Ok(secret)
 }
 
 /// Returns true if the requesting object may own the Secret: owners must be in the same namespace.
-fn owns(desired: &DesiredCertificate) -> bool {
+fn can_own_secret(desired: &DesiredCertificate) -> bool {
     desired.owner.namespace == desired.id.secret.namespace.as_str()
 }
 
@@ -109,11 +125,11 @@ fn owner_of<'a>(meta: &'a ObjectMeta, desired: &DesiredCertificate) -> Option<&'
     owners.find(|it| (it.kind.as_str(), &it.name) == (desired.owner.kind, &desired.owner.name))
 }
 
-fn subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
-    ExternalSubject { id: &desired.id, names: &desired.names, sponsor: desired.sponsor() }
+fn certificate_subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
+    ExternalSubject { id: &desired.id, names: &desired.names, sponsor: desired.issuing_namespace() }
 }
 
-fn lifetime(desired: &DesiredCertificate, terms: Terms<'_>) -> Duration {
+fn certificate_lifetime(desired: &DesiredCertificate, terms: Terms<'_>) -> Duration {
     desired.lifetime.unwrap_or(terms.lifetime)
 }
 
@@ -138,7 +154,7 @@ mod tests {
         authority: Authority,
     }
 
-    fn world() -> World {
+    fn test_setup() -> World {
         let dir = tempfile::tempdir().unwrap();
         let source = AuthoritySource::Own(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
@@ -147,12 +163,12 @@ mod tests {
     }
 
     impl World {
-        fn at(&self, now: SystemTime) -> Terms<'_> {
+        fn terms_at(&self, now: SystemTime) -> Terms<'_> {
             Terms { authority: &self.authority, lifetime: DAY, now }
         }
     }
 
-    fn desired(kind: &'static str, namespace: &str) -> DesiredCertificate {
+    fn desired_certificate(kind: &'static str, namespace: &str) -> DesiredCertificate {
         DesiredCertificate {
             owner: Owner {
                 api_version: "policy.flomesh.io/v1alpha1".to_owned(),
@@ -173,30 +189,34 @@ mod tests {
 
     #[test]
     fn a_secret_is_as_ingress_controllers_read_it_and_goes_with_its_owner() {
-        let (world, now) = (world(), SystemTime::now());
-        let desired = desired(ACCESS_CERT, "shop");
-        let secret = filled(None, &desired, world.at(now)).unwrap();
+        let (world, now) = (test_setup(), SystemTime::now());
+        let desired = desired_certificate(ACCESS_CERT, "shop");
+        let secret = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
         assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
         let keys: Vec<&str> = secret.data.iter().flatten().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
         let owner = &secret.metadata.owner_references.as_ref().unwrap()[0];
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("AccessCert", "u-1"));
-        assert!(matches!(judge(&secret, &desired, world.at(now)), Finding::Good(_)));
+        assert!(matches!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Good(_)));
         // Well before its end.
         let later = now + DAY.mul_f64(0.7);
-        assert_eq!(judge(&secret, &desired, world.at(later)), Finding::Due);
-        let other = self::world();
-        assert_eq!(judge(&secret, &desired, other.at(now)), Finding::Due, "another signer");
+        assert_eq!(check_secret(&secret, &desired, world.terms_at(later)), Finding::Due);
+        let other = test_setup();
+        assert_eq!(
+            check_secret(&secret, &desired, other.terms_at(now)),
+            Finding::Due,
+            "another signer"
+        );
         let mut renamed = desired.clone();
         renamed.names = vec![Name::new("other.corp.example").unwrap()];
-        assert_eq!(judge(&secret, &renamed, world.at(now)), Finding::Due);
+        assert_eq!(check_secret(&secret, &renamed, world.terms_at(now)), Finding::Due);
     }
 
     #[test]
     fn what_was_not_made_for_it_is_nobodys_to_write() {
-        let (world, now) = (world(), SystemTime::now());
-        let desired = desired(ACCESS_CERT, "shop");
-        let ours = filled(None, &desired, world.at(now)).unwrap();
+        let (world, now) = (test_setup(), SystemTime::now());
+        let desired = desired_certificate(ACCESS_CERT, "shop");
+        let ours = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
         let spoilt: [fn(&mut Secret); 6] = [
             |it| it.metadata.annotations = None,
             |it| it.metadata.labels = None,
@@ -211,31 +231,33 @@ mod tests {
         for spoil in spoilt {
             let mut secret = ours.clone();
             spoil(&mut secret);
-            assert_eq!(judge(&secret, &desired, world.at(now)), Finding::Foreign);
+            assert_eq!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Foreign);
         }
         // A recreated object of the same name takes the Secret over.
         let mut again = desired.clone();
         again.owner.uid = "u-2".to_owned();
-        assert_eq!(judge(&ours, &again, world.at(now)), Finding::Due);
-        let taken = filled(Some(ours), &again, world.at(now)).unwrap();
+        assert_eq!(check_secret(&ours, &again, world.terms_at(now)), Finding::Due);
+        let taken = issue_into_secret(Some(ours), &again, world.terms_at(now)).unwrap();
         assert_eq!(taken.metadata.owner_references.as_ref().unwrap().len(), 1);
-        assert!(matches!(judge(&taken, &again, world.at(now)), Finding::Good(_)));
+        assert!(matches!(check_secret(&taken, &again, world.terms_at(now)), Finding::Good(_)));
     }
 
     #[test]
     fn content_of_others_stays_and_settings_of_another_namespace_own_nothing() {
-        let (world, now) = (world(), SystemTime::now());
-        let desired = desired("MeshConfig", "osm-system");
-        let mut secret = filled(None, &desired, world.at(now)).unwrap();
+        let (world, now) = (test_setup(), SystemTime::now());
+        let desired = desired_certificate("MeshConfig", "osm-system");
+        let mut secret = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
         assert_eq!(secret.metadata.owner_references, None);
-        assert!(matches!(judge(&secret, &desired, world.at(now)), Finding::Good(_)));
+        assert!(matches!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Good(_)));
         let labels = secret.metadata.labels.as_mut().unwrap();
         labels.insert("team".to_owned(), "edge".to_owned());
         let hour = Duration::from_secs(3600);
         let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
-        let again = filled(Some(secret), &brief, world.at(now)).unwrap();
+        let again = issue_into_secret(Some(secret), &brief, world.terms_at(now)).unwrap();
         assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
-        let Finding::Good(until) = judge(&again, &brief, world.at(now)) else { panic!() };
+        let Finding::Good(until) = check_secret(&again, &brief, world.terms_at(now)) else {
+            panic!()
+        };
         assert!(until < now + hour);
     }
 }

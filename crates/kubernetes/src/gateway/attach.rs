@@ -4,7 +4,7 @@ use kube::core::{Selector, SelectorExt as _};
 use leno_model::HostPattern;
 use serde_json::Value;
 
-use super::facts::{AllowedNamespaces, Facts, RouteId, intersection};
+use super::facts::{AllowedNamespaces, Facts, RouteId, intersect_patterns};
 use super::listener::{Judged, Reason};
 use crate::source::Id;
 
@@ -31,7 +31,7 @@ pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
 }
 
 /// Selects the listeners of a gateway that accept a route: at least one.
-pub(super) fn attach(
+pub(super) fn attach_route(
     facts: &Facts,
     (route, parent): (&RouteId, &Value),
     hostnames: &[HostPattern],
@@ -66,7 +66,7 @@ pub(super) fn attach(
     }
     let attached: Vec<Attached> = allowed
         .into_iter()
-        .map(|(index, judged)| (index, names(hostnames, judged.hostname.as_ref())))
+        .map(|(index, judged)| (index, intersect_hostnames(hostnames, judged.hostname.as_ref())))
         .filter(|(_, names)| !names.is_empty())
         .collect();
     if attached.is_empty() {
@@ -79,12 +79,15 @@ pub(super) fn attach(
 
 /// Intersects the host names of a route with that of a listener. A route without host names matches all of the
 /// listener's.
-fn names(hostnames: &[HostPattern], listener: Option<&HostPattern>) -> Vec<RouteHost> {
+fn intersect_hostnames(
+    hostnames: &[HostPattern],
+    listener: Option<&HostPattern>,
+) -> Vec<RouteHost> {
     if hostnames.is_empty() {
         return vec![RouteHost { written: None, common: None }];
     }
     let host = |name: &HostPattern| {
-        let common = intersection(Some(name), listener)?;
+        let common = intersect_patterns(Some(name), listener)?;
         Some(RouteHost { written: Some(name.clone()), common })
     };
     let mut names: Vec<_> = hostnames.iter().filter_map(host).collect();

@@ -17,7 +17,12 @@ pub(super) struct Led {
 /// Finds services of the cluster by name.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
 
-pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &GoodRoute) -> Led {
+pub(super) fn resolve_backends(
+    facts: &Facts,
+    services: Lookup<'_>,
+    route: &RouteId,
+    good: &GoodRoute,
+) -> Led {
     let mut unresolved = good.strange.first().map(|strange| {
         let message = format!(
             "rule {}: {} is not supported as a backend: use a Service",
@@ -32,7 +37,7 @@ pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &
     // Removes backends that cannot be used, and returns their total weight.
     let mut keep = |backends: &mut Vec<WeightedBackend>| {
         let mut lost = 0_u32;
-        backends.retain(|backend| match missing(facts, services, route, backend) {
+        backends.retain(|backend| match missing_backend(facts, services, route, backend) {
             None => true,
             Some(reason) => {
                 lost = lost.saturating_add(backend.weight);
@@ -61,7 +66,7 @@ pub(super) fn lead(facts: &Facts, services: Lookup<'_>, route: &RouteId, good: &
     Led { rules, unresolved }
 }
 
-fn missing(
+fn missing_backend(
     facts: &Facts,
     services: Lookup<'_>,
     route: &RouteId,
@@ -69,7 +74,7 @@ fn missing(
 ) -> Option<Reason> {
     let service = &backend.service;
     let id = Id { namespace: service.namespace.to_string(), name: service.name.to_string() };
-    if !facts.permits((route.kind, &route.id.namespace), ("Service", &id)) {
+    if !facts.permits_reference((route.kind, &route.id.namespace), ("Service", &id)) {
         let message = format!(
             "no ReferenceGrant in {} permits {service} to {}s of {}",
             id.namespace, route.kind, route.id.namespace
@@ -81,7 +86,7 @@ fn missing(
             format!("the Service {service} does not exist or has no endpoints in the cluster");
         return Some(Reason::new("BackendNotFound", message));
     };
-    if let Some(policy) = facts.encrypts(&id) {
+    if let Some(policy) = facts.tls_policy(&id) {
         // The gateway would connect in plaintext although the owner of the service requires TLS.
         let message = format!(
             "the BackendTLSPolicy {} requires TLS to {service}, which gateways do not support for \

@@ -12,8 +12,8 @@ use rustls::sign::CertifiedKey;
 /// # Errors
 /// The reason that they cannot be used.
 pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
-    let chain = text(secret, "tls.crt")?;
-    let key = text(secret, "tls.key")?;
+    let chain = secret_text(secret, "tls.crt")?;
+    let key = secret_text(secret, "tls.key")?;
     let certificates: Result<Vec<_>, _> =
         CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
     let certificates =
@@ -28,7 +28,7 @@ pub(super) fn read(secret: &Secret) -> Result<GatewayCertificate, String> {
     Ok(GatewayCertificate { chain, key })
 }
 
-fn text(secret: &Secret, key: &str) -> Result<String, String> {
+fn secret_text(secret: &Secret, key: &str) -> Result<String, String> {
     let bytes = secret.data.as_ref().and_then(|data| data.get(key));
     let bytes = bytes.ok_or_else(|| format!("it has no {key}"))?;
     if bytes.0.len() > BYTES_MAX {
@@ -46,14 +46,14 @@ mod tests {
 
     use super::*;
 
-    fn secret(parts: &[(&str, &str)]) -> Secret {
+    fn tls_secret(parts: &[(&str, &str)]) -> Secret {
         let data = parts
             .iter()
             .map(|(key, text)| ((*key).to_owned(), ByteString(text.as_bytes().to_vec())));
         Secret { data: Some(data.collect()), ..Secret::default() }
     }
 
-    fn pair() -> (String, String) {
+    fn generate_pair() -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let parameters = rcgen::CertificateParams::new(["a.b".to_owned()]).unwrap();
         (parameters.self_signed(&key).unwrap().pem(), key.serialize_pem())
@@ -61,8 +61,9 @@ mod tests {
 
     #[test]
     fn only_a_chain_with_its_key_is_of_use() {
-        let ((chain, key), (_, other)) = (pair(), pair());
-        let read = |chain: &str, key: &str| read(&secret(&[("tls.crt", chain), ("tls.key", key)]));
+        let ((chain, key), (_, other)) = (generate_pair(), generate_pair());
+        let read =
+            |chain: &str, key: &str| read(&tls_secret(&[("tls.crt", chain), ("tls.key", key)]));
         let good = read(&chain, &key).unwrap();
         assert_eq!((good.chain, good.key), (chain.clone(), key.clone()));
         for (chain, key, why) in [
@@ -74,6 +75,8 @@ mod tests {
             let refusal = read(chain, key).unwrap_err();
             assert!(refusal.contains(why), "{refusal}");
         }
-        assert!(super::read(&secret(&[("tls.crt", &chain)])).unwrap_err().contains("no tls.key"));
+        assert!(
+            super::read(&tls_secret(&[("tls.crt", &chain)])).unwrap_err().contains("no tls.key")
+        );
     }
 }

@@ -270,7 +270,7 @@ pub(crate) struct GatewayService {
 
 impl Facts {
     /// Returns true if objects of a kind in a namespace may refer to the given object.
-    pub(crate) fn permits(&self, from: (&str, &str), to: (&str, &Id)) -> bool {
+    pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &Id)) -> bool {
         let ((kind, namespace), (to_kind, to)) = (from, to);
         if namespace == to.namespace {
             return true;
@@ -291,21 +291,21 @@ impl Facts {
     }
 
     /// Returns the policy that requires TLS to a service.
-    pub(crate) fn encrypts(&self, service: &Id) -> Option<&Id> {
+    pub(crate) fn tls_policy(&self, service: &Id) -> Option<&Id> {
         let of_namespace =
             self.encrypted.iter().filter(|(id, _)| id.namespace == service.namespace);
         of_namespace.filter(|(_, names)| names.contains(&service.name)).map(|(id, _)| id).next()
     }
 
     /// Returns the gateways of our classes.
-    pub(crate) fn ours(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
+    pub(crate) fn our_gateways(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
         let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
         self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
     }
 }
 
 /// Returns the first unknown field with a value. `null` and `"None"` count as unset.
-pub(crate) fn unknown(rest: &Rest) -> Option<&str> {
+pub(crate) fn first_unknown_field(rest: &Rest) -> Option<&str> {
     let says_nothing = |value: &Value| {
         let of = |value: &Value| value.is_null() || *value == "None";
         of(value) || value.pointer("/namespaces/from").is_some_and(of)
@@ -315,18 +315,18 @@ pub(crate) fn unknown(rest: &Rest) -> Option<&str> {
 
 impl Address {
     /// Creates an address from an IP address.
-    pub(crate) fn ip(value: &str) -> Self {
+    pub(crate) fn from_ip(value: &str) -> Self {
         Self { kind: ip_address(), value: value.to_owned() }
     }
 
     /// Creates an address from a host name.
-    pub(crate) fn hostname(value: &str) -> Self {
+    pub(crate) fn from_hostname(value: &str) -> Self {
         Self { kind: "Hostname".to_owned(), value: value.to_owned() }
     }
 }
 
 /// Returns the intersection of two host name patterns. `None` matches any host name.
-pub(crate) fn intersection(
+pub(crate) fn intersect_patterns(
     one: Option<&HostPattern>,
     other: Option<&HostPattern>,
 ) -> Option<Option<HostPattern>> {

@@ -8,10 +8,10 @@ pub(super) type Listeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
 /// Merges the rules of the listeners of a port. Only the listener with the most specific host name serves a
 /// session: host names that belong to another listener are removed from the rules of this one. Sessions that
 /// match no rule of their listener have no backend.
-pub(super) fn isolated(listeners: Listeners) -> Vec<TlsRule> {
+pub(super) fn isolate_listeners(listeners: Listeners) -> Vec<TlsRule> {
     let taken: Vec<HostPattern> = listeners.iter().filter_map(|(name, _)| name.clone()).collect();
     let taker = |name: &HostPattern| {
-        let takers = taken.iter().filter(|taker| takes(taker, name));
+        let takers = taken.iter().filter(|taker| covers_hostnames(taker, name));
         takers.max_by_key(|taker| taker.specificity())
     };
     let alone = listeners.len() < 2;
@@ -33,12 +33,12 @@ pub(super) fn isolated(listeners: Listeners) -> Vec<TlsRule> {
 }
 
 /// Returns true if `taker` covers all host names of `name`.
-fn takes(taker: &HostPattern, name: &HostPattern) -> bool {
+fn covers_hostnames(taker: &HostPattern, name: &HostPattern) -> bool {
     match name {
-        HostPattern::Exact(host) => taker.fits(host.as_str()),
+        HostPattern::Exact(host) => taker.matches_host(host.as_str()),
         HostPattern::Below(_) if taker == name => true,
         HostPattern::Below(parent) => {
-            matches!(taker, HostPattern::Below(_)) && taker.fits(parent.as_str())
+            matches!(taker, HostPattern::Below(_)) && taker.matches_host(parent.as_str())
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::{GatewayCertificate, HostPattern, Name};
 
-use super::facts::{CertificateRef, Facts, GATEWAY_GROUP, Listener, unknown};
+use super::facts::{CertificateRef, Facts, GATEWAY_GROUP, Listener, first_unknown_field};
 use crate::source::Id;
 use crate::status::Condition;
 use crate::words::HEALTH_PORT;
@@ -54,7 +54,7 @@ impl Reason {
     }
 
     /// Converts the reason into a condition with status `False`.
-    pub(super) fn unmet(&self, condition: &'static str) -> Condition {
+    pub(super) fn to_condition(&self, condition: &'static str) -> Condition {
         Condition {
             word: condition,
             status: "False",
@@ -78,9 +78,13 @@ impl Judged<'_> {
 }
 
 /// Validates all listeners of a gateway, each by itself and then against each other.
-pub(super) fn judge<'a>(facts: &Facts, id: &Id, listeners: &'a [Listener]) -> Vec<Judged<'a>> {
+pub(super) fn validate_listeners<'a>(
+    facts: &Facts,
+    id: &Id,
+    listeners: &'a [Listener],
+) -> Vec<Judged<'a>> {
     let mut all: Vec<Judged<'a>> =
-        listeners.iter().map(|listener| one(facts, id, listener)).collect();
+        listeners.iter().map(|listener| validate_listener(facts, id, listener)).collect();
     let mut by_port: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
     for (index, judged) in all.iter().enumerate() {
         if judged.speaks.is_some() {
@@ -108,8 +112,8 @@ pub(super) fn judge<'a>(facts: &Facts, id: &Id, listeners: &'a [Listener]) -> Ve
     all
 }
 
-fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
-    let (speaks, mut refusal) = spoken(listener);
+fn validate_listener<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
+    let (speaks, mut refusal) = supported_protocol(listener);
     if let Some(field) = unknown_field(listener)
         && refusal.is_none()
     {
@@ -132,12 +136,12 @@ fn one<'a>(facts: &Facts, id: &Id, listener: &'a Listener) -> Judged<'a> {
         refusal = Some(Reason::new("UnsupportedValue", error.to_string()));
         None
     });
-    let (kinds, mut unresolved) = kinds(listener, speaks);
+    let (kinds, mut unresolved) = supported_kinds(listener, speaks);
     let mut certificates = Vec::new();
     if speaks == Some(Speaks::Https) {
         let refs = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
         for certificate in refs {
-            match found(facts, id, certificate) {
+            match find_certificate(facts, id, certificate) {
                 Ok(found) => certificates.push(found),
                 Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
             }
@@ -172,12 +176,13 @@ fn unknown_field(listener: &Listener) -> Option<String> {
         ("allowedRoutes.", Some(&routes.rest)),
         ("allowedRoutes.namespaces.", Some(&routes.namespaces.rest)),
     ];
-    let mut fields = parts.into_iter().filter_map(|(at, rest)| Some((at, unknown(rest?)?)));
+    let mut fields =
+        parts.into_iter().filter_map(|(at, rest)| Some((at, first_unknown_field(rest?)?)));
     let option = option.map(|option| format!("tls.options.{option}"));
     option.or_else(|| fields.next().map(|(at, field)| format!("{at}{field}")))
 }
 
-fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
+fn supported_protocol(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
     let tls = listener.tls.as_ref();
     let mode = tls.and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
     let unsupported = |message: String| Some(Reason::new("UnsupportedValue", message));
@@ -202,7 +207,10 @@ fn spoken(listener: &Listener) -> (Option<Speaks>, Option<Reason>) {
 }
 
 /// Returns the route kinds that the listener supports: the allowed kinds that fit its protocol.
-fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Option<Reason>) {
+fn supported_kinds(
+    listener: &Listener,
+    speaks: Option<Speaks>,
+) -> (Vec<&'static str>, Option<Reason>) {
     let fitting: &[&'static str] = match speaks {
         Some(Speaks::Http | Speaks::Https) => &["HTTPRoute", "GRPCRoute"],
         Some(Speaks::Passthrough | Speaks::Terminate) => &["TLSRoute"],
@@ -232,12 +240,16 @@ fn kinds(listener: &Listener, speaks: Option<Speaks>) -> (Vec<&'static str>, Opt
     (kinds, strange)
 }
 
-fn found(facts: &Facts, id: &Id, wanted: &CertificateRef) -> Result<GatewayCertificate, Reason> {
+fn find_certificate(
+    facts: &Facts,
+    id: &Id,
+    wanted: &CertificateRef,
+) -> Result<GatewayCertificate, Reason> {
     let invalid = |message: String| Reason::new("InvalidCertificateRef", message);
     let secret =
         secret_of(id, wanted).ok_or_else(|| invalid(format!("{} is not a Secret", wanted.name)))?;
     let Id { namespace, name } = &secret;
-    if !facts.permits(("Gateway", &id.namespace), ("Secret", &secret)) {
+    if !facts.permits_reference(("Gateway", &id.namespace), ("Secret", &secret)) {
         let message = format!(
             "no ReferenceGrant in {namespace} permits the Secret {name} to Gateways of {}",
             id.namespace

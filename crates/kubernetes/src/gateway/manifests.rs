@@ -4,7 +4,10 @@ use leno_model::{GATEWAY_LABEL, GatewayName};
 use serde_json::{Map, Value, json};
 
 use super::resolve::DesiredGateway;
-use crate::inject::{STATE, Settings, probe, scraping, token_directory, unprivileged, volumes};
+use crate::inject::{
+    STATE, Settings, http_probe, restricted_context, scrape_annotations, sidecar_volumes,
+    token_directory,
+};
 use crate::words::{
     GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY, PROXY_CONTAINER, PROXY_UID,
     ROOTS_VARIABLE, TOKEN_PATH,
@@ -17,7 +20,7 @@ pub(super) fn object_name(account: &str) -> String {
 }
 
 /// Returns all objects of one gateway, in the order in which they are applied.
-pub(super) fn manifests(desired: &DesiredGateway, settings: &Settings) -> Vec<Value> {
+pub(super) fn gateway_manifests(desired: &DesiredGateway, settings: &Settings) -> Vec<Value> {
     vec![
         json!({
             "apiVersion": "v1",
@@ -25,23 +28,23 @@ pub(super) fn manifests(desired: &DesiredGateway, settings: &Settings) -> Vec<Va
             "metadata": account_metadata(desired, &desired.account),
             "automountServiceAccountToken": false,
         }),
-        service(desired),
-        deployment(desired, settings),
-        budget(desired),
+        gateway_service(desired),
+        gateway_deployment(desired, settings),
+        disruption_budget(desired),
     ]
 }
 
 /// Allows the eviction of one pod at a time. With a single replica it never blocks an eviction.
-fn budget(desired: &DesiredGateway) -> Value {
+fn disruption_budget(desired: &DesiredGateway) -> Value {
     json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(desired, &object_name(&desired.account)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(desired)}},
+        "metadata": owned_metadata(desired, &object_name(&desired.account)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": pod_selector(desired)}},
     })
 }
 
-fn service(desired: &DesiredGateway) -> Value {
+fn gateway_service(desired: &DesiredGateway) -> Value {
     let port = |port: &u16| {
         json!({
             "name": format!("port-{port}"), "port": port, "targetPort": port, "protocol": "TCP",
@@ -50,7 +53,7 @@ fn service(desired: &DesiredGateway) -> Value {
     let ports: Vec<Value> = desired.ports.iter().map(port).collect();
     let mut spec = json!({
         "type": desired.service_type,
-        "selector": selector(desired),
+        "selector": pod_selector(desired),
         "ipFamilyPolicy": "PreferDualStack",
         "ports": ports,
     });
@@ -62,32 +65,32 @@ fn service(desired: &DesiredGateway) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(desired, &object_name(&desired.account)),
+        "metadata": owned_metadata(desired, &object_name(&desired.account)),
         "spec": spec,
     })
 }
 
-fn deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
+fn gateway_deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
     let name = object_name(&desired.account);
-    let mut labels = labels(desired);
+    let mut labels = merged_labels(desired);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
     // Annotations of the cluster's own domains affect pods, which permission to write Gateways must not allow.
     let mut annotations = annotations(desired);
     annotations.retain(|key, _| !is_below(key, &DOMAINS));
     if settings.metrics_from.is_some() {
-        for (key, value) in scraping() {
+        for (key, value) in scrape_annotations() {
             annotations.entry(key).or_insert(value.into());
         }
     }
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(desired, &name),
+        "metadata": owned_metadata(desired, &name),
         // The number of replicas is left to the user or an autoscaler; the default is one.
         "spec": {
             "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector(desired)},
+            "selector": {"matchLabels": pod_selector(desired)},
             "strategy": {
                 "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
             },
@@ -101,7 +104,7 @@ fn deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
                         "maxSkew": 1,
                         "topologyKey": "kubernetes.io/hostname",
                         "whenUnsatisfiable": "ScheduleAnyway",
-                        "labelSelector": {"matchLabels": selector(desired)},
+                        "labelSelector": {"matchLabels": pod_selector(desired)},
                     }],
                     "securityContext": {
                         "runAsNonRoot": true,
@@ -111,15 +114,15 @@ fn deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
                         // Allows the proxy to listen on 80 and 443 without privileges.
                         "sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}],
                     },
-                    "containers": [container(settings)],
-                    "volumes": volumes(),
+                    "containers": [proxy_container(settings)],
+                    "volumes": sidecar_volumes(),
                 },
             },
         },
     })
 }
 
-fn container(settings: &Settings) -> Value {
+fn proxy_container(settings: &Settings) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let mut args = json!([
         "gateway",
@@ -156,10 +159,10 @@ fn container(settings: &Settings) -> Value {
             "requests": {"cpu": "10m", "memory": "32Mi"},
             "limits": {"memory": "512Mi"},
         },
-        "securityContext": unprivileged(PROXY_UID),
-        "startupProbe": probe("/livez", (1, 60)),
-        "readinessProbe": probe("/readyz", (1, 3)),
-        "livenessProbe": probe("/livez", (10, 3)),
+        "securityContext": restricted_context(PROXY_UID),
+        "startupProbe": http_probe("/livez", (1, 60)),
+        "readinessProbe": http_probe("/readyz", (1, 3)),
+        "livenessProbe": http_probe("/livez", (10, 3)),
         "volumeMounts": [
             {"name": "leno-state", "mountPath": "/var/lib/leno"},
             {"name": "leno-token", "mountPath": token_directory(), "readOnly": true},
@@ -168,12 +171,12 @@ fn container(settings: &Settings) -> Value {
 }
 
 /// Returns metadata with the gateway as the owner, so that the object is deleted with it.
-fn metadata(desired: &DesiredGateway, name: &str) -> Value {
+fn owned_metadata(desired: &DesiredGateway, name: &str) -> Value {
     let GatewayName { namespace, name: gateway } = &desired.name;
     json!({
         "name": name,
         "namespace": namespace.as_str(),
-        "labels": labels(desired),
+        "labels": merged_labels(desired),
         "annotations": annotations(desired),
         "ownerReferences": [{
             "apiVersion": "gateway.networking.k8s.io/v1",
@@ -188,7 +191,7 @@ fn metadata(desired: &DesiredGateway, name: &str) -> Value {
 /// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
 /// an account can grant permissions in clouds. The gateway's own label would select all objects that have it.
 fn account_metadata(desired: &DesiredGateway, name: &str) -> Value {
-    let mut metadata = metadata(desired, name);
+    let mut metadata = owned_metadata(desired, name);
     metadata["labels"] = json!({
         "app.kubernetes.io/part-of": "leno",
         GATEWAY_PART: desired.name.name.as_str(),
@@ -207,11 +210,11 @@ pub(super) fn is_below(key: &str, domains: &[&str]) -> bool {
 }
 
 /// Returns the author's labels, overridden by ours.
-fn labels(desired: &DesiredGateway) -> Map<String, Value> {
+fn merged_labels(desired: &DesiredGateway) -> Map<String, Value> {
     let wanted = desired.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
     let mut labels: Map<String, Value> = wanted.collect();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
-    labels.extend(selector(desired));
+    labels.extend(pod_selector(desired));
     labels
 }
 
@@ -219,7 +222,7 @@ fn annotations(desired: &DesiredGateway) -> Map<String, Value> {
     desired.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
 }
 
-fn selector(desired: &DesiredGateway) -> Map<String, Value> {
+fn pod_selector(desired: &DesiredGateway) -> Map<String, Value> {
     let name = desired.name.name.as_str();
     let pair = |key: &str| (key.to_owned(), Value::from(name));
     Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
@@ -253,11 +256,11 @@ mod tests {
         };
         let domain = TrustDomain::new("cluster.local").unwrap();
         let (image, system) =
-            ("leno:test".to_owned(), crate::api::NamespaceName::literal("leno-system"));
+            ("leno:test".to_owned(), crate::api::NamespaceName::from_literal("leno-system"));
         let metrics_from = "10.0.0.0/8".parse().ok();
         let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
         let settings = Settings { metrics_from, ..settings };
-        let text = format!("{:#}\n", json!(manifests(&desired, &settings)));
+        let text = format!("{:#}\n", json!(gateway_manifests(&desired, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-use super::manifests::manifests;
+use super::manifests::gateway_manifests;
 use super::resolve::DesiredGateway;
 use crate::api::ApiError;
 use crate::inject::Settings;
@@ -23,7 +23,7 @@ use crate::words::GATEWAY_PART;
 
 /// Creates and maintains an account, a Service and a Deployment for each desired gateway while this control
 /// plane is the leader. The Gateway owns them, so they are deleted with it. Never returns.
-pub async fn provision(
+pub async fn provision_gateways(
     client: Client,
     settings: watch::Receiver<Settings>,
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
@@ -76,7 +76,7 @@ impl Maker {
                     break;
                 }
                 if self.is_due(desired, &settings) {
-                    self.make(desired, &settings).await;
+                    self.apply_gateway(desired, &settings).await;
                 } else if let Some(made) = self.made.get_mut(&desired.name) {
                     made.desired.incomplete = desired.incomplete;
                 }
@@ -101,10 +101,10 @@ impl Maker {
         !is_same || made.at.elapsed() >= max_wait
     }
 
-    async fn make(&mut self, desired: &DesiredGateway, settings: &Settings) {
+    async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &Settings) {
         let mut refused = None;
-        for manifest in manifests(desired, settings) {
-            if let Err(why) = apply(&self.client, desired, &manifest).await {
+        for manifest in gateway_manifests(desired, settings) {
+            if let Err(why) = apply_manifest(&self.client, desired, &manifest).await {
                 refused = Some(why);
                 break;
             }
@@ -122,7 +122,7 @@ impl Maker {
             && known != Some(why)
         {
             tracing::warn!(gateway = %desired.name, why, "cannot create the objects of a gateway");
-            self.tell(desired, why).await;
+            self.report_error(desired, why).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());
         let at = Instant::now();
@@ -130,7 +130,7 @@ impl Maker {
     }
 
     /// Reports an error as an event of the Gateway.
-    async fn tell(&self, desired: &DesiredGateway, why: &str) {
+    async fn report_error(&self, desired: &DesiredGateway, why: &str) {
         let gateway = ObjectReference {
             api_version: Some("gateway.networking.k8s.io/v1".to_owned()),
             kind: Some("Gateway".to_owned()),
@@ -139,14 +139,18 @@ impl Maker {
             uid: Some(desired.uid.clone()),
             ..ObjectReference::default()
         };
-        event::warn(&self.client, &gateway, ("NotMade", "Make"), why).await;
+        event::write_warning(&self.client, &gateway, ("NotMade", "Make"), why).await;
     }
 }
 
 /// Applies a manifest. An existing object is changed only if this very gateway owns it.
-async fn apply(client: &Client, desired: &DesiredGateway, manifest: &Value) -> Result<(), String> {
+async fn apply_manifest(
+    client: &Client,
+    desired: &DesiredGateway,
+    manifest: &Value,
+) -> Result<(), String> {
     let Addressed { object, name, api } =
-        Addressed::of(client, manifest).map_err(|error| error.to_string())?;
+        Addressed::from_manifest(client, manifest).map_err(|error| error.to_string())?;
     let failed = |error: ApiError| format!("{object}: {error}");
     let mut manifest = manifest.clone();
     // Objects that do not exist are created without force, to leave an object alone that another client creates

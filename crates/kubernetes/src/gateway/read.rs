@@ -36,25 +36,29 @@ pub(crate) const EDGE_KINDS: [ServedKind; 3] = [
 ];
 
 /// Converts an object of the Gateway API into a fact. Returns `None` if it does not concern gateways.
-pub(crate) fn fact(kind: ServedKind, api_version: &str, object: &DynamicObject) -> Option<Fact> {
+pub(crate) fn read_fact(
+    kind: ServedKind,
+    api_version: &str,
+    object: &DynamicObject,
+) -> Option<Fact> {
     if kind.group != GATEWAY_GROUP {
         return None;
     }
     let spec = object.data.get("spec").unwrap_or(&Value::Null);
     let meta = &object.metadata;
     match kind.kind {
-        "GatewayClass" => class(meta, spec).map(Fact::Class),
-        "Gateway" => gateway(meta, spec).map(|facts| Fact::Gateway(Box::new(facts))),
-        "ReferenceGrant" => parsed::<Grant>(spec, meta).map(Fact::Grant),
-        "BackendTLSPolicy" => Some(Fact::Encrypted(encrypted(spec))),
+        "GatewayClass" => read_class(meta, spec).map(Fact::Class),
+        "Gateway" => read_gateway(meta, spec).map(|facts| Fact::Gateway(Box::new(facts))),
+        "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(Fact::Grant),
+        "BackendTLSPolicy" => Some(Fact::Encrypted(encrypted_services(spec))),
         _ => {
-            let facts = route(kind.kind, api_version, meta, spec)?;
+            let facts = read_route(kind.kind, api_version, meta, spec)?;
             Some(Fact::Route(kind.kind, Box::new(facts)))
         }
     }
 }
 
-fn class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
+fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
     let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
     is_ours.then(|| Class {
         has_parameters: spec.get("parametersRef").is_some_and(|it| !it.is_null()),
@@ -63,18 +67,18 @@ fn class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
     })
 }
 
-fn gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
+fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
     Some(GatewayFacts {
         uid: meta.uid.clone()?,
         generation: generation(meta),
-        created: created(meta),
+        created: creation_time(meta),
         service_type: service_type(meta),
-        spec: parsed(spec, meta)?,
+        spec: parse_spec(spec, meta)?,
     })
 }
 
 /// Returns the services that a BackendTLSPolicy targets, regardless of the port.
-fn encrypted(spec: &Value) -> BTreeSet<String> {
+fn encrypted_services(spec: &Value) -> BTreeSet<String> {
     let targets = spec.get("targetRefs").and_then(Value::as_array).into_iter().flatten();
     let services = targets.filter(|target| strange_kind(target).is_none());
     let names = services.filter_map(|target| target.get("name").and_then(Value::as_str));
@@ -86,7 +90,7 @@ fn service_type(meta: &ObjectMeta) -> Option<String> {
 }
 
 /// Parses a spec. Objects that the API's own schema accepts are expected to parse.
-fn parsed<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
+fn parse_spec<T: DeserializeOwned>(spec: &Value, meta: &ObjectMeta) -> Option<T> {
     match T::deserialize(spec) {
         Ok(parsed) => Some(parsed),
         Err(error) => {
@@ -101,12 +105,17 @@ fn generation(meta: &ObjectMeta) -> i64 {
     meta.generation.unwrap_or_default()
 }
 
-fn created(meta: &ObjectMeta) -> i64 {
+fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
 /// Returns `None` for a route without gateways.
-fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Option<RouteFacts> {
+fn read_route(
+    kind: &str,
+    api_version: &str,
+    meta: &ObjectMeta,
+    spec: &Value,
+) -> Option<RouteFacts> {
     let parents = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
     let parents: Vec<Value> = parents.filter(|parent| is_gateway_parent(parent)).cloned().collect();
     if parents.is_empty() {
@@ -122,7 +131,7 @@ fn route(kind: &str, api_version: &str, meta: &ObjectMeta, spec: &Value) -> Opti
     });
     let facts = |good, refusal| RouteFacts {
         generation: generation(meta),
-        created: created(meta),
+        created: creation_time(meta),
         parents: parents.clone(),
         good,
         refusal,
@@ -188,31 +197,31 @@ fn strange_kind(backend: &Value) -> Option<String> {
 }
 
 /// Converts a Secret into a certificate.
-pub(crate) fn certificate(secret: &Secret) -> Fact {
+pub(crate) fn read_certificate(secret: &Secret) -> Fact {
     Fact::Certificate(super::certificate::read(secret))
 }
 
 /// Converts a Deployment of a gateway: true if at least one pod is available.
-pub(crate) fn deployment(deployment: &Deployment) -> Fact {
+pub(crate) fn read_deployment(deployment: &Deployment) -> Fact {
     let status = deployment.status.as_ref();
     let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
     Fact::Deployment(available > 0)
 }
 
 /// Converts the Service of a gateway into its addresses.
-pub(crate) fn served(service: &Service) -> Fact {
+pub(crate) fn read_service(service: &Service) -> Fact {
     let spec = service.spec.as_ref();
     let is_load_balancer =
         spec.and_then(|spec| spec.type_.as_deref()).is_some_and(|it| it == "LoadBalancer");
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
     let ingress = ingress.filter_map(|one| match (&one.ip, &one.hostname) {
-        (Some(ip), _) => Some(Address::ip(ip)),
-        (None, Some(name)) => Some(Address::hostname(name)),
+        (Some(ip), _) => Some(Address::from_ip(ip)),
+        (None, Some(name)) => Some(Address::from_hostname(name)),
         (None, None) => None,
     });
     let cluster = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
-    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| Address::ip(ip));
+    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| Address::from_ip(ip));
     Fact::GatewayService(GatewayService {
         is_load_balancer,
         ingress: ingress.collect(),

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use leno_model::{Gateway, GatewayName, ServiceName, gateway_account};
 use serde_json::Value;
 
-use super::attach::{Attached, RouteHost, attach, gateway_of};
-use super::backends::{Led, Lookup, lead};
+use super::attach::{Attached, RouteHost, attach_route, gateway_of};
+use super::backends::{Led, Lookup, resolve_backends};
 use super::facts::{
-    Address, Class, Facts, GatewayFacts, Infrastructure, RouteFacts, RouteId, unknown,
+    Address, Class, Facts, GatewayFacts, Infrastructure, RouteFacts, RouteId, first_unknown_field,
 };
-use super::listener::{Judged, Reason, judge, secret_of};
+use super::listener::{Judged, Reason, secret_of, validate_listeners};
 use super::manifests::{DOMAINS, is_below, object_name};
-use super::said::{GatewaySaid, ListenerSaid, ParentSaid, gateway_awaited, met};
-use super::served::{Carried, ports};
+use super::said::{GatewaySaid, ListenerSaid, ParentSaid, gateway_awaited, true_condition};
+use super::served::{Carried, compile_ports};
 use crate::source::Id;
 use crate::status::Condition;
 use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
@@ -73,7 +73,7 @@ struct Side<'a> {
 
 impl Side<'_> {
     /// Returns the name of its Service and its Deployment.
-    fn object(&self) -> Id {
+    fn object_id(&self) -> Id {
         let account = self.named.as_ref().map(|(_, account)| account.as_str());
         let name = object_name(account.unwrap_or_default());
         Id { namespace: self.id.namespace.clone(), name }
@@ -82,11 +82,14 @@ impl Side<'_> {
 
 /// Returns the Secrets that gateways refer to and may use.
 pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
-    facts.ours().flat_map(|(id, gateway, _)| secrets(facts, id, gateway)).collect()
+    facts
+        .our_gateways()
+        .flat_map(|(id, gateway, _)| referenced_secrets(facts, id, gateway))
+        .collect()
 }
 
 /// Returns those of one gateway.
-fn secrets<'a>(
+fn referenced_secrets<'a>(
     facts: &'a Facts,
     id: &'a Id,
     gateway: &'a GatewayFacts,
@@ -94,13 +97,17 @@ fn secrets<'a>(
     let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
     let refs = tls.flat_map(|tls| &tls.certificate_refs);
     refs.filter_map(|certificate| secret_of(id, certificate))
-        .filter(|secret| facts.permits(("Gateway", &id.namespace), ("Secret", secret)))
+        .filter(|secret| facts.permits_reference(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
 /// Resolves all gateways and routes.
-pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) -> Resolved {
-    let mut sides: BTreeMap<&Id, Side<'_>> = sides(facts, before.pending);
-    let mut resolved = Resolved { classes: classes(facts), ..Resolved::default() };
+pub(crate) fn resolve_gateways(
+    facts: &Facts,
+    services: Lookup<'_>,
+    before: &Before<'_>,
+) -> Resolved {
+    let mut sides: BTreeMap<&Id, Side<'_>> = validate_gateways(facts, before.pending);
+    let mut resolved = Resolved { classes: class_conditions(facts), ..Resolved::default() };
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
@@ -108,29 +115,29 @@ pub(crate) fn resolve(facts: &Facts, services: Lookup<'_>, before: &Before<'_>) 
         if !route.parents.iter().chain(good).any(|it| sides.contains_key(&gateway_of(id, it))) {
             continue;
         }
-        let led = route.good.as_deref().map(|good| lead(facts, services, id, good));
-        let said = parents(facts, &mut sides, (id, route), led.as_ref(), before.resolved);
+        let led = route.good.as_deref().map(|good| resolve_backends(facts, services, id, good));
+        let said = attach_to_parents(facts, &mut sides, (id, route), led.as_ref(), before.resolved);
         if !said.is_empty() {
             resolved.parents.insert(id.clone(), said);
         }
     }
     for (id, side) in sides {
         let Some((name, account)) = side.named.clone() else {
-            resolved.said.insert(id.clone(), said(facts, &side, true));
+            resolved.said.insert(id.clone(), gateway_status(facts, &side, true));
             continue;
         };
         if side.is_pending {
-            resolved.keep(before.resolved, id, name);
+            resolved.retain_previous(before.resolved, id, name);
             continue;
         }
         let ports = match side.refusal {
-            None => ports(&name, &side.listeners, side.carried.clone()),
+            None => compile_ports(&name, &side.listeners, side.carried.clone()),
             Some(_) => Vec::new(),
         };
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
-        resolved.said.insert(id.clone(), said(facts, &side, numbers.is_empty()));
+        resolved.said.insert(id.clone(), gateway_status(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.desired.push(desired(facts, &side, (name.clone(), account), numbers));
+            resolved.desired.push(desired_gateway(facts, &side, (name.clone(), account), numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
@@ -156,7 +163,7 @@ impl Resolved {
     }
 
     /// Keeps the previous result for a gateway, if there is one.
-    fn keep(&mut self, before: &Self, id: &Id, name: GatewayName) {
+    fn retain_previous(&mut self, before: &Self, id: &Id, name: GatewayName) {
         if let Some(said) = before.said.get(id) {
             self.said.insert(id.clone(), said.clone());
         }
@@ -167,23 +174,23 @@ impl Resolved {
     }
 }
 
-fn classes(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
+fn class_conditions(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
     let said = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
                 let message =
                     format!("parameters are not supported: use the annotation {}", SERVICE_TYPE);
-                Reason::new("InvalidParameters", message).unmet("Accepted")
+                Reason::new("InvalidParameters", message).to_condition("Accepted")
             }
-            false => met("Accepted", "Accepted", "the GatewayClass is accepted"),
+            false => true_condition("Accepted", "Accepted", "the GatewayClass is accepted"),
         };
         (name.clone(), (class.generation, vec![accepted]))
     });
     said.collect()
 }
 
-fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<'a>> {
-    let mut ours: Vec<_> = facts.ours().collect();
+fn validate_gateways<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<'a>> {
+    let mut ours: Vec<_> = facts.our_gateways().collect();
     ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
     let mut names = BTreeSet::new();
     let mut sides = BTreeMap::new();
@@ -194,7 +201,7 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
             Some((name, account))
         });
         let service_type = service_type(gateway, class);
-        let mut refusal = refusal(id, gateway, class);
+        let mut refusal = rejection_reason(id, gateway, class);
         if let Err(reason) = &service_type {
             refusal.get_or_insert(reason.clone());
         }
@@ -204,10 +211,11 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
             let message = "the name has the same prefix as that of an older Gateway: use another";
             refusal.get_or_insert(Reason::new("Invalid", message));
         }
-        let listeners = judge(facts, id, &gateway.spec.listeners);
+        let listeners = validate_listeners(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
         let carried = Vec::new();
-        let is_pending = secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
+        let is_pending =
+            referenced_secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
         let side = Side { id, named, facts, listeners, refusal, service_type, carried, is_pending };
         sides.insert(id, side);
@@ -216,7 +224,7 @@ fn sides<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<
 }
 
 /// Returns the reason that a gateway is not accepted, regardless of its listeners.
-fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
+fn rejection_reason(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
         let message = format!(
@@ -232,7 +240,8 @@ fn refusal(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
         return Some(Reason::new("Invalid", message));
     }
     let rests = [("", &spec.rest), ("infrastructure.", &spec.infrastructure.rest)];
-    let mut strange = rests.into_iter().filter_map(|(at, rest)| Some((at, unknown(rest)?)));
+    let mut strange =
+        rests.into_iter().filter_map(|(at, rest)| Some((at, first_unknown_field(rest)?)));
     if let Some((at, field)) = strange.next() {
         let message = format!("spec.{at}{field} is unknown and would not be enforced: remove it");
         return Some(Reason::new("Invalid", message));
@@ -272,7 +281,7 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
 
 /// Attaches a route to its gateways, and returns the statuses. If the newest version is invalid it is rejected,
 /// and the last valid one stays in use.
-fn parents(
+fn attach_to_parents(
     facts: &Facts,
     sides: &mut BTreeMap<&Id, Side<'_>>,
     (id, route): (&RouteId, &RouteFacts),
@@ -280,8 +289,8 @@ fn parents(
     before: &Resolved,
 ) -> Vec<ParentSaid> {
     let resolved = match led {
-        Some(Led { unresolved: Some(reason), .. }) => reason.unmet("ResolvedRefs"),
-        Some(_) => met("ResolvedRefs", "ResolvedRefs", "all backends exist"),
+        Some(Led { unresolved: Some(reason), .. }) => reason.to_condition("ResolvedRefs"),
+        Some(_) => true_condition("ResolvedRefs", "ResolvedRefs", "all backends exist"),
         None => {
             let message = "the references of the route have not been checked".to_owned();
             Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
@@ -294,7 +303,7 @@ fn parents(
         let hostnames = serving.map(|good| good.route.hostnames.as_slice()).unwrap_or_default();
         let gateway = gateway_of(id, parent);
         let Some(side) = sides.get(&gateway) else { continue };
-        let outcome = attach(facts, (id, parent), hostnames, (side.id, &side.listeners));
+        let outcome = attach_route(facts, (id, parent), hostnames, (side.id, &side.listeners));
         if let Ok(attached) = &outcome {
             for (index, names) in attached {
                 taken.insert((gateway.clone(), *index), names.clone());
@@ -320,7 +329,8 @@ fn parents(
         }
         let outcome = outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
         let refusal = route.refusal.as_ref();
-        let [accepted, programmed] = judged(sides, &gateway_of(id, parent), refusal, outcome);
+        let [accepted, programmed] =
+            parent_conditions(sides, &gateway_of(id, parent), refusal, outcome);
         Some(ParentSaid {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
@@ -332,26 +342,28 @@ fn parents(
 }
 
 /// Returns the `Accepted` and `Programmed` conditions of a route at a gateway.
-fn judged(
+fn parent_conditions(
     sides: &BTreeMap<&Id, Side<'_>>,
     gateway: &Id,
     refusal: Option<&String>,
     outcome: Option<&Result<Vec<Attached>, Reason>>,
 ) -> [Condition; 2] {
     let accepted = match (refusal, outcome) {
-        (Some(refusal), _) => Reason::new("UnsupportedValue", refusal.clone()).unmet("Accepted"),
-        (None, Some(Err(reason))) => reason.unmet("Accepted"),
+        (Some(refusal), _) => {
+            Reason::new("UnsupportedValue", refusal.clone()).to_condition("Accepted")
+        }
+        (None, Some(Err(reason))) => reason.to_condition("Accepted"),
         (None, Some(Ok(attached))) if !is_any(sides, gateway, attached, Judged::is_accepted) => {
             let message = "neither its gateway nor any matching listener is accepted";
-            Reason::new("ListenersNotAccepted", message).unmet("Accepted")
+            Reason::new("ListenersNotAccepted", message).to_condition("Accepted")
         }
-        (None, _) => met("Accepted", "Accepted", "in force"),
+        (None, _) => true_condition("Accepted", "Accepted", "in force"),
     };
     let programmed = match outcome {
         Some(Ok(attached)) if !is_any(sides, gateway, attached, Judged::is_served) => {
-            Reason::new("Invalid", "no matching listener is programmed").unmet("Programmed")
+            Reason::new("Invalid", "no matching listener is programmed").to_condition("Programmed")
         }
-        _ => Condition::programmed(&accepted, "the route is programmed"),
+        _ => Condition::from_accepted(&accepted, "the route is programmed"),
     };
     [accepted, programmed]
 }
@@ -372,21 +384,23 @@ fn is_any<'a>(
     listeners.any(test)
 }
 
-fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
+fn gateway_status(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
     let accepted = match &side.refusal {
-        Some(reason) => reason.unmet("Accepted"),
+        Some(reason) => reason.to_condition("Accepted"),
         None => {
             let well = side.listeners.iter().filter(|judged| judged.is_accepted()).count();
             let message = format!("{well} of {} listeners are accepted", side.listeners.len());
             match (well, side.listeners.len()) {
-                (0, _) => Reason::new("ListenersNotValid", message).unmet("Accepted"),
-                (well, all) if well < all => met("Accepted", "ListenersNotValid", &message),
-                _ => met("Accepted", "Accepted", &message),
+                (0, _) => Reason::new("ListenersNotValid", message).to_condition("Accepted"),
+                (well, all) if well < all => {
+                    true_condition("Accepted", "ListenersNotValid", &message)
+                }
+                _ => true_condition("Accepted", "Accepted", &message),
             }
         }
     };
-    let (addresses, missing) = addresses(facts, side);
-    let object = side.object();
+    let (addresses, missing) = gateway_addresses(facts, side);
+    let object = side.object_id();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
         Some(Reason::new("Invalid", "no listener can be served"))
@@ -396,21 +410,23 @@ fn said(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
         missing
     };
     let programmed = match &obstacle {
-        Some(reason) => reason.unmet("Programmed"),
-        None => met("Programmed", "Programmed", "the gateway is programmed"),
+        Some(reason) => reason.to_condition("Programmed"),
+        None => true_condition("Programmed", "Programmed", "the gateway is programmed"),
     };
     let listeners = side.listeners.iter();
     GatewaySaid {
         generation: side.facts.generation,
-        listeners: listeners.map(|it| ListenerSaid::of(it, obstacle.is_none())).collect(),
+        listeners: listeners
+            .map(|it| ListenerSaid::from_listener(it, obstacle.is_none()))
+            .collect(),
         conditions: vec![accepted, programmed],
         addresses: if serves_nothing { Vec::new() } else { addresses },
     }
 }
 
 /// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
-fn addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
-    let object = side.object();
+fn gateway_addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
+    let object = side.object_id();
     let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
     let mut there = match gateway_service.is_load_balancer {
         true => gateway_service.ingress,
@@ -444,13 +460,13 @@ fn is_same(one: &Address, other: &Address) -> bool {
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
-fn desired(
+fn desired_gateway(
     facts: &Facts,
     side: &Side<'_>,
     (name, account): (GatewayName, String),
     ports: Vec<u16>,
 ) -> DesiredGateway {
-    let object = side.object();
+    let object = side.object_id();
     let wanted = side.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
     let infrastructure = &side.facts.spec.infrastructure;
     DesiredGateway {

@@ -39,26 +39,30 @@ pub(crate) struct ListenerSaid {
 
 impl ListenerSaid {
     /// Creates the status of a listener; `programmed` is true if the proxies of its gateway are running.
-    pub(super) fn of(judged: &Judged<'_>, programmed: bool) -> Self {
+    pub(super) fn from_listener(judged: &Judged<'_>, programmed: bool) -> Self {
         let blocked = judged.conflict.as_ref().or(judged.refusal.as_ref());
         let accepted = match blocked {
-            Some(reason) => reason.unmet("Accepted"),
-            None => met("Accepted", "Accepted", "the listener is accepted"),
+            Some(reason) => reason.to_condition("Accepted"),
+            None => true_condition("Accepted", "Accepted", "the listener is accepted"),
         };
         let conflicted = match &judged.conflict {
-            Some(reason) => Condition { status: "True", ..reason.unmet("Conflicted") },
-            None => Reason::new("NoConflicts", "no conflicting listeners").unmet("Conflicted"),
+            Some(reason) => Condition { status: "True", ..reason.to_condition("Conflicted") },
+            None => {
+                Reason::new("NoConflicts", "no conflicting listeners").to_condition("Conflicted")
+            }
         };
         let resolved = match &judged.unresolved {
-            Some(reason) => reason.unmet("ResolvedRefs"),
-            None => met("ResolvedRefs", "ResolvedRefs", "all references are resolved"),
+            Some(reason) => reason.to_condition("ResolvedRefs"),
+            None => true_condition("ResolvedRefs", "ResolvedRefs", "all references are resolved"),
         };
         let programmed = match (judged.is_served(), programmed) {
             (false, _) => {
-                Reason::new("Invalid", "the listener is not programmed").unmet("Programmed")
+                Reason::new("Invalid", "the listener is not programmed").to_condition("Programmed")
             }
             (true, false) => gateway_awaited(),
-            (true, true) => met("Programmed", "Programmed", "the listener is programmed"),
+            (true, true) => {
+                true_condition("Programmed", "Programmed", "the listener is programmed")
+            }
         };
         Self {
             name: judged.listener.name.clone(),
@@ -80,16 +84,16 @@ impl ListenerSaid {
 
 /// Creates the condition of a listener or route that waits for its gateway.
 pub(super) fn gateway_awaited() -> Condition {
-    Reason::new("Pending", "its gateway is not programmed yet").unmet("Programmed")
+    Reason::new("Pending", "its gateway is not programmed yet").to_condition("Programmed")
 }
 
 /// Creates a condition with status `True`.
-pub(super) fn met(word: &'static str, reason: &'static str, message: &str) -> Condition {
+pub(super) fn true_condition(word: &'static str, reason: &'static str, message: &str) -> Condition {
     Condition { word, status: "True", reason, message: message.to_owned() }
 }
 
 /// Returns the supported features of the Gateway API, sorted.
-pub(crate) fn features() -> &'static [&'static str] {
+pub(crate) fn supported_features() -> &'static [&'static str] {
     FEATURES
 }
 
@@ -141,6 +145,6 @@ mod tests {
 
     #[test]
     fn features_are_in_order() {
-        assert!(features().is_sorted());
+        assert!(supported_features().is_sorted());
     }
 }

@@ -10,7 +10,7 @@ use leno_model::{
 use leno_registry::GatewayRules;
 
 use super::attach::RouteHost;
-use super::isolated::{Listeners, isolated};
+use super::isolated::{Listeners, isolate_listeners};
 use super::listener::{Judged, Speaks};
 
 /// A route attached to a listener.
@@ -24,7 +24,7 @@ pub(super) struct Carried {
 }
 
 /// Compiles the ports of a gateway. Routes are sorted by age.
-pub(super) fn ports(
+pub(super) fn compile_ports(
     gateway: &GatewayName,
     listeners: &[Judged<'_>],
     carried: Vec<Carried>,
@@ -42,7 +42,7 @@ pub(super) fn ports(
             name,
             hostname: judged.hostname.clone(),
             certificates: judged.certificates.clone(),
-            hosts: hosts(routes),
+            hosts: group_by_host(routes),
         };
         let port = judged.listener.port;
         match speaks {
@@ -59,22 +59,24 @@ pub(super) fn ports(
                 }
             }
             Speaks::Passthrough => {
-                through.entry(port).or_default().push((judged.hostname.clone(), sessions(routes)));
+                through.entry(port).or_default().push((judged.hostname.clone(), tls_rules(routes)));
             }
             Speaks::Tcp => {
-                ports.insert(port, Serves::Tcp(connections(gateway, routes)));
+                ports.insert(port, Serves::Tcp(tcp_rule(gateway, routes)));
             }
             Speaks::Terminate => {}
         }
     }
-    ports.extend(through.into_iter().map(|(port, it)| (port, Serves::Passthrough(isolated(it)))));
+    ports.extend(
+        through.into_iter().map(|(port, it)| (port, Serves::Passthrough(isolate_listeners(it)))),
+    );
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
 }
 
 /// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with
 /// the listener, the more specific one takes precedence. Requests outside the listener's host name never reach
 /// its rules.
-fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
+fn group_by_host(routes: Vec<Carried>) -> Vec<HostRules> {
     let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
     for route in routes {
         let GatewayRules::Requests(rules) = route.rules else { continue };
@@ -87,7 +89,7 @@ fn hosts(routes: Vec<Carried>) -> Vec<HostRules> {
 
 /// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins: the one of
 /// the route with the more specific host name, then the one of the older route.
-fn sessions(routes: Vec<Carried>) -> Vec<TlsRule> {
+fn tls_rules(routes: Vec<Carried>) -> Vec<TlsRule> {
     let mut rules = Vec::new();
     for route in routes {
         let GatewayRules::Sessions(rule) = route.rules else { continue };
@@ -102,7 +104,7 @@ fn sessions(routes: Vec<Carried>) -> Vec<TlsRule> {
 }
 
 /// Returns the TCP rule of the oldest route. Without a route, connections are closed.
-fn connections(gateway: &GatewayName, routes: Vec<Carried>) -> TcpRule {
+fn tcp_rule(gateway: &GatewayName, routes: Vec<Carried>) -> TcpRule {
     let rule = routes.into_iter().find_map(|route| match route.rules {
         GatewayRules::Connections(rule) => Some(rule),
         _ => None,

@@ -22,11 +22,11 @@ struct World {
     services: BTreeMap<ServiceName, Service>,
 }
 
-fn id(namespace: &str, name: &str) -> Id {
+fn object_id(namespace: &str, name: &str) -> Id {
     Id { namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
-fn kind(word: &str) -> ServedKind {
+fn served_kind(word: &str) -> ServedKind {
     let all = served_kinds().into_iter().chain(EDGE_KINDS);
     let mut of_api = all.filter(|it| it.group == "gateway.networking.k8s.io");
     of_api.find(|it| it.kind == word).unwrap()
@@ -40,19 +40,19 @@ impl World {
         for (name, label) in [("infra", "a"), ("other", "b")] {
             let labels = BTreeMap::from([("team".to_owned(), label.to_owned())]);
             world.facts.namespaces.insert(name.to_owned(), labels);
-            world.service(name, "web");
+            world.add_service(name, "web");
         }
-        world.gateway("edge", json!({"listeners": listeners}));
+        world.add_gateway("edge", json!({"listeners": listeners}));
         world
     }
 
-    fn service(&mut self, namespace: &str, name: &str) {
+    fn add_service(&mut self, namespace: &str, name: &str) {
         let object = json!({
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"clusterIP": "10.0.0.1", "selector": {"app": name}, "ports": [{"port": 80}]},
         });
         let ServiceReading::Ours(service, _) =
-            crate::read::service(&serde_json::from_value(object).unwrap())
+            crate::read::read_service(&serde_json::from_value(object).unwrap())
         else {
             panic!()
         };
@@ -60,8 +60,8 @@ impl World {
     }
 
     /// Adds an object, as a watch would report it.
-    fn put(&mut self, word: &str, (namespace, name): (&str, &str), spec: Value) {
-        let kind = kind(word);
+    fn add_object(&mut self, word: &str, (namespace, name): (&str, &str), spec: Value) {
+        let kind = served_kind(word);
         let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
         let object: DynamicObject = serde_json::from_value(json!({
             "metadata": {
@@ -70,8 +70,8 @@ impl World {
             "spec": spec,
         }))
         .unwrap();
-        let id = id(namespace, name);
-        match fact(kind, kind.api_versions[0], &object).unwrap() {
+        let id = object_id(namespace, name);
+        match read_fact(kind, kind.api_versions[0], &object).unwrap() {
             Fact::Gateway(gateway) => drop(self.facts.gateways.insert(id, *gateway)),
             Fact::Route(kind, route) => {
                 self.facts.routes.insert(RouteId { kind, id }, *route);
@@ -82,13 +82,13 @@ impl World {
         }
     }
 
-    fn gateway(&mut self, name: &str, mut spec: Value) {
+    fn add_gateway(&mut self, name: &str, mut spec: Value) {
         spec["gatewayClassName"] = json!("leno");
-        self.put("Gateway", ("infra", name), spec);
+        self.add_object("Gateway", ("infra", name), spec);
     }
 
     /// Adds a route to `infra/edge`, with one rule.
-    fn route(
+    fn add_route(
         &mut self,
         (word, namespace, name): (&str, &str, &str),
         parent: Value,
@@ -104,47 +104,51 @@ impl World {
         if !hosts.is_empty() {
             spec["hostnames"] = json!(hosts);
         }
-        self.put(word, (namespace, name), spec);
+        self.add_object(word, (namespace, name), spec);
     }
 
-    fn certificate(&mut self, namespace: &str, name: &str) {
+    fn add_certificate(&mut self, namespace: &str, name: &str) {
         let certificate = GatewayCertificate { chain: name.to_owned(), key: String::new() };
-        self.facts.certificates.insert(id(namespace, name), Ok(certificate));
+        self.facts.certificates.insert(object_id(namespace, name), Ok(certificate));
     }
 
     /// Adds the running objects of `infra/edge`.
     fn run(&mut self) {
-        let object = id("infra", "leno-gateway-edge");
+        let object = object_id("infra", "leno-gateway-edge");
         self.facts.deployments.insert(object.clone(), true);
-        let ingress = vec![Address::ip("192.0.2.7")];
+        let ingress = vec![Address::from_ip("192.0.2.7")];
         let gateway_service =
             GatewayService { is_load_balancer: true, ingress, cluster: Vec::new() };
         self.facts.gateway_services.insert(object, gateway_service);
     }
 
-    fn resolve(&self) -> Resolved {
+    fn resolve_all(&self) -> Resolved {
         let (resolved, pending) = (&Resolved::default(), &BTreeSet::new());
-        resolve(&self.facts, &|name| self.services.get(name), &Before { resolved, pending })
+        resolve_gateways(
+            &self.facts,
+            &|name| self.services.get(name),
+            &Before { resolved, pending },
+        )
     }
 
     /// Returns the reasons of `Accepted` and `ResolvedRefs` for the only parent of a route.
-    fn parent(&self, word: &str, namespace: &str, name: &str) -> [&'static str; 2] {
-        let resolved = self.resolve();
-        let route = RouteId { kind: kind(word).kind, id: id(namespace, name) };
+    fn parent_reasons(&self, word: &str, namespace: &str, name: &str) -> [&'static str; 2] {
+        let resolved = self.resolve_all();
+        let route = RouteId { kind: served_kind(word).kind, id: object_id(namespace, name) };
         let parents = &resolved.parents[&route];
         assert_eq!(parents.len(), 1);
         let conditions = &parents[0].conditions;
-        [reason(conditions, "Accepted"), reason(conditions, "ResolvedRefs")]
+        [condition_reason(conditions, "Accepted"), condition_reason(conditions, "ResolvedRefs")]
     }
 }
 
 /// Returns the reason of a condition.
-fn reason(conditions: &[Condition], word: &str) -> &'static str {
+fn condition_reason(conditions: &[Condition], word: &str) -> &'static str {
     conditions.iter().find(|it| it.word == word).unwrap().reason
 }
 
 /// Returns host names and the routes of their rules, at one listener of `infra/edge`.
-fn hosts(resolved: &Resolved, listener: &str) -> Vec<(String, Vec<String>)> {
+fn hosts_at_listener(resolved: &Resolved, listener: &str) -> Vec<(String, Vec<String>)> {
     let gateway = resolved.gateways.values().next().unwrap();
     let all = gateway.ports.iter().flat_map(|port| match &port.serves {
         Serves::Http(listeners) | Serves::Https(listeners) => listeners.as_slice(),

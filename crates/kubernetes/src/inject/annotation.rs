@@ -137,7 +137,7 @@ pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
 ];
 
 /// Parses a boolean value as OSM and FSM do: case-insensitively.
-pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
+pub(super) fn parse_switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
     match (is_enabled(value), is_disabled(value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),
@@ -146,7 +146,7 @@ pub(super) fn switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError
 }
 
 /// Returns the elements of a comma-separated list; an empty list has none.
-pub(super) fn elements(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn split_list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
 

@@ -20,13 +20,13 @@ pub(super) struct Sidecar<'a> {
 
 impl Sidecar<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
-    pub(super) fn intercept(&self) -> Value {
+    pub(super) fn intercept_container(&self) -> Value {
         let (args, context) = if self.settings.by_plugin {
-            (vec!["intercept".to_owned(), "--verify".to_owned()], unprivileged(VERIFIER_UID))
+            (vec!["intercept".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
-            let mut args = self.options();
+            let mut args = self.intercept_options();
             args.insert(0, "intercept".to_owned());
-            let mut context = unprivileged(0);
+            let mut context = restricted_context(0);
             context["runAsNonRoot"] = json!(false);
             context["capabilities"]["add"] = json!(["NET_ADMIN"]);
             (args, context)
@@ -41,7 +41,7 @@ impl Sidecar<'_> {
     }
 
     /// Returns the options of `leno intercept` for this pod.
-    pub(super) fn options(&self) -> Vec<String> {
+    pub(super) fn intercept_options(&self) -> Vec<String> {
         let exclusions = &self.options.exclusions;
         let mut args = Vec::new();
         let mut add = |option: &str, values: String| {
@@ -49,11 +49,11 @@ impl Sidecar<'_> {
                 args.push(format!("--{option}={values}"));
             }
         };
-        add("exclude-outbound-ports", joined(&exclusions.outbound_ports));
-        add("exclude-inbound-ports", joined(&exclusions.inbound_ports));
-        add("exclude-outbound-ranges", joined(&exclusions.outbound_ranges));
-        add("include-outbound-ranges", joined(&exclusions.included_ranges));
-        add("exclude-interfaces", joined(&exclusions.interfaces));
+        add("exclude-outbound-ports", join_values(&exclusions.outbound_ports));
+        add("exclude-inbound-ports", join_values(&exclusions.inbound_ports));
+        add("exclude-outbound-ranges", join_values(&exclusions.outbound_ranges));
+        add("include-outbound-ranges", join_values(&exclusions.included_ranges));
+        add("exclude-interfaces", join_values(&exclusions.interfaces));
         if self.options.dns {
             args.push("--dns".to_owned());
         }
@@ -62,8 +62,8 @@ impl Sidecar<'_> {
 
     /// Builds a native sidecar: it is ready before the next init container starts, and is stopped last. It has
     /// no readiness probe: the readiness of the pod is that of the application.
-    pub(super) fn native(&self) -> Value {
-        let mut container = self.container();
+    pub(super) fn native_sidecar(&self) -> Value {
+        let mut container = self.sidecar_container();
         container["restartPolicy"] = json!("Always");
         container
     }
@@ -71,18 +71,18 @@ impl Sidecar<'_> {
     /// Builds a regular sidecar container. All containers receive SIGTERM at the same time: the sidecar
     /// continues to serve requests of and to the application during the drain delay, and exits within the pod's
     /// termination grace period.
-    pub(super) fn classic(&self) -> Value {
-        let mut container = self.container();
+    pub(super) fn regular_container(&self) -> Value {
+        let mut container = self.sidecar_container();
         if let Some(arguments) = container["args"].as_array_mut() {
             let ending = ["--linger", CLASSIC_LINGER, "--drain-timeout", CLASSIC_DRAIN];
             arguments.extend(ending.map(Value::from));
         }
-        container["readinessProbe"] = probe("/readyz", (2, 3));
+        container["readinessProbe"] = http_probe("/readyz", (2, 3));
         container
     }
 
-    fn container(&self) -> Value {
-        let mut container = self.basic();
+    fn sidecar_container(&self) -> Value {
+        let mut container = self.base_container();
         let Some(arguments) = container["args"].as_array_mut() else { return container };
         if self.options.dns {
             arguments.push(json!("--dns"));
@@ -100,7 +100,7 @@ impl Sidecar<'_> {
         container
     }
 
-    fn basic(&self) -> Value {
+    fn base_container(&self) -> Value {
         json!({
             "name": PROXY_CONTAINER,
             "image": self.options.image,
@@ -115,12 +115,12 @@ impl Sidecar<'_> {
                 "--uid-exempt",
                 "--health", format!("[::]:{HEALTH_PORT}"),
             ],
-            "env": self.environment(),
+            "env": self.environment_variables(),
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
             "resources": self.options.resources.to_json(),
-            "securityContext": unprivileged(PROXY_UID),
-            "startupProbe": probe("/readyz", (1, 60)),
-            "livenessProbe": probe("/livez", (10, 3)),
+            "securityContext": restricted_context(PROXY_UID),
+            "startupProbe": http_probe("/readyz", (1, 60)),
+            "livenessProbe": http_probe("/livez", (10, 3)),
             "volumeMounts": [
                 {"name": STATE_VOLUME, "mountPath": "/var/lib/leno"},
                 {"name": TOKEN_VOLUME, "mountPath": token_directory(), "readOnly": true},
@@ -128,7 +128,7 @@ impl Sidecar<'_> {
         })
     }
 
-    fn environment(&self) -> Vec<Value> {
+    fn environment_variables(&self) -> Vec<Value> {
         let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
         let mut env = vec![
             field("POD_NAME", "metadata.name"),
@@ -144,7 +144,7 @@ impl Sidecar<'_> {
 }
 
 /// Returns a security context that satisfies the `restricted` Pod Security Standard.
-pub(crate) fn unprivileged(user: u32) -> Value {
+pub(crate) fn restricted_context(user: u32) -> Value {
     json!({
         "runAsUser": user,
         "runAsGroup": user,
@@ -159,7 +159,7 @@ pub(crate) fn unprivileged(user: u32) -> Value {
 
 /// Returns the volume for state, in memory so that keys are never written to disk, and the volume with the
 /// token.
-pub(crate) fn volumes() -> [Value; 2] {
+pub(crate) fn sidecar_volumes() -> [Value; 2] {
     let token = json!({"serviceAccountToken": {
         "audience": TOKEN_AUD,
         "expirationSeconds": TOKEN_SECONDS,
@@ -172,7 +172,7 @@ pub(crate) fn volumes() -> [Value; 2] {
 }
 
 /// Returns the annotations for Prometheus discovery of the sidecar's metrics.
-pub(crate) fn scraping() -> [(&'static str, String); 3] {
+pub(crate) fn scrape_annotations() -> [(&'static str, String); 3] {
     [
         ("prometheus.io/scrape", "true".to_owned()),
         ("prometheus.io/port", HEALTH_PORT.to_string()),
@@ -180,7 +180,7 @@ pub(crate) fn scraping() -> [(&'static str, String); 3] {
     ]
 }
 
-pub(crate) fn probe(path: &str, (period, failures): (u32, u32)) -> Value {
+pub(crate) fn http_probe(path: &str, (period, failures): (u32, u32)) -> Value {
     let mut probe = Map::new();
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
     probe.insert("periodSeconds".to_owned(), period.into());
@@ -193,7 +193,7 @@ pub(crate) fn token_directory() -> &'static str {
     TOKEN_PATH.rsplit_once('/').map_or(TOKEN_PATH, |(directory, _)| directory)
 }
 
-fn joined<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
+fn join_values<T: ToString>(values: impl IntoIterator<Item = T>) -> String {
     values.into_iter().map(|value| value.to_string()).collect::<Vec<_>>().join(",")
 }
 

@@ -6,18 +6,18 @@
 use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
-use super::annotation::{InjectError, Of, of_pod, switch};
+use super::annotation::{InjectError, Of, of_pod, parse_switch};
 use super::options::wanted_image;
 use super::{Demand, NamespaceFacts, Settings, Skip, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
-pub(crate) fn decide(
+pub(crate) fn decide_injection(
     pod: &Value,
     demand: Demand<'_>,
     system_namespace: &str,
 ) -> Result<Option<Skip>, InjectError> {
-    if let Some(skip) = never(pod) {
+    if let Some(skip) = skip_reason(pod) {
         return Ok(Some(skip));
     }
     let namespace = match demand {
@@ -46,9 +46,9 @@ pub(crate) fn decide(
 /// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
 /// has injection.
 pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> bool {
-    let opts_out = || spoken_by_pod(pod, demand.namespace()) == Ok(Some(false));
+    let opts_out = || spoken_by_pod(pod, demand.namespace_facts()) == Ok(Some(false));
     let wants = |facts: &NamespaceFacts| spoken_by_namespace(facts) == Ok(Some(true));
-    floor.injection_required && demand.namespace().is_some_and(wants) && opts_out()
+    floor.injection_required && demand.namespace_facts().is_some_and(wants) && opts_out()
 }
 
 /// Rejects a pod with containers that have the names of a sidecar but none of its images, if the floor of the
@@ -58,12 +58,14 @@ pub(super) fn reject_imitation(
     demand: Demand<'_>,
     settings: &Settings,
 ) -> Result<(), InjectError> {
-    let floor = settings.floor_in(demand.namespace()).filter(|floor| floor.injection_required);
+    let floor =
+        settings.floor_in(demand.namespace_facts()).filter(|floor| floor.injection_required);
     let has_injection = |facts: &&NamespaceFacts| {
         never_in(facts, &settings.system_namespace).is_none()
             && spoken_by_namespace(facts) == Ok(Some(true))
     };
-    let (Some(floor), Some(namespace)) = (floor, demand.namespace().filter(has_injection)) else {
+    let (Some(floor), Some(namespace)) = (floor, demand.namespace_facts().filter(has_injection))
+    else {
         return Ok(());
     };
     let wanted = wanted_image(pod, Some(namespace))?;
@@ -142,7 +144,7 @@ fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<Skip> 
     is_ignored.then_some(Skip::Ignored)
 }
 
-fn never(pod: &Value) -> Option<Skip> {
+fn skip_reason(pod: &Value) -> Option<Skip> {
     let spec = &pod["spec"];
     let containers =
         || ["initContainers", "containers"].into_iter().filter_map(|key| spec[key].as_array());
@@ -175,7 +177,7 @@ fn spoken_by_pod(
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         let Some(text) = of_pod(pod, "annotations", &key) else { continue };
-        let word = switch(Of::Pod, &key, text)?;
+        let word = parse_switch(Of::Pod, &key, text)?;
         let monitored = namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
         // Opting out of OSM's or FSM's sidecar counts everywhere; opting in only in a namespace that it
         // monitors.
@@ -195,7 +197,7 @@ fn spoken_by_namespace(namespace: &NamespaceFacts) -> Result<Option<bool>, Injec
         if let (true, Some(text)) =
             (is_monitored(namespace, prefix), namespace.annotations.get(&key))
         {
-            let word = switch(Of::Namespace, &key, text)?;
+            let word = parse_switch(Of::Namespace, &key, text)?;
             found = found.or(Some(word));
         }
     }
@@ -207,7 +209,7 @@ fn own_form(
     label: Option<&str>,
     annotation: Option<&str>,
 ) -> Result<Option<bool>, InjectError> {
-    let read = |text: Option<&str>| text.map(|text| switch(of, INJECTION, text)).transpose();
+    let read = |text: Option<&str>| text.map(|text| parse_switch(of, INJECTION, text)).transpose();
     match (read(label)?, read(annotation)?) {
         (Some(one), Some(other)) if one != other => {
             Err(InjectError::Contradiction { of, key: INJECTION.to_owned() })
@@ -240,23 +242,23 @@ mod tests {
     use leno_model::{Name, TrustDomain};
     use serde_json::json;
 
-    use super::super::{Outcome, inject};
+    use super::super::{Outcome, inject_sidecar};
     use super::*;
     use crate::api::NamespaceName;
 
-    fn settings(floor: Floor) -> Settings {
+    fn settings_with_floor(floor: Floor) -> Settings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
-        let system = NamespaceName::literal("leno-system");
+        let system = NamespaceName::from_literal("leno-system");
         let image = "registry.example/leno:1".to_owned();
         Settings { floor, ..Settings::new(image, system, trust_domain, String::new()) }
     }
 
-    fn required(images: &[&str]) -> Floor {
+    fn required_images(images: &[&str]) -> Floor {
         let sidecar_images = images.iter().map(|image| (*image).to_owned()).collect();
         Floor { injection_required: true, sidecar_images, ..Floor::default() }
     }
 
-    fn shop(labels: &[(&str, &str)]) -> NamespaceFacts {
+    fn shop_namespace(labels: &[(&str, &str)]) -> NamespaceFacts {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         NamespaceFacts {
             name: "shop".to_owned(),
@@ -266,8 +268,8 @@ mod tests {
     }
 
     /// Returns `None` if the pod is unchanged because it has a sidecar, or the reason for rejection.
-    fn verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
-        match inject(pod, Demand::Namespace(facts), &settings(floor)) {
+    fn floor_verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
+        match inject_sidecar(pod, Demand::Namespace(facts), &settings_with_floor(floor)) {
             Ok(outcome) => {
                 assert_eq!(outcome, Outcome::Skipped(Skip::Present));
                 None
@@ -276,21 +278,21 @@ mod tests {
         }
     }
 
-    fn with(containers: Value) -> Value {
+    fn pod_with_containers(containers: Value) -> Value {
         json!({"metadata": {"name": "web"}, "spec": {"containers": containers}})
     }
 
     #[test]
     fn a_pod_of_another_shape_is_rejected() {
-        let on = shop(&[("leno.dev/injection", "enabled")]);
-        let said = |pod: &Value| verdict(pod, &on, Floor::default()).unwrap_or_default();
+        let on = shop_namespace(&[("leno.dev/injection", "enabled")]);
+        let said = |pod: &Value| floor_verdict(pod, &on, Floor::default()).unwrap_or_default();
         for (pod, field) in [
             (json!("a pod"), "the pod is not a map"),
             (json!({"metadata": {}, "spec": "80"}), "spec is not a map"),
             (json!({"metadata": [], "spec": {"containers": []}}), "metadata is not a map"),
             (json!({"metadata": {"labels": "a"}, "spec": {}}), "metadata.labels is not a map"),
             (json!({"spec": {"containers": {"name": "a"}}}), "spec.containers is not a list"),
-            (with(json!("a")), "spec.containers is not a list"),
+            (pod_with_containers(json!("a")), "spec.containers is not a list"),
             (
                 json!({"spec": {"initContainers": 1, "containers": []}}),
                 "spec.initContainers is not",
@@ -303,12 +305,14 @@ mod tests {
 
     #[test]
     fn a_container_with_the_name_of_the_sidecar_is_none_where_the_floor_requires_one() {
-        let on = || shop(&[("leno.dev/injection", "enabled")]);
+        let on = || shop_namespace(&[("leno.dev/injection", "enabled")]);
         let pod = |image: &str| {
-            with(json!([{"name": "app", "image": "app:1"}, {"name": "leno-proxy", "image": image}]))
+            pod_with_containers(
+                json!([{"name": "app", "image": "app:1"}, {"name": "leno-proxy", "image": image}]),
+            )
         };
         let idle = pod("busybox:1");
-        let why = verdict(&idle, &on(), required(&[])).unwrap();
+        let why = floor_verdict(&idle, &on(), required_images(&[])).unwrap();
         assert_eq!(
             why,
             "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs \
@@ -316,48 +320,57 @@ mod tests {
              requires a sidecar; remove the container, and the pod gets a sidecar, or add the \
              repository to spec.floor.sidecarImages"
         );
-        assert!(verdict(&idle, &on(), required(&["mirror.example/"])).is_some());
+        assert!(floor_verdict(&idle, &on(), required_images(&["mirror.example/"])).is_some());
         for image in ["registry.example/leno:1", "registry.example/leno@sha256:0"] {
-            assert_eq!(verdict(&pod(image), &on(), required(&[])), None, "{image}");
-            assert_eq!(verdict(&pod(image), &on(), required(&["other"])), None, "{image}");
+            assert_eq!(floor_verdict(&pod(image), &on(), required_images(&[])), None, "{image}");
+            assert_eq!(
+                floor_verdict(&pod(image), &on(), required_images(&["other"])),
+                None,
+                "{image}"
+            );
         }
         let mirrored = pod("mirror.example/leno:1");
-        assert_eq!(verdict(&mirrored, &on(), required(&["mirror.example/"])), None);
-        assert!(verdict(&mirrored, &on(), required(&[])).is_some());
+        assert_eq!(floor_verdict(&mirrored, &on(), required_images(&["mirror.example/"])), None);
+        assert!(floor_verdict(&mirrored, &on(), required_images(&[])).is_some());
         // A pod that got the image of its annotation.
         let mut annotated = mirrored;
         annotated["metadata"]["annotations"] =
             json!({"leno.dev/sidecar-image": "mirror.example/leno:1"});
-        assert_eq!(verdict(&annotated, &on(), required(&[])), None);
+        assert_eq!(floor_verdict(&annotated, &on(), required_images(&[])), None);
         // Without an image.
-        let bare = with(json!([{"name": "leno-proxy"}]));
-        assert!(verdict(&bare, &on(), required(&[])).is_some());
+        let bare = pod_with_containers(json!([{"name": "leno-proxy"}]));
+        assert!(floor_verdict(&bare, &on(), required_images(&[])).is_some());
     }
 
     #[test]
     fn redirection_alone_is_no_sidecar() {
-        let facts = shop(&[("leno.dev/injection", "enabled")]);
-        let pod = with(json!([{"name": "leno-intercept", "image": "registry.example/leno:1"}]));
-        let why = verdict(&pod, &facts, required(&[])).unwrap();
+        let facts = shop_namespace(&[("leno.dev/injection", "enabled")]);
+        let pod = pod_with_containers(
+            json!([{"name": "leno-intercept", "image": "registry.example/leno:1"}]),
+        );
+        let why = floor_verdict(&pod, &facts, required_images(&[])).unwrap();
         assert!(why.contains("no container leno-proxy"), "{why}");
-        assert_eq!(verdict(&pod, &facts, Floor::default()), None);
+        assert_eq!(floor_verdict(&pod, &facts, Floor::default()), None);
     }
 
     #[test]
     fn any_container_counts_where_no_sidecar_is_required() {
-        let pod = with(json!([{"name": "leno-proxy", "image": "busybox"}]));
+        let pod = pod_with_containers(json!([{"name": "leno-proxy", "image": "busybox"}]));
         let on = ("leno.dev/injection", "enabled");
         let shop_name = Name::new("shop").unwrap();
-        let excepted = Floor { except_namespaces: [shop_name].into(), ..required(&[]) };
+        let excepted = Floor { except_namespaces: [shop_name].into(), ..required_images(&[]) };
         for (facts, floor) in [
-            (shop(&[on]), Floor::default()),
-            (shop(&[on]), excepted),
-            (shop(&[]), required(&[])),
-            (shop(&[("leno.dev/injection", "disabled")]), required(&[])),
-            (shop(&[on, ("leno.dev/ignore", "true")]), required(&[])),
-            (NamespaceFacts { name: "leno-system".to_owned(), ..shop(&[on]) }, required(&[])),
+            (shop_namespace(&[on]), Floor::default()),
+            (shop_namespace(&[on]), excepted),
+            (shop_namespace(&[]), required_images(&[])),
+            (shop_namespace(&[("leno.dev/injection", "disabled")]), required_images(&[])),
+            (shop_namespace(&[on, ("leno.dev/ignore", "true")]), required_images(&[])),
+            (
+                NamespaceFacts { name: "leno-system".to_owned(), ..shop_namespace(&[on]) },
+                required_images(&[]),
+            ),
         ] {
-            assert_eq!(verdict(&pod, &facts, floor), None, "{facts:?}");
+            assert_eq!(floor_verdict(&pod, &facts, floor), None, "{facts:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use leno_model::Upgrades;
 use serde_json::{Value, json};
 
 use super::annotation::{
-    InjectError, Of, RUNTIME_ANNOTATIONS, RuntimeAnnotation, elements, of_pod, switch,
+    InjectError, Of, RUNTIME_ANNOTATIONS, RuntimeAnnotation, of_pod, parse_switch, split_list,
 };
 use super::{AddressRange, NamespaceFacts, Settings};
 use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
@@ -82,20 +82,20 @@ impl SidecarOptions {
         settings: &Settings,
     ) -> Result<Self, InjectError> {
         let written = Written { pod, namespace };
-        written.admission()?;
+        written.validate_admission()?;
         let floor = settings.floor_in(namespace);
         let mut overruled = Vec::new();
         let mut exclusions = settings.exclusions.clone();
-        written.exclusions(&mut exclusions)?;
+        written.read_exclusions(&mut exclusions)?;
         if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_refused) {
             exclusions = settings.exclusions.clone();
             overruled.push(NO_EXCLUSIONS.to_owned());
         }
-        let dns = written.dns()?;
+        let dns = written.has_dns()?;
         if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
             return Err(InjectError::LookUps);
         }
-        let mut image = written.image()?.unwrap_or(&settings.image);
+        let mut image = written.read_image()?.unwrap_or(&settings.image);
         if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
             let problem =
                 "is not permitted by spec.floor.sidecarImages of the MeshConfig: the sidecar has";
@@ -104,13 +104,13 @@ impl SidecarOptions {
         }
         Ok(Self {
             exclusions,
-            resources: written.resources(settings)?,
+            resources: written.read_resources(settings)?,
             image: image.to_owned(),
-            scraped: written.scraped()?,
+            scraped: written.is_scraped()?,
             dns,
             application_metrics: written.application_metrics()?,
             overruled,
-            upgrades: written.upgrades()?,
+            upgrades: written.read_upgrades()?,
         })
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn wanted_image<'a>(
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
 ) -> Result<Option<&'a str>, InjectError> {
-    Written { pod, namespace }.image()
+    Written { pod, namespace }.read_image()
 }
 
 /// The sources of annotations.
@@ -131,7 +131,7 @@ struct Written<'a> {
 
 impl<'a> Written<'a> {
     /// Returns all annotations of a name, in order of precedence.
-    fn all(&self, name: &str) -> Vec<(Of, String, &'a str)> {
+    fn annotations_named(&self, name: &str) -> Vec<(Of, String, &'a str)> {
         debug_assert!(is_read(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let of_pod = keys()
@@ -143,26 +143,26 @@ impl<'a> Written<'a> {
         of_pod.chain(of_namespace).collect()
     }
 
-    fn first(&self, name: &str) -> Option<(Of, String, &'a str)> {
-        self.all(name).into_iter().next()
+    fn first_annotation(&self, name: &str) -> Option<(Of, String, &'a str)> {
+        self.annotations_named(name).into_iter().next()
     }
 
-    fn exclusions(&self, into: &mut Exclusions) -> Result<(), InjectError> {
-        self.ports("outbound-port-exclusion-list", &mut into.outbound_ports)?;
-        self.ports("inbound-port-exclusion-list", &mut into.inbound_ports)?;
-        self.ranges("outbound-ip-range-exclusion-list", &mut into.outbound_ranges)?;
-        self.ranges("outbound-ip-range-inclusion-list", &mut into.included_ranges)?;
-        self.interfaces("network-interface-exclusion-list", &mut into.interfaces)
+    fn read_exclusions(&self, into: &mut Exclusions) -> Result<(), InjectError> {
+        self.read_ports("outbound-port-exclusion-list", &mut into.outbound_ports)?;
+        self.read_ports("inbound-port-exclusion-list", &mut into.inbound_ports)?;
+        self.read_ranges("outbound-ip-range-exclusion-list", &mut into.outbound_ranges)?;
+        self.read_ranges("outbound-ip-range-inclusion-list", &mut into.included_ranges)?;
+        self.read_interfaces("network-interface-exclusion-list", &mut into.interfaces)
     }
 
-    fn ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
-        for (of, key, text) in self.all(name) {
-            for element in elements(text) {
+    fn read_ports(&self, name: &str, into: &mut BTreeSet<u16>) -> Result<(), InjectError> {
+        for (of, key, text) in self.annotations_named(name) {
+            for element in split_list(text) {
                 match element.parse() {
                     Ok(port @ 1..) => into.insert(port),
                     _ => {
                         let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
-                        return Err(invalid(of, key, element, expected));
+                        return Err(invalid_value(of, key, element, expected));
                     }
                 };
             }
@@ -170,24 +170,29 @@ impl<'a> Written<'a> {
         Ok(())
     }
 
-    fn ranges(&self, name: &str, into: &mut BTreeSet<AddressRange>) -> Result<(), InjectError> {
-        for (of, key, text) in self.all(name) {
-            for element in elements(text) {
+    fn read_ranges(
+        &self,
+        name: &str,
+        into: &mut BTreeSet<AddressRange>,
+    ) -> Result<(), InjectError> {
+        for (of, key, text) in self.annotations_named(name) {
+            for element in split_list(text) {
                 let expected = "a range of addresses; use one such as 192.0.2.0/24";
-                let range =
-                    element.parse().map_err(|()| invalid(of, key.clone(), element, expected))?;
+                let range = element
+                    .parse()
+                    .map_err(|()| invalid_value(of, key.clone(), element, expected))?;
                 into.insert(range);
             }
         }
         Ok(())
     }
 
-    fn interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
-        for (of, key, text) in self.all(name) {
-            for element in elements(text) {
+    fn read_interfaces(&self, name: &str, into: &mut BTreeSet<String>) -> Result<(), InjectError> {
+        for (of, key, text) in self.annotations_named(name) {
+            for element in split_list(text) {
                 if !is_interface(element) {
                     let expected = "the name of a network interface; use one such as eth1";
-                    return Err(invalid(of, key, element, expected));
+                    return Err(invalid_value(of, key, element, expected));
                 }
                 into.insert(element.to_owned());
             }
@@ -196,16 +201,21 @@ impl<'a> Written<'a> {
     }
 
     /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
-    fn resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
+    fn read_resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
         let mut wished = [BTreeMap::new(), BTreeMap::new()];
         for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
             for (resource, words) in RESOURCES {
                 let name = |word| format!("sidecar-resource-{kind}-{word}");
-                let found = words.iter().filter_map(|word| self.first(&name(word)));
+                let found = words.iter().filter_map(|word| self.first_annotation(&name(word)));
                 let Some((of, key, text)) = found.min_by_key(|(of, ..)| *of) else { continue };
                 if !is_quantity(text) {
-                    return Err(invalid(of, key, text, "a quantity; use one such as 100m or 64Mi"));
+                    return Err(invalid_value(
+                        of,
+                        key,
+                        text,
+                        "a quantity; use one such as 100m or 64Mi",
+                    ));
                 }
                 wished[which].insert((*resource).to_owned(), text.to_owned());
             }
@@ -223,7 +233,8 @@ impl<'a> Written<'a> {
             .collect();
         for key in both {
             let (request, limit) = (resources.requests.get(&key), resources.limits.get(&key));
-            if request.and_then(|it| amount(it)) <= limit.and_then(|it| amount(it)) {
+            if request.and_then(|it| parse_quantity(it)) <= limit.and_then(|it| parse_quantity(it))
+            {
                 continue;
             }
             if !limits.contains_key(&key) {
@@ -236,30 +247,30 @@ impl<'a> Written<'a> {
     }
 
     /// Returns an annotation that is supported only with our own prefix, by its full key.
-    fn own(&self, key: &str) -> Option<(Of, &'a str)> {
+    fn own_annotation(&self, key: &str) -> Option<(Of, &'a str)> {
         let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(key)?.as_str()));
         let of_pod = of_pod(self.pod, "annotations", key).map(|text| (Of::Pod, text));
         of_pod.or_else(of_namespace)
     }
 
     /// Returns the image. Annotations of other meshes are ignored because they name other programs.
-    fn image(&self) -> Result<Option<&'a str>, InjectError> {
-        let Some((of, image)) = self.own(SIDECAR_IMAGE) else { return Ok(None) };
+    fn read_image(&self) -> Result<Option<&'a str>, InjectError> {
+        let Some((of, image)) = self.own_annotation(SIDECAR_IMAGE) else { return Ok(None) };
         let is_odd = |c: char| c.is_whitespace() || c.is_control();
         if image.is_empty() || image.contains(is_odd) {
             let expected = "the name of an image; use one such as `leno:0.1`";
-            return Err(invalid(of, SIDECAR_IMAGE.to_owned(), image, expected));
+            return Err(invalid_value(of, SIDECAR_IMAGE.to_owned(), image, expected));
         }
         Ok(Some(image))
     }
 
     /// Validates the annotations that are read at run time. Invalid values of the namespace do not block pods:
     /// the previous values stay in force, and an event reports the error.
-    fn admission(&self) -> Result<(), InjectError> {
+    fn validate_admission(&self) -> Result<(), InjectError> {
         for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
             match of_pod(self.pod, "annotations", key) {
                 Some(text) if !is_right(text) => {
-                    return Err(invalid(Of::Pod, (*key).to_owned(), text, expected));
+                    return Err(invalid_value(Of::Pod, (*key).to_owned(), text, expected));
                 }
                 Some(_) | None => {}
             }
@@ -268,29 +279,29 @@ impl<'a> Written<'a> {
     }
 
     /// Returns true if the sidecar answers DNS queries. Other meshes have no such annotation.
-    fn dns(&self) -> Result<bool, InjectError> {
-        match self.own(DNS) {
+    fn has_dns(&self) -> Result<bool, InjectError> {
+        match self.own_annotation(DNS) {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
             Some((of, text)) => {
                 let expected = "a DNS mode; use `proxy` or `cluster`";
-                Err(invalid(of, DNS.to_owned(), text, expected))
+                Err(invalid_value(of, DNS.to_owned(), text, expected))
             }
         }
     }
 
-    fn upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
-        let Some((of, text)) = self.own(UPGRADES) else { return Ok(None) };
+    fn read_upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
+        let Some((of, text)) = self.own_annotation(UPGRADES) else { return Ok(None) };
         let expected = "a list of protocols; use one such as `websocket,tcp`, or `any`";
         let upgrades = text.parse();
-        upgrades.map(Some).map_err(|_| invalid(of, UPGRADES.to_owned(), text, expected))
+        upgrades.map(Some).map_err(|_| invalid_value(of, UPGRADES.to_owned(), text, expected))
     }
 
     /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
     /// cannot scrape are left to Prometheus. So is a copied annotation that already refers to a sidecar.
     fn application_metrics(&self) -> Result<Option<String>, InjectError> {
         let reported = |key: &str| of_pod(self.pod, "annotations", key);
-        if !self.scraped()? || reported("prometheus.io/scrape") != Some("true") {
+        if !self.is_scraped()? || reported("prometheus.io/scrape") != Some("true") {
             return Ok(None);
         }
         let port = reported("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
@@ -302,15 +313,15 @@ impl<'a> Written<'a> {
         Ok(port.map(|port| format!("{port}/{path}")))
     }
 
-    fn scraped(&self) -> Result<bool, InjectError> {
-        match self.first("metrics") {
-            Some((of, key, text)) => switch(of, &key, text),
+    fn is_scraped(&self) -> Result<bool, InjectError> {
+        match self.first_annotation("metrics") {
+            Some((of, key, text)) => parse_switch(of, &key, text),
             None => Ok(false),
         }
     }
 }
 
-fn invalid(of: Of, key: String, value: &str, expected: &'static str) -> InjectError {
+fn invalid_value(of: Of, key: String, value: &str, expected: &'static str) -> InjectError {
     InjectError::Annotation { of, key, value: value.to_owned(), expected }
 }
 
@@ -326,11 +337,11 @@ pub fn is_interface(text: &str) -> bool {
 }
 
 fn is_quantity(text: &str) -> bool {
-    amount(text).is_some()
+    parse_quantity(text).is_some()
 }
 
 /// Parses a Kubernetes quantity: a number with an optional unit.
-fn amount(text: &str) -> Option<f64> {
+fn parse_quantity(text: &str) -> Option<f64> {
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(number.len()..)?;
     let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;

@@ -25,7 +25,7 @@ impl Probes {
             };
             match made_by_sidecar(probe, &ports) {
                 Ok(Some(made)) => {
-                    lead(probe, &format!("/probe/{name}/{kind}"));
+                    redirect_probe(probe, &format!("/probe/{name}/{kind}"));
                     taken.insert((*kind).to_owned(), made);
                 }
                 Ok(None) => {}
@@ -84,7 +84,7 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
         }
         let mut get = json!({
             "path": action["path"].as_str().filter(|path| !path.is_empty()).unwrap_or("/"),
-            "port": resolved(&action["port"], ports)?,
+            "port": resolve_port(&action["port"], ports)?,
             "scheme": action["scheme"].as_str().unwrap_or("HTTP"),
         });
         if let Some(headers) = action["httpHeaders"].as_array().filter(|it| !it.is_empty()) {
@@ -96,7 +96,7 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
         if has_other_host(action) {
             return Ok(None);
         }
-        return Ok(with("tcpSocket", json!({"port": resolved(&action["port"], ports)?})));
+        return Ok(with("tcpSocket", json!({"port": resolve_port(&action["port"], ports)?})));
     }
     match probe.get("grpc").filter(|it| it.is_object()) {
         Some(action) => {
@@ -108,7 +108,7 @@ fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<V
 }
 
 /// Replaces the action of a probe. Periods, timeouts and thresholds are unchanged.
-fn lead(probe: &mut Map<String, Value>, path: &str) {
+fn redirect_probe(probe: &mut Map<String, Value>, path: &str) {
     for action in ["httpGet", "tcpSocket", "grpc"] {
         probe.shift_remove(action);
     }
@@ -116,7 +116,7 @@ fn lead(probe: &mut Map<String, Value>, path: &str) {
 }
 
 /// Resolves a port by number, by its name in the container, or by a number in a string, in the kubelet's order.
-fn resolved(port: &Value, ports: &Value) -> Result<u64, NoPort> {
+fn resolve_port(port: &Value, ports: &Value) -> Result<u64, NoPort> {
     let Some(name) = port.as_str() else {
         return port.as_u64().ok_or_else(|| NoPort(port.clone()));
     };

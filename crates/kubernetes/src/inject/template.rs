@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Demand, InjectError, NamespaceFacts, Outcome, Settings, Skip, inject};
+use super::{Demand, InjectError, NamespaceFacts, Outcome, Settings, Skip, inject_sidecar};
 
 /// The outcome for a manifest.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub enum Annotated {
 #[must_use]
 pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
     if is_list(manifest) {
-        return items(manifest).flat_map(namespaces_of).collect();
+        return list_items(manifest).flat_map(namespaces_of).collect();
     }
     pods_of(manifest).map(|_| namespace_of(manifest).to_owned()).into_iter().collect()
 }
@@ -67,7 +67,7 @@ fn visit(
     let Some(template) = template else {
         return Err((name.clone(), InjectError::NoPod(name)));
     };
-    match inject(template, demand, settings).map_err(|error| (name.clone(), error))? {
+    match inject_sidecar(template, demand, settings).map_err(|error| (name.clone(), error))? {
         Outcome::Injected { pod, warnings } => {
             *template = pod;
             reported.push((name, Annotated::Injected(warnings)));
@@ -81,7 +81,7 @@ fn is_list(object: &Value) -> bool {
     object["kind"].as_str().is_some_and(|kind| kind.ends_with("List"))
 }
 
-fn items(list: &Value) -> impl Iterator<Item = &Value> {
+fn list_items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
 

@@ -17,8 +17,8 @@ fn with_a_network_plugin_no_container_has_privileges() {
         "spec": {"containers": [{"name": "app"}]},
     });
     for by_plugin in [true, false] {
-        let settings = Settings { by_plugin, ..settings() };
-        let outcome = inject(&pod, Demand::Person(None), &settings).unwrap();
+        let settings = Settings { by_plugin, ..test_settings() };
+        let outcome = inject_sidecar(&pod, Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
         let reported = &pod["metadata"]["annotations"]["leno.dev/intercept"];
@@ -34,18 +34,18 @@ fn with_a_network_plugin_no_container_has_privileges() {
     }
 }
 
-fn settings() -> Settings {
+fn test_settings() -> Settings {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();
     Settings::new(
         "leno:test".to_owned(),
-        NamespaceName::literal("leno-system"),
+        NamespaceName::from_literal("leno-system"),
         trust_domain,
         roots,
     )
 }
 
-fn pairs(text: &str) -> BTreeMap<String, String> {
+fn parse_pairs(text: &str) -> BTreeMap<String, String> {
     let pair = |pair: &str| {
         let (key, value) = pair.split_once('=').unwrap();
         (key.to_owned(), value.to_owned())
@@ -53,29 +53,29 @@ fn pairs(text: &str) -> BTreeMap<String, String> {
     text.split_whitespace().map(pair).collect()
 }
 
-fn namespace(labels: &str, annotations: &str) -> NamespaceFacts {
+fn namespace_facts(labels: &str, annotations: &str) -> NamespaceFacts {
     let name = "shop".to_owned();
-    NamespaceFacts { name, labels: pairs(labels), annotations: pairs(annotations) }
+    NamespaceFacts { name, labels: parse_pairs(labels), annotations: parse_pairs(annotations) }
 }
 
-fn pod(labels: &str, annotations: &str) -> Value {
+fn pod_with_metadata(labels: &str, annotations: &str) -> Value {
     json!({
-        "metadata": {"labels": pairs(labels), "annotations": pairs(annotations)},
+        "metadata": {"labels": parse_pairs(labels), "annotations": parse_pairs(annotations)},
         "spec": {"containers": [{"name": "app", "image": "app:1"}]},
     })
 }
 
 /// Returns `yes`, or the reason for no sidecar.
-fn verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
-    match inject(pod, Demand::Namespace(namespace), &settings()) {
+fn injection_verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
+    match inject_sidecar(pod, Demand::Namespace(namespace), &test_settings()) {
         Ok(Outcome::Injected { .. }) => "yes".to_owned(),
         Ok(Outcome::Skipped(skip)) => format!("{skip:?}"),
         Err(error) => error.to_string(),
     }
 }
 
-fn injected(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
-    match inject(pod, Demand::Person(None), settings).unwrap() {
+fn inject_pod(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
+    match inject_sidecar(pod, Demand::Person(None), settings).unwrap() {
         Outcome::Injected { pod, warnings } => (pod, warnings),
         Outcome::Skipped(skip) => panic!("{skip}"),
     }
@@ -148,23 +148,26 @@ fn who_gets_a_sidecar() {
         ("leno.dev/injection=enabled openservicemesh.io/ignore=x", "", "", "", "Ignored"),
     ];
     for (labels, annotations, pod_labels, pod_annotations, expected) in table {
-        let pod = pod(pod_labels, pod_annotations);
-        let found = verdict(&pod, &namespace(labels, annotations));
+        let pod = pod_with_metadata(pod_labels, pod_annotations);
+        let found = injection_verdict(&pod, &namespace_facts(labels, annotations));
         assert_eq!(found, expected, "{labels} | {annotations} | {pod_labels} | {pod_annotations}");
     }
 }
 
 #[test]
 fn who_never_gets_one() {
-    let asking = namespace("leno.dev/injection=enabled", "");
+    let asking = namespace_facts("leno.dev/injection=enabled", "");
     for name in ["kube-system", "kube-public", "kube-node-lease", "leno-system"] {
         let of = NamespaceFacts { name: name.to_owned(), ..asking.clone() };
-        assert_eq!(verdict(&pod("leno.dev/injection=enabled", ""), &of), "SystemNamespace");
+        assert_eq!(
+            injection_verdict(&pod_with_metadata("leno.dev/injection=enabled", ""), &of),
+            "SystemNamespace"
+        );
     }
     let with = |change: &dyn Fn(&mut Value)| {
-        let mut pod = pod("", "");
+        let mut pod = pod_with_metadata("", "");
         change(&mut pod);
-        verdict(&pod, &asking)
+        injection_verdict(&pod, &asking)
     };
     assert_eq!(with(&|pod| pod["spec"]["hostNetwork"] = json!(true)), "HostNetwork");
     assert_eq!(with(&|pod| pod["spec"]["os"] = json!({"name": "windows"})), "Windows");
@@ -184,9 +187,9 @@ fn who_never_gets_one() {
 #[test]
 fn nobody_gets_two() {
     for native_sidecars in [true, false] {
-        let settings = Settings { native_sidecars, ..settings() };
-        let (once, _) = injected(&pod("", ""), &settings);
-        let again = inject(&once, Demand::Person(None), &settings);
+        let settings = Settings { native_sidecars, ..test_settings() };
+        let (once, _) = inject_pod(&pod_with_metadata("", ""), &settings);
+        let again = inject_sidecar(&once, Demand::Person(None), &settings);
         assert_eq!(again, Ok(Outcome::Skipped(Skip::Present)));
     }
 }
@@ -215,21 +218,21 @@ fn a_pod_with_a_native_sidecar() {
             "volumes": [{"name": "files", "emptyDir": {}}],
         },
     });
-    let (after, warnings) = injected(&pod, &settings());
+    let (after, warnings) = inject_pod(&pod, &test_settings());
     assert!(warnings.is_empty());
     expect_test::expect_file!["golden/native.json"].assert_eq(&format!("{after:#}\n"));
     let mut patched = pod.clone();
-    let patch: json_patch::Patch = serde_json::from_value(patch(&pod, &after)).unwrap();
+    let patch: json_patch::Patch = serde_json::from_value(injection_patch(&pod, &after)).unwrap();
     json_patch::patch(&mut patched, &patch).unwrap();
     assert_eq!(patched, after);
 }
 
 #[test]
 fn a_pod_with_a_classic_sidecar() {
-    let settings = Settings { native_sidecars: false, ..settings() };
-    let mut pod = pod("", "");
+    let settings = Settings { native_sidecars: false, ..test_settings() };
+    let mut pod = pod_with_metadata("", "");
     pod["spec"]["initContainers"] = json!([{"name": "first"}]);
-    let (after, _) = injected(&pod, &settings);
+    let (after, _) = inject_pod(&pod, &settings);
     let names = |list: &str| -> Vec<&str> {
         after["spec"][list]
             .as_array()
@@ -253,9 +256,9 @@ fn a_pod_with_a_classic_sidecar() {
 #[test]
 fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
     let warnings = |field: &str, value: Value| {
-        let mut pod = pod("", "");
+        let mut pod = pod_with_metadata("", "");
         *pod.pointer_mut(field).unwrap() = value;
-        let (after, warnings) = injected(&pod, &settings());
+        let (after, warnings) = inject_pod(&pod, &test_settings());
         let annotations = &after["metadata"]["annotations"];
         assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
         warnings
@@ -276,9 +279,9 @@ fn what_would_surprise_the_author_of_a_pod_is_a_warning_at_its_creation() {
           `leno.dev/outbound-port-exclusion-list`?"]
     );
     // A container chosen by the author is kept.
-    let mut chosen = pod("", "");
+    let mut chosen = pod_with_metadata("", "");
     chosen["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"] = json!("other");
-    let (after, _) = injected(&chosen, &settings());
+    let (after, _) = inject_pod(&chosen, &test_settings());
     let kept = &after["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"];
     assert_eq!(kept, "other");
 }
@@ -288,11 +291,11 @@ fn many_unknown_labels_and_annotations_cost_few_hints_and_hide_no_other_warning(
     let keys = |count: usize| -> Value {
         (0..count).map(|number| (format!("leno.dev/injectio{number}"), json!("x"))).collect()
     };
-    let mut pod = pod("", "");
+    let mut pod = pod_with_metadata("", "");
     pod["metadata"]["labels"] = keys(25_000);
     pod["metadata"]["annotations"] = keys(25_000);
     pod["spec"]["dnsPolicy"] = json!("Default");
-    let (_, warnings) = injected(&pod, &settings());
+    let (_, warnings) = inject_pod(&pod, &test_settings());
     assert!(warnings[0].starts_with("spec.dnsPolicy is Default"), "{}", warnings[0]);
     let hints = warnings.iter().filter(|it| it.contains("is not supported")).count();
     assert_eq!(hints, UNKNOWN_MARKS_MAX);
@@ -329,7 +332,7 @@ fn probes_are_made_by_the_sidecar() {
             {"name": "third", "readinessProbe": {"tcpSocket": {"port": "gone"}}},
         ]},
     });
-    let (after, warnings) = injected(&pod, &settings());
+    let (after, warnings) = inject_pod(&pod, &test_settings());
     let containers = &after["spec"]["containers"];
     expect![[r#"
         {"timeoutSeconds":3,"periodSeconds":7,"terminationGracePeriodSeconds":5,"httpGet":{"path":"/probe/app/readiness","port":15020}}"#]]
@@ -359,9 +362,9 @@ fn probes_are_made_by_the_sidecar() {
 fn annotations_that_cannot_be_read_are_refused() {
     let error = |annotation: &str| {
         let (key, value) = annotation.split_once('=').unwrap();
-        let mut pod = pod("", "");
+        let mut pod = pod_with_metadata("", "");
         pod["metadata"]["annotations"][key] = json!(value);
-        inject(&pod, Demand::Person(None), &settings()).unwrap_err().to_string()
+        inject_sidecar(&pod, Demand::Person(None), &test_settings()).unwrap_err().to_string()
     };
     let reported: Vec<String> = [
         "leno.dev/outbound-port-exclusion-list=80,http",
@@ -386,11 +389,11 @@ fn annotations_that_cannot_be_read_are_refused() {
 
 #[test]
 fn a_limit_that_nobody_chose_does_not_contradict_a_request() {
-    let mut pod = pod("", "");
+    let mut pod = pod_with_metadata("", "");
     let annotations = &mut pod["metadata"]["annotations"];
     annotations["leno.dev/sidecar-resource-requests-memory"] = json!("1Gi");
     annotations["leno.dev/sidecar-resource-limits-cpu"] = json!("5m");
-    let (after, _) = injected(&pod, &settings());
+    let (after, _) = inject_pod(&pod, &test_settings());
     let resources = &after["spec"]["initContainers"][1]["resources"];
     assert_eq!(*resources, json!({"requests": {"memory": "1Gi"}, "limits": {"cpu": "5m"}}));
 }
@@ -398,8 +401,12 @@ fn a_limit_that_nobody_chose_does_not_contradict_a_request() {
 #[test]
 fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
     let image = |namespace_says: &str, pod_says: &str| {
-        let facts = namespace("leno.dev/injection=enabled", namespace_says);
-        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+        match inject_sidecar(
+            &pod_with_metadata("", pod_says),
+            Demand::Namespace(&facts),
+            &test_settings(),
+        ) {
             Ok(Outcome::Injected { pod, .. }) => {
                 let image = |index: usize| pod["spec"]["initContainers"][index]["image"].clone();
                 assert_eq!(image(0), image(1));
@@ -409,7 +416,7 @@ fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
         }
     };
     let foreign = "flomesh.io/sidecar-image=pipy openservicemesh.io/sidecar-image=envoy";
-    assert_eq!(image(foreign, foreign), settings().image);
+    assert_eq!(image(foreign, foreign), test_settings().image);
     assert_eq!(image("leno.dev/sidecar-image=a", foreign), "a");
     assert_eq!(image("leno.dev/sidecar-image=a", "leno.dev/sidecar-image=b"), "b");
 }
@@ -417,8 +424,12 @@ fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
 #[test]
 fn storage_is_the_ephemeral_one_that_containers_have() {
     let resources = |namespace_says: &str, pod_says: &str| {
-        let facts = namespace("leno.dev/injection=enabled", namespace_says);
-        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+        match inject_sidecar(
+            &pod_with_metadata("", pod_says),
+            Demand::Namespace(&facts),
+            &test_settings(),
+        ) {
             Ok(Outcome::Injected { pod, .. }) => {
                 pod["spec"]["initContainers"][1]["resources"].clone()
             }
@@ -444,14 +455,16 @@ fn storage_is_the_ephemeral_one_that_containers_have() {
 
 #[test]
 fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
-    let wanted = namespace("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
-    let annotations = |pod: &Value| match inject(pod, Demand::Namespace(&wanted), &settings()) {
-        Ok(Outcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
-        other => panic!("{other:?}"),
-    };
-    let added = annotations(&pod("", ""));
+    let wanted =
+        namespace_facts("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
+    let annotations =
+        |pod: &Value| match inject_sidecar(pod, Demand::Namespace(&wanted), &test_settings()) {
+            Ok(Outcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
+            other => panic!("{other:?}"),
+        };
+    let added = annotations(&pod_with_metadata("", ""));
     assert_eq!(added["prometheus.io/port"], "15020");
-    let own = annotations(&pod("", "prometheus.io/scrape=true"));
+    let own = annotations(&pod_with_metadata("", "prometheus.io/scrape=true"));
     assert_eq!(own["prometheus.io/scrape"], "true");
     assert_eq!(own["prometheus.io/port"], Value::Null);
 }
@@ -459,8 +472,9 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
 #[test]
 fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
     let arguments = |annotations: &str, settings: &Settings| {
-        let wanted = namespace("leno.dev/injection=enabled", annotations);
-        let outcome = inject(&pod("", ""), Demand::Namespace(&wanted), settings)?;
+        let wanted = namespace_facts("leno.dev/injection=enabled", annotations);
+        let outcome =
+            inject_sidecar(&pod_with_metadata("", ""), Demand::Namespace(&wanted), settings)?;
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let arguments = pod["spec"]["initContainers"][1]["args"].as_array().unwrap().clone();
         let opens = |it: &Value| {
@@ -470,7 +484,7 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
         };
         Ok(arguments.iter().filter_map(opens).collect::<Vec<String>>())
     };
-    let narrow = Settings { metrics_from: "10.0.0.0/8".parse().ok(), ..settings() };
+    let narrow = Settings { metrics_from: "10.0.0.0/8".parse().ok(), ..test_settings() };
     for (annotations, open, of_narrow) in [
         ("", vec![], vec![]),
         ("leno.dev/metrics=disabled", vec![], vec![]),
@@ -482,18 +496,21 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
         ),
         ("leno.dev/upgrades=any", vec!["--upgrades=any"], vec!["--upgrades=any"]),
     ] {
-        assert_eq!(arguments(annotations, &settings()), Ok::<_, InjectError>(owned(&open)));
-        assert_eq!(arguments(annotations, &narrow), Ok::<_, InjectError>(owned(&of_narrow)));
+        assert_eq!(
+            arguments(annotations, &test_settings()),
+            Ok::<_, InjectError>(to_strings(&open))
+        );
+        assert_eq!(arguments(annotations, &narrow), Ok::<_, InjectError>(to_strings(&of_narrow)));
     }
     for bad in ["leno.dev/upgrades=h2c", "leno.dev/upgrades=tcp,", "leno.dev/upgrades=$(HOME)"] {
-        let error = arguments(bad, &settings()).unwrap_err().to_string();
+        let error = arguments(bad, &test_settings()).unwrap_err().to_string();
         assert!(error.contains("websocket,tcp"), "{error}");
     }
 }
 
 #[test]
 fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
-    let wanted = namespace("leno.dev/injection=enabled", "");
+    let wanted = namespace_facts("leno.dev/injection=enabled", "");
     for (annotation, words) in [
         ("leno.dev/traffic-mode=Strict", "use `permissive`, `strict` or `audit`"),
         ("leno.dev/plaintext=yes", "use `accept` or `refuse`"),
@@ -503,32 +520,38 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
         ("leno.dev/dns=Proxy", "use `proxy` or `cluster`"),
         ("leno.dev/metrics=on", "use `enabled` or `disabled`"),
     ] {
-        let outcome = inject(&pod("", annotation), Demand::Namespace(&wanted), &settings());
+        let outcome = inject_sidecar(
+            &pod_with_metadata("", annotation),
+            Demand::Namespace(&wanted),
+            &test_settings(),
+        );
         let error = outcome.unwrap_err().to_string();
         let key = annotation.split('=').next().unwrap();
         assert!(error.contains(key) && error.contains(words), "{annotation}: {error}");
     }
     for good in ["leno.dev/traffic-mode=audit", "leno.dev/plaintext=accept", "leno.dev/weight=7"] {
-        inject(&pod("", good), Demand::Namespace(&wanted), &settings()).unwrap();
+        inject_sidecar(&pod_with_metadata("", good), Demand::Namespace(&wanted), &test_settings())
+            .unwrap();
     }
     // The previous values stay in force in the namespace: new pods start.
     let wrong = "leno.dev/traffic-mode=Strict leno.dev/plaintext=yes";
-    let wanted = namespace("leno.dev/injection=enabled", wrong);
-    inject(&pod("", ""), Demand::Namespace(&wanted), &settings()).unwrap();
+    let wanted = namespace_facts("leno.dev/injection=enabled", wrong);
+    inject_sidecar(&pod_with_metadata("", ""), Demand::Namespace(&wanted), &test_settings())
+        .unwrap();
 }
 
-fn owned(texts: &[&str]) -> Vec<String> {
+fn to_strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
 }
 
 #[test]
 fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
-    let wanted = namespace("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
+    let wanted = namespace_facts("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
     let reported = |annotations: &str| {
         let annotations = format!("prometheus.io/scrape=true {annotations}");
-        let pod = pod("", &annotations);
+        let pod = pod_with_metadata("", &annotations);
         let Ok(Outcome::Injected { pod, .. }) =
-            inject(&pod, Demand::Namespace(&wanted), &settings())
+            inject_sidecar(&pod, Demand::Namespace(&wanted), &test_settings())
         else {
             panic!("{annotations}")
         };
@@ -569,7 +592,7 @@ fn manifests_of_every_kind_get_sidecars() {
         {"kind": "Service", "metadata": {"name": "d"}},
     ]});
     let Injected { manifest, reported } =
-        inject_manifest(manifest, &BTreeMap::new(), &settings()).unwrap();
+        inject_manifest(manifest, &BTreeMap::new(), &test_settings()).unwrap();
     let reported: Vec<String> =
         reported.iter().map(|(name, reported)| format!("{name}: {reported:?}")).collect();
     expect![[r#"
@@ -583,7 +606,7 @@ fn manifests_of_every_kind_get_sidecars() {
     let pointer = "/items/1/spec/jobTemplate/spec/template/metadata/labels/leno.dev~1meshed";
     assert_eq!(manifest.pointer(pointer), Some(&json!("sidecar")));
     let wrong = json!({"kind": "Job", "metadata": {"name": "e"}, "spec": {}});
-    let (name, error) = inject_manifest(wrong, &BTreeMap::new(), &settings()).unwrap_err();
+    let (name, error) = inject_manifest(wrong, &BTreeMap::new(), &test_settings()).unwrap_err();
     assert_eq!(name, "Job e");
     assert!(error.to_string().starts_with("Job e has no `spec` with `containers`"));
 }
@@ -604,10 +627,10 @@ fn annotations_of_namespaces_count_for_manifests() {
     // Injection by name needs no namespace in the mesh.
     let of = |port: &str| {
         let annotation = format!("leno.dev/outbound-port-exclusion-list={port}");
-        namespace("leno.dev/injection=disabled", &annotation)
+        namespace_facts("leno.dev/injection=disabled", &annotation)
     };
     let known = [("shop".to_owned(), of("25")), (String::new(), of("26"))].into();
-    let Injected { manifest, .. } = inject_manifest(manifest, &known, &settings()).unwrap();
+    let Injected { manifest, .. } = inject_manifest(manifest, &known, &test_settings()).unwrap();
     let args = |index: usize| {
         let spec = &manifest["items"][index]["spec"]["template"]["spec"];
         spec["initContainers"][0]["args"].clone()
@@ -620,8 +643,8 @@ fn annotations_of_namespaces_count_for_manifests() {
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
 /// warnings.
 fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
-    let settings = Settings { floor, ..settings() };
-    match inject(pod, Demand::Namespace(facts), &settings).unwrap() {
+    let settings = Settings { floor, ..test_settings() };
+    match inject_sidecar(pod, Demand::Namespace(facts), &settings).unwrap() {
         Outcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
         Outcome::Skipped(skip) => (format!("{skip:?}"), 0),
     }
@@ -639,18 +662,21 @@ fn pods_cannot_opt_out_where_the_floor_requires_a_sidecar() {
     for (labels, annotations) in
         [(off, ""), ("", off), ("", "openservicemesh.io/sidecar-injection=no")]
     {
-        let pod = pod(labels, annotations);
-        assert_eq!(under_floor(&pod, &namespace(on, ""), Floor::default()), no);
-        assert_eq!(under_floor(&pod, &namespace(on, ""), required()), yes(1));
-        assert_eq!(under_floor(&pod, &namespace(on, ""), excepted()), no);
-        let monitored = namespace(fsm, "flomesh.io/sidecar-injection=enabled");
+        let pod = pod_with_metadata(labels, annotations);
+        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), Floor::default()), no);
+        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), required()), yes(1));
+        assert_eq!(under_floor(&pod, &namespace_facts(on, ""), excepted()), no);
+        let monitored = namespace_facts(fsm, "flomesh.io/sidecar-injection=enabled");
         assert_eq!(under_floor(&pod, &monitored, required()), yes(1));
         // Its namespace has no injection.
-        assert_eq!(under_floor(&pod, &namespace(off, ""), required()), no);
+        assert_eq!(under_floor(&pod, &namespace_facts(off, ""), required()), no);
     }
-    assert_eq!(under_floor(&pod("", ""), &namespace(on, ""), required()), yes(0));
-    let ignored = namespace("leno.dev/injection=enabled leno.dev/ignore=true", "");
-    assert_eq!(under_floor(&pod(off, ""), &ignored, required()).0, "Ignored");
+    assert_eq!(
+        under_floor(&pod_with_metadata("", ""), &namespace_facts(on, ""), required()),
+        yes(0)
+    );
+    let ignored = namespace_facts("leno.dev/injection=enabled leno.dev/ignore=true", "");
+    assert_eq!(under_floor(&pod_with_metadata(off, ""), &ignored, required()).0, "Ignored");
 }
 
 #[test]
@@ -666,11 +692,15 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
         for list in lists {
             let annotation = format!("{prefix}/{list}");
             for (of_pod, of_namespace) in [(&*annotation, ""), ("", &*annotation)] {
-                let facts = namespace("leno.dev/injection=enabled", of_namespace);
+                let facts = namespace_facts("leno.dev/injection=enabled", of_namespace);
                 for (refused, options) in [(false, 1), (true, 0)] {
                     let floor = Floor { exclusions_refused: refused, ..Floor::default() };
-                    let settings = Settings { floor, ..settings() };
-                    let outcome = inject(&pod("", of_pod), Demand::Namespace(&facts), &settings);
+                    let settings = Settings { floor, ..test_settings() };
+                    let outcome = inject_sidecar(
+                        &pod_with_metadata("", of_pod),
+                        Demand::Namespace(&facts),
+                        &settings,
+                    );
                     let Outcome::Injected { pod, warnings } = outcome.unwrap() else { panic!() };
                     let args = &pod["spec"]["initContainers"][0]["args"];
                     assert_eq!(args.as_array().unwrap().len(), 1 + options, "{annotation}: {args}");
@@ -682,9 +712,9 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
     // The operator's exclusions for all pods are kept.
     let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
     let floor = Floor { exclusions_refused: true, ..Floor::default() };
-    let settings = Settings { floor, exclusions, ..settings() };
-    let pod = pod("", "leno.dev/outbound-port-exclusion-list=25");
-    let (pod, warnings) = injected(&pod, &settings);
+    let settings = Settings { floor, exclusions, ..test_settings() };
+    let pod = pod_with_metadata("", "leno.dev/outbound-port-exclusion-list=25");
+    let (pod, warnings) = inject_pod(&pod, &settings);
     let args = &pod["spec"]["initContainers"][0]["args"];
     assert_eq!(*args, json!(["intercept", "--exclude-outbound-ports=26"]));
     assert_eq!(warnings.len(), 1);
@@ -694,15 +724,15 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
 fn sidecars_have_images_that_the_floor_permits() {
     let images = |text: &str| [text.to_owned()].into();
     let floor = Floor { sidecar_images: images("mirror.example/leno"), ..Floor::default() };
-    let settings = Settings { floor, ..settings() };
+    let settings = Settings { floor, ..test_settings() };
     for (wanted, found, warned) in [
         ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
         ("evil.example/leno:0.2", "leno:test", 1),
         // The repository of the mesh is always permitted, with other tags too.
         ("leno:next", "leno:next", 0),
     ] {
-        let pod = pod("", &format!("leno.dev/sidecar-image={wanted}"));
-        let (pod, warnings) = injected(&pod, &settings);
+        let pod = pod_with_metadata("", &format!("leno.dev/sidecar-image={wanted}"));
+        let (pod, warnings) = inject_pod(&pod, &settings);
         for container in pod["spec"]["initContainers"].as_array().unwrap() {
             assert_eq!(container["image"], found);
         }
@@ -721,8 +751,12 @@ fn versions_with_native_sidecars() {
 #[test]
 fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
     let led = |pod_says: &str, namespace_says: &str| {
-        let facts = namespace("leno.dev/injection=enabled", namespace_says);
-        match inject(&pod("", pod_says), Demand::Namespace(&facts), &settings()) {
+        let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
+        match inject_sidecar(
+            &pod_with_metadata("", pod_says),
+            Demand::Namespace(&facts),
+            &test_settings(),
+        ) {
             Ok(Outcome::Injected { pod, .. }) => {
                 let has = |index: usize| {
                     let args = pod["spec"]["initContainers"][index]["args"].as_array().unwrap();
@@ -756,8 +790,8 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
     };
     let option = "--exclude-interfaces=eth1,net0";
     for by_plugin in [true, false] {
-        let settings = Settings { by_plugin, ..settings() };
-        let outcome = inject(&pod("eth1, net0"), Demand::Person(None), &settings).unwrap();
+        let settings = Settings { by_plugin, ..test_settings() };
+        let outcome = inject_sidecar(&pod("eth1, net0"), Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         if by_plugin {
             assert_eq!(pod["metadata"]["annotations"]["leno.dev/intercept"], option);
@@ -766,7 +800,8 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
             assert_eq!(*args, json!(["intercept", option]));
         }
     }
-    let refused = inject(&pod("a-name-that-is-too-long"), Demand::Person(None), &settings());
+    let refused =
+        inject_sidecar(&pod("a-name-that-is-too-long"), Demand::Person(None), &test_settings());
     assert_eq!(
         refused.unwrap_err().to_string(),
         "pod: annotation `flomesh.io/network-interface-exclusion-list`: `a-name-that-is-too-long` is \

@@ -2,29 +2,29 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, kinds, metadata};
+use super::{Options, cluster_metadata, kinds, namespaced_metadata};
 use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
 use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
 /// Returns the account, its permissions in the cluster, and those in its own namespace.
-pub(super) fn objects(options: &Options) -> Vec<Value> {
+pub(super) fn access_objects(options: &Options) -> Vec<Value> {
     let account = json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata(CONTROL, options),
+        "metadata": namespaced_metadata(CONTROL, options),
     });
     let everywhere = json!({
         "apiVersion": GROUP_VERSION,
         "kind": "ClusterRole",
         "metadata": cluster_metadata(CONTROL),
-        "rules": everywhere(),
+        "rules": cluster_permissions(),
     });
     let here = json!({
         "apiVersion": GROUP_VERSION,
         "kind": "Role",
-        "metadata": metadata(CONTROL, options),
-        "rules": here(),
+        "metadata": namespaced_metadata(CONTROL, options),
+        "rules": namespace_permissions(),
     });
     let subjects =
         json!([{"kind": "ServiceAccount", "name": CONTROL, "namespace": options.namespace}]);
@@ -41,7 +41,7 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
         "apiVersion": GROUP_VERSION,
         "kind": "ClusterRole",
         "metadata": cluster_metadata(GATEWAYS),
-        "rules": gateways(),
+        "rules": gateway_permissions(),
     });
     let mut of_gateways = binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS));
     of_gateways["roleRef"]["name"] = json!(GATEWAYS);
@@ -53,7 +53,7 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
     if options.gateways {
         objects.extend([gateways, of_gateways]);
     }
-    objects.extend([here, binding("RoleBinding", "Role", metadata(CONTROL, options))]);
+    objects.extend([here, binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options))]);
     for namespace in &options.access_certs {
         let mut metadata = cluster_metadata(ACCESS_CERTS);
         metadata["namespace"] = json!(namespace.as_str());
@@ -70,7 +70,7 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
     objects
 }
 
-fn everywhere() -> Value {
+fn cluster_permissions() -> Value {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own_status = statuses_of(&own);
     let policies_status = statuses_of(&POLICIES);
@@ -81,19 +81,19 @@ fn everywhere() -> Value {
         read(&["discovery.k8s.io"], &["endpointslices"]),
         read(&["apiextensions.k8s.io"], &["customresourcedefinitions"]),
         read(&["leno.dev"], &own),
-        rule(&["leno.dev"], &own_status, &["patch"]),
+        policy_rule(&["leno.dev"], &own_status, &["patch"]),
         read(&["gateway.networking.k8s.io"], &[&ROUTES[..], &["referencegrants"]].concat()),
-        rule(&["gateway.networking.k8s.io"], &routes_status, &["patch"]),
+        policy_rule(&["gateway.networking.k8s.io"], &routes_status, &["patch"]),
         read(&["access.smi-spec.io"], &["traffictargets"]),
         read(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read(&["split.smi-spec.io"], &["trafficsplits"]),
         read(&[kinds::OSM, kinds::FSM], &POLICIES),
-        rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
+        policy_rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
         read(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
-        rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
-        rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
-        named(
-            rule(
+        policy_rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
+        policy_rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
+        restrict_to_names(
+            policy_rule(
                 &["admissionregistration.k8s.io"],
                 &["mutatingwebhookconfigurations"],
                 &["get", "patch"],
@@ -105,7 +105,7 @@ fn everywhere() -> Value {
 
 /// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. They
 /// exist as long as the Job.
-pub(super) fn retraction(options: &Options) -> Vec<Value> {
+pub(super) fn retraction_objects(options: &Options) -> Vec<Value> {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let edge = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();
@@ -115,16 +115,19 @@ pub(super) fn retraction(options: &Options) -> Vec<Value> {
         (&[kinds::OSM, kinds::FSM], &POLICIES),
     ];
     let everywhere = kinds.map(|(groups, resources)| {
-        let statuses = rule(groups, &statuses_of(resources), &["patch"]);
-        [rule(groups, resources, &["get", "list"]), statuses]
+        let statuses = policy_rule(groups, &statuses_of(resources), &["patch"]);
+        [policy_rule(groups, resources, &["get", "list"]), statuses]
     });
     let here = json!([
-        rule(&[""], &["pods"], &["list"]),
-        named(rule(&["coordination.k8s.io"], &["leases"], &["delete"]), &[CONTROL]),
+        policy_rule(&[""], &["pods"], &["list"]),
+        restrict_to_names(
+            policy_rule(&["coordination.k8s.io"], &["leases"], &["delete"]),
+            &[CONTROL]
+        ),
     ]);
     let mut in_cluster = cluster_metadata(RETRACTION);
     in_cluster["labels"]["app.kubernetes.io/name"] = json!(RETRACTION);
-    let mut in_namespace = metadata(RETRACTION, options);
+    let mut in_namespace = namespaced_metadata(RETRACTION, options);
     in_namespace["labels"] = in_cluster["labels"].clone();
     let role = |kind: &str, metadata: &Value, rules: Value| json!({"apiVersion": GROUP_VERSION, "kind": kind, "metadata": metadata, "rules": rules});
     let binding = |kind: &str, role: &str, metadata: &Value| {
@@ -153,57 +156,60 @@ fn statuses_of<T: AsRef<str>>(resources: &[T]) -> Vec<String> {
 /// because permission to create Deployments and to read Secrets in all namespaces amounts to cluster-admin. A
 /// role cannot restrict Secrets by type. The control plane requests only Secrets of type `kubernetes.io/tls`,
 /// and none while no gateway refers to any.
-fn gateways() -> Value {
+fn gateway_permissions() -> Value {
     let write = ["get", "create", "patch"];
     json!([
         read(&["gateway.networking.k8s.io"], &["gatewayclasses", "gateways", "backendtlspolicies"]),
-        rule(
+        policy_rule(
             &["gateway.networking.k8s.io"],
             &["gatewayclasses/status", "gateways/status"],
             &["patch"],
         ),
-        rule(&[""], &["secrets"], &["list", "watch"]),
-        rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
-        rule(&[""], &["services", "serviceaccounts"], &write),
-        rule(&["policy"], &["poddisruptionbudgets"], &write),
+        policy_rule(&[""], &["secrets"], &["list", "watch"]),
+        policy_rule(&["apps"], &["deployments"], &[&write[..], &["list", "watch"]].concat()),
+        policy_rule(&[""], &["services", "serviceaccounts"], &write),
+        policy_rule(&["policy"], &["poddisruptionbudgets"], &write),
     ])
 }
 
 /// Returns the permissions for Secrets of external principals, created only if they are enabled. A role cannot
 /// restrict Secrets by owner. The control plane requests only Secrets that objects name, and lists none.
 fn access_certs() -> Value {
-    json!([rule(&[""], &["secrets"], &["get", "create", "update", "delete"])])
+    json!([policy_rule(&[""], &["secrets"], &["get", "create", "update", "delete"])])
 }
 
 /// Returns the permissions in the control plane's namespace. The `create` verb cannot be restricted to a name.
-fn here() -> Value {
+fn namespace_permissions() -> Value {
     let followed = ["get", "list", "watch", "update"];
     json!([
         // Control planes discover each other by these.
         read(&["discovery.k8s.io"], &["endpointslices"]),
-        rule(&[""], &["secrets"], &["create"]),
-        named(rule(&[""], &["secrets"], &followed), &[AUTHORITY_SECRET]),
-        named(rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
-        rule(&[""], &["configmaps"], &["create"]),
-        named(rule(&[""], &["configmaps"], &["get", "patch"]), &[ROOTS_CONFIG_MAP]),
-        rule(&["coordination.k8s.io"], &["leases"], &["create"]),
-        named(
-            rule(&["coordination.k8s.io"], &["leases"], &["get", "list", "watch", "update"]),
+        policy_rule(&[""], &["secrets"], &["create"]),
+        restrict_to_names(policy_rule(&[""], &["secrets"], &followed), &[AUTHORITY_SECRET]),
+        restrict_to_names(policy_rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
+        policy_rule(&[""], &["configmaps"], &["create"]),
+        restrict_to_names(
+            policy_rule(&[""], &["configmaps"], &["get", "patch"]),
+            &[ROOTS_CONFIG_MAP]
+        ),
+        policy_rule(&["coordination.k8s.io"], &["leases"], &["create"]),
+        restrict_to_names(
+            policy_rule(&["coordination.k8s.io"], &["leases"], &["get", "list", "watch", "update"]),
             &[CONTROL]
         ),
     ])
 }
 
 fn read<T: AsRef<str>>(groups: &[&str], resources: &[T]) -> Value {
-    rule(groups, resources, &["get", "list", "watch"])
+    policy_rule(groups, resources, &["get", "list", "watch"])
 }
 
-fn rule<T: AsRef<str>>(groups: &[&str], resources: &[T], verbs: &[&str]) -> Value {
+fn policy_rule<T: AsRef<str>>(groups: &[&str], resources: &[T], verbs: &[&str]) -> Value {
     let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
     json!({"apiGroups": groups, "resources": resources, "verbs": verbs})
 }
 
-fn named(mut rule: Value, names: &[&str]) -> Value {
+fn restrict_to_names(mut rule: Value, names: &[&str]) -> Value {
     rule["resourceNames"] = json!(names);
     rule
 }

@@ -11,30 +11,30 @@ use crate::webhook::{INJECTOR, MUTATE_PATH};
 use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
 /// Returns the configuration, with one webhook for each way to request a sidecar.
-pub(super) fn configuration(options: &Options) -> Value {
+pub(super) fn webhook_configuration(options: &Options) -> Value {
     let mut never = SYSTEM_NAMESPACES.to_vec();
     never.push(&options.namespace);
-    let mut namespaces = vec![expression("kubernetes.io/metadata.name", "NotIn", &never)];
+    let mut namespaces = vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &never)];
     for prefix in PREFIXES {
-        namespaces.push(expression(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
+        namespaces.push(selector_requirement(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
     }
-    let pods = [expression(INJECTION, "NotIn", &OFF)];
+    let pods = [selector_requirement(INJECTION, "NotIn", &OFF)];
     let with = |expressions: &[Value], more: &[Value]| [expressions, more].concat();
-    let exists = |key: &str| expression(key, "Exists", &[]);
-    let absent = |key: &str| expression(key, "DoesNotExist", &[]);
+    let exists = |key: &str| selector_requirement(key, "Exists", &[]);
+    let absent = |key: &str| selector_requirement(key, "DoesNotExist", &[]);
     let mut webhooks = vec![
         // The namespace has our label.
-        webhook(
+        webhook_entry(
             "namespace",
             options,
-            with(&namespaces, &[exists(INJECTION), expression(INJECTION, "NotIn", &OFF)]),
+            with(&namespaces, &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &OFF)]),
             pods.to_vec(),
         ),
         // The pod has our label, in any namespace.
-        webhook(
+        webhook_entry(
             "pod",
             options,
-            with(&namespaces, &[expression(INJECTION, "NotIn", &ON)]),
+            with(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ON)]),
             with(&pods, &[exists(INJECTION)]),
         ),
     ];
@@ -43,7 +43,7 @@ pub(super) fn configuration(options: &Options) -> Value {
         let asked = [exists(label), absent(INJECTION)];
         // The webhook for pods with our label handles these.
         let pods = vec![absent(INJECTION)];
-        webhooks.push(webhook(name, options, with(&namespaces, &asked), pods));
+        webhooks.push(webhook_entry(name, options, with(&namespaces, &asked), pods));
     }
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -54,7 +54,7 @@ pub(super) fn configuration(options: &Options) -> Value {
 }
 
 /// Returns a webhook without a `caBundle`, which the control plane writes.
-fn webhook(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Value>) -> Value {
+fn webhook_entry(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Value>) -> Value {
     json!({
         "name": format!("{name}.{INJECTOR}"),
         "admissionReviewVersions": ["v1"],
@@ -84,7 +84,7 @@ fn webhook(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Valu
 }
 
 /// Returns a requirement of a label selector.
-pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
+pub(super) fn selector_requirement(key: &str, operator: &str, values: &[&str]) -> Value {
     match values {
         [] => json!({"key": key, "operator": operator}),
         values => json!({"key": key, "operator": operator, "values": values}),

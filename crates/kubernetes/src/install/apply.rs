@@ -69,7 +69,7 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    pub(super) fn of(verb: &'static str, object: &str, error: ApiError) -> Self {
+    pub(super) fn from_api_error(verb: &'static str, object: &str, error: ApiError) -> Self {
         let object = object.to_owned();
         match error {
             ApiError::Rejected { code: FORBIDDEN, message } => {
@@ -84,26 +84,26 @@ impl InstallError {
 ///
 /// # Errors
 /// When the API server rejects an object; the ones before it are applied.
-pub async fn apply(
+pub async fn apply_manifests(
     client: &Client,
     manifests: &[Value],
     mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
-        let Addressed { object, name, api } = Addressed::of(client, manifest)?;
+        let Addressed { object, name, api } = Addressed::from_manifest(client, manifest)?;
         if is_of_another_mesh(client, manifest, &name).await? {
             reported(Step { object, done: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
-        if applied.as_ref().is_err_and(|error| error.code() == Some(NOT_FOUND))
+        if applied.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
             && let Some(done) = left_out(manifest)
         {
             reported(Step { object, done });
             continue;
         }
-        applied.map_err(|error| InstallError::of("apply", &object, error))?;
+        applied.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
@@ -121,9 +121,10 @@ async fn is_of_another_mesh(
     if !is_borrowed_kind(manifest) {
         return Ok(false);
     }
-    let definitions: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
+    let definitions: ObjectApi<CustomResourceDefinition> =
+        ObjectApi::for_all_namespaces(client.clone());
     let found = definitions.get_metadata_opt(name).await;
-    let found = found.map_err(|error| InstallError::of("get", name, error))?;
+    let found = found.map_err(|error| InstallError::from_api_error("get", name, error))?;
     let is_ours = |labels: &BTreeMap<String, String>| {
         labels.get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };
@@ -132,10 +133,10 @@ async fn is_of_another_mesh(
 
 /// Waits until objects of a kind can be created.
 async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
-    let api: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
-    until("the registration of a kind", KIND_MAX, async || {
+    let api: ObjectApi<CustomResourceDefinition> = ObjectApi::for_all_namespaces(client.clone());
+    poll_until("the registration of a kind", KIND_MAX, async || {
         let found = api.get(name).await;
-        let found = found.map_err(|error| InstallError::of("get", name, error))?;
+        let found = found.map_err(|error| InstallError::from_api_error("get", name, error))?;
         let conditions = found.status.unwrap_or_default().conditions.unwrap_or_default();
         let established = |status: &str| {
             conditions.iter().any(|it| it.type_ == "Established" && it.status == status)
@@ -154,15 +155,17 @@ pub async fn wait_for_rollout(
     namespace: &NamespaceName,
     within: Duration,
 ) -> Result<(), InstallError> {
-    let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
-    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
-    until("the rollout of the control plane", within, async || {
+    let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
+    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
+    poll_until("the rollout of the control plane", within, async || {
         let found = deployments.get(&CONTROL_NAME).await;
-        let found = found.map_err(|error| InstallError::of("get", "the Deployment", error))?;
-        let Some(lacks) = lacking(&found) else { return Ok(Ok(())) };
+        let found =
+            found.map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
+        let Some(lacks) = incomplete_rollout(&found) else { return Ok(Ok(())) };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
         let listed = pods.list(&ListParams::default().labels(&selector)).await;
-        let states = listed.map(|pods| pods.items.iter().filter_map(trouble).collect::<Vec<_>>());
+        let states =
+            listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
         let states = states.unwrap_or_default();
         Ok(Err(if states.is_empty() { lacks } else { format!("{lacks}; {}", states.join("; ")) }))
     })
@@ -170,7 +173,7 @@ pub async fn wait_for_rollout(
 }
 
 /// Returns a description of an incomplete rollout of a Deployment.
-pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
+pub(super) fn incomplete_rollout(deployment: &Deployment) -> Option<String> {
     let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
     if status.observed_generation < deployment.metadata.generation {
@@ -184,7 +187,7 @@ pub(super) fn lacking(deployment: &Deployment) -> Option<String> {
 }
 
 /// Returns the reason that a pod is not ready.
-fn trouble(pod: &Pod) -> Option<String> {
+fn unready_reason(pod: &Pod) -> Option<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let status = pod.status.as_ref()?;
     let reported = |reason: Option<&str>, message: Option<&str>| {
@@ -213,10 +216,11 @@ fn trouble(pod: &Pod) -> Option<String> {
 /// # Errors
 /// When the timeout `within` expires, with the error of the API server.
 pub async fn wait_for_webhook(client: &Client, within: Duration) -> Result<(), InstallError> {
-    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
-    until("the setup of sidecar injection", within, async || {
+    let configurations: ObjectApi<MutatingWebhookConfiguration> =
+        ObjectApi::for_all_namespaces(client.clone());
+    poll_until("the setup of sidecar injection", within, async || {
         let found = configurations.get_opt(&INJECTOR_NAME).await;
-        let found = found.map_err(|error| InstallError::of("get", INJECTOR, error))?;
+        let found = found.map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
         Ok(match trust_state(found.as_ref()) {
             TrustState::Absent => Err(format!("there is no {INJECTOR}")),
             TrustState::Untrusted => Err("no control plane has set its CA bundle".to_owned()),
@@ -235,7 +239,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
         "spec": {"containers": [{"name": "none", "image": "none"}]},
     });
     let parameters = PostParams { dry_run: true, field_manager: None };
-    let api: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &DEFAULT_NAMESPACE);
+    let api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &DEFAULT_NAMESPACE);
     let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
     let created = match api.create(&parameters, &pod).await {
         Ok(created) => created,
@@ -248,7 +252,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
             return Err(message);
         }
         // Quotas and policies of that namespace apply after the webhook, so the webhook has responded.
-        Err(error) if error.code() == Some(FORBIDDEN) => return Ok(()),
+        Err(error) if error.status_code() == Some(FORBIDDEN) => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
     let spec = created.spec.unwrap_or_default();
@@ -260,7 +264,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
 }
 
 /// Polls until the condition is met or the timeout expires.
-async fn until(
+async fn poll_until(
     what: &'static str,
     within: Duration,
     mut ask: impl AsyncFnMut() -> Result<Result<(), String>, InstallError>,
@@ -289,18 +293,18 @@ pub(crate) struct Addressed {
 impl Addressed {
     /// # Errors
     /// When the manifest has a name that is invalid in an API path.
-    pub(crate) fn of(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
+    pub(crate) fn from_manifest(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
         let metadata = &manifest["metadata"];
         let resource = kind_of(manifest);
         let name = metadata["name"].as_str().unwrap_or_default();
         let namespace = metadata["namespace"].as_str();
         let place = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
         let object = format!("{} {place}{name}", resource.kind);
-        let failed = |error| InstallError::of("address", &object, error);
+        let failed = |error| InstallError::from_api_error("address", &object, error);
         let namespace = namespace.map(NamespaceName::new).transpose();
         let namespace = namespace.map_err(|error| failed(error.into()))?;
         let name = ObjectName::new(name).map_err(|error| failed(error.into()))?;
-        let api = ObjectApi::dynamic(client.clone(), namespace.as_ref(), &resource);
+        let api = ObjectApi::for_dynamic_kind(client.clone(), namespace.as_ref(), &resource);
         Ok(Self { api: api.map_err(failed)?, object, name })
     }
 }
@@ -316,7 +320,7 @@ pub(super) fn kind_of(manifest: &Value) -> ApiResource {
 /// The owner of applied fields.
 const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
-const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::literal("default");
+const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::from_literal("default");
 const NOT_FOUND: u16 = 404;
 const KIND_MAX: Duration = Duration::from_secs(30);
 /// The polling interval.
@@ -326,7 +330,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 mod tests {
     use super::*;
 
-    fn deployment(status: &Value) -> Deployment {
+    fn deployment_with_status(status: &Value) -> Deployment {
         serde_json::from_value(json!({
             "metadata": {"generation": 2},
             "spec": {"replicas": 2, "selector": {}, "template": {}},
@@ -337,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_rollout_is_over_when_all_pods_are_new_and_available() {
-        let lacks = |status: Value| lacking(&deployment(&status));
+        let lacks = |status: Value| incomplete_rollout(&deployment_with_status(&status));
         let done = json!({
             "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
         });
@@ -363,11 +367,14 @@ mod tests {
             "name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}},
         }]});
-        assert_eq!(trouble(&pod(waiting)).unwrap(), "pod a: ErrImageNeverPull: no such image");
+        assert_eq!(
+            unready_reason(&pod(waiting)).unwrap(),
+            "pod a: ErrImageNeverPull: no such image"
+        );
         let unscheduled = json!({"conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"},
         ]});
-        assert_eq!(trouble(&pod(unscheduled)).unwrap(), "pod a: Unschedulable: no node");
+        assert_eq!(unready_reason(&pod(unscheduled)).unwrap(), "pod a: Unschedulable: no node");
     }
 
     #[test]
@@ -377,7 +384,7 @@ mod tests {
             "not permitted to apply ClusterRole leno-control: forbidden: user bob; run it with the permissions of cluster-admin, or have an administrator apply the output of `leno install` without --apply""#]]
         .assert_eq(&format!(
             "{:?}",
-            InstallError::of("apply", "ClusterRole leno-control", error).to_string()
+            InstallError::from_api_error("apply", "ClusterRole leno-control", error).to_string()
         ));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, labels};
+use super::{Options, cluster_metadata, common_labels};
 use crate::words::CNI;
 
 /// The CNI directories of a node.
@@ -22,13 +22,13 @@ impl Default for NodeNetwork {
 }
 
 /// Returns its namespace, its permissions, and its DaemonSet.
-pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
+pub(super) fn cni_objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
     let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
     let role = |kind: &str| json!({"apiGroup": RBAC, "kind": kind, "name": CNI});
     let rbac = format!("{RBAC}/v1");
     vec![
-        namespace(),
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()}),
+        cni_namespace(),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": cni_metadata()}),
         json!({
             "apiVersion": rbac,
             "kind": "ClusterRole",
@@ -45,7 +45,7 @@ pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
         json!({
             "apiVersion": rbac,
             "kind": "Role",
-            "metadata": metadata(),
+            "metadata": cni_metadata(),
             "rules": [{
                 "apiGroups": ["apps"],
                 "resources": ["daemonsets"],
@@ -56,7 +56,7 @@ pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
         json!({
             "apiVersion": rbac,
             "kind": "RoleBinding",
-            "metadata": metadata(),
+            "metadata": cni_metadata(),
             "roleRef": role("Role"),
             "subjects": subject,
         }),
@@ -65,27 +65,27 @@ pub(super) fn objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
 }
 
 /// Returns a separate namespace: its pods access their nodes, which the control plane's namespace forbids.
-fn namespace() -> Value {
+fn cni_namespace() -> Value {
     let mut metadata = cluster_metadata(CNI);
     metadata["labels"]["pod-security.kubernetes.io/enforce"] = json!("privileged");
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 }
 
-fn metadata() -> Value {
+fn cni_metadata() -> Value {
     let mut metadata = cluster_metadata(CNI);
     metadata["namespace"] = json!(CNI);
     metadata
 }
 
 fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
-    let mut pod_labels = labels();
+    let mut pod_labels = common_labels();
     pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());
     let from_node = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     let pass = format!("kube-system,{},{CNI}", options.namespace);
     json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": metadata(),
+        "metadata": cni_metadata(),
         "spec": {
             "selector": {"matchLabels": {"app.kubernetes.io/name": CNI}},
             "template": {

@@ -3,14 +3,14 @@
 use leno_model::Name;
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, labels, metadata, selector};
+use super::{Options, cluster_metadata, common_labels, namespaced_metadata, pod_selector};
 use crate::words::{
     CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PAGE_PORT, PROXY_UID,
     WEBHOOK_PORT,
 };
 
 /// Returns the namespace, which allows only pods without privileges.
-pub(super) fn namespace(options: &Options) -> Value {
+pub(super) fn control_namespace(options: &Options) -> Value {
     let mut metadata = cluster_metadata(&options.namespace);
     for mode in ["enforce", "audit", "warn"] {
         metadata["labels"][format!("pod-security.kubernetes.io/{mode}")] = json!("restricted");
@@ -19,19 +19,19 @@ pub(super) fn namespace(options: &Options) -> Value {
 }
 
 /// Returns Services, the Deployment, and its PodDisruptionBudget.
-pub(super) fn objects(options: &Options) -> Vec<Value> {
+pub(super) fn control_plane_objects(options: &Options) -> Vec<Value> {
     let disruption = json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(CONTROL, options),
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": selector()}},
+        "metadata": namespaced_metadata(CONTROL, options),
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": pod_selector()}},
     });
-    let mut objects = vec![service(options), peers(options)];
+    let mut objects = vec![control_service(options), peer_service(options)];
     if let Some(authorities) = &options.webhook_client_ca {
         objects.push(json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": metadata(WEBHOOK_CLIENTS, options),
+            "metadata": namespaced_metadata(WEBHOOK_CLIENTS, options),
             "data": {CLIENT_CA_KEY: authorities},
         }));
     }
@@ -39,17 +39,17 @@ pub(super) fn objects(options: &Options) -> Vec<Value> {
     if options.replicas > 1 {
         objects.push(disruption);
     }
-    objects.push(deployment(options));
+    objects.push(control_deployment(options));
     objects
 }
 
-fn service(options: &Options) -> Value {
+fn control_service(options: &Options) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(CONTROL, options),
+        "metadata": namespaced_metadata(CONTROL, options),
         "spec": {
-            "selector": selector(),
+            "selector": pod_selector(),
             "ports": [
                 {"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"},
                 {"name": "webhook", "port": 443, "targetPort": "webhook", "protocol": "TCP"},
@@ -60,15 +60,15 @@ fn service(options: &Options) -> Value {
 
 /// Returns the headless Service by which control planes discover each other, including those that are not
 /// ready.
-fn peers(options: &Options) -> Value {
+fn peer_service(options: &Options) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(CONTROL_PEERS, options),
+        "metadata": namespaced_metadata(CONTROL_PEERS, options),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": true,
-            "selector": selector(),
+            "selector": pod_selector(),
             "ports": [
                 {"name": "control", "port": CONTROL_PORT, "targetPort": "control", "protocol": "TCP"},
             ],
@@ -77,7 +77,7 @@ fn peers(options: &Options) -> Value {
 }
 
 /// Returns the volumes and volume mounts of a control plane.
-fn volumes(options: &Options) -> (Vec<Value>, Vec<Value>) {
+fn volumes_and_mounts(options: &Options) -> (Vec<Value>, Vec<Value>) {
     let mut volumes = vec![
         json!({"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
         json!({"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}}),
@@ -97,12 +97,12 @@ fn volumes(options: &Options) -> (Vec<Value>, Vec<Value>) {
     (volumes, mounts)
 }
 
-fn deployment(options: &Options) -> Value {
-    let mut metadata_here = metadata(CONTROL, options);
+fn control_deployment(options: &Options) -> Value {
+    let mut metadata_here = namespaced_metadata(CONTROL, options);
     if !options.network_policies {
         metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
     }
-    let (volumes, mounts) = volumes(options);
+    let (volumes, mounts) = volumes_and_mounts(options);
     // Spread only pods of one release: those of the previous one are about to terminate. Nodes that accept no
     // pods do not count. With one node the skew is never above 1, so all pods are scheduled there.
     let spread = |key: &str, otherwise: &str| {
@@ -111,7 +111,7 @@ fn deployment(options: &Options) -> Value {
             "topologyKey": key,
             "whenUnsatisfiable": otherwise,
             "nodeTaintsPolicy": "Honor",
-            "labelSelector": {"matchLabels": selector()},
+            "labelSelector": {"matchLabels": pod_selector()},
             "matchLabelKeys": ["pod-template-hash"],
         })
     };
@@ -124,11 +124,11 @@ fn deployment(options: &Options) -> Value {
         "spec": {
             "replicas": options.replicas,
             "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector()},
+            "selector": {"matchLabels": pod_selector()},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": max_unavailable, "maxSurge": 1}},
             "template": {
                 "metadata": {
-                    "labels": labels(),
+                    "labels": common_labels(),
                     "annotations": {
                         "prometheus.io/scrape": "true",
                         "prometheus.io/port": HEALTH_PORT.to_string(),
@@ -148,7 +148,7 @@ fn deployment(options: &Options) -> Value {
                         spread("kubernetes.io/hostname", "DoNotSchedule"),
                         spread("topology.kubernetes.io/zone", "ScheduleAnyway"),
                     ],
-                    "containers": [container(options, mounts)],
+                    "containers": [control_container(options, mounts)],
                     "volumes": volumes,
                 },
             },
@@ -156,7 +156,7 @@ fn deployment(options: &Options) -> Value {
     })
 }
 
-fn container(options: &Options, mounts: Vec<Value>) -> Value {
+fn control_container(options: &Options, mounts: Vec<Value>) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -171,7 +171,7 @@ fn container(options: &Options, mounts: Vec<Value>) -> Value {
     json!({
         "name": CONTROL,
         "image": options.image,
-        "args": arguments(options),
+        "args": container_arguments(options),
         "env": [
             field("POD_NAME", "metadata.name"),
             field("POD_NAMESPACE", "metadata.namespace"),
@@ -200,7 +200,7 @@ fn container(options: &Options, mounts: Vec<Value>) -> Value {
     })
 }
 
-fn arguments(options: &Options) -> Vec<String> {
+fn container_arguments(options: &Options) -> Vec<String> {
     let mut args = [
         "control",
         "--kubernetes",

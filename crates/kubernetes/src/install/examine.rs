@@ -81,7 +81,7 @@ impl fmt::Display for Finding {
 ///
 /// # Errors
 /// When the API server is unreachable.
-pub async fn examine(
+pub async fn examine_all(
     client: &Client,
     namespace: Option<&NamespaceName>,
 ) -> Result<Vec<Examined>, ApiError> {
@@ -101,14 +101,14 @@ pub async fn examine_each(
     report: impl FnMut(Examined),
 ) -> Result<(), ApiError> {
     let mut steps = Steps { report, end: Instant::now() + ALL_MAX };
-    let version = steps.within(server_version(client)).await;
+    let version = steps.with_timeout(server_version(client)).await;
     let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_ANSWER.to_owned())))?;
     steps.report("version of the API server", of_version(&version.major, &version.minor));
-    steps.look("nodes", nodes(client)).await;
-    steps.look("clocks", clocks(client)).await;
-    steps.look("permissions to install", rights::permissions(client)).await;
-    let found = steps.within(control::find(client, namespace)).await;
-    let (namespace, deployment) = match found.unwrap_or_else(|| Err(late())) {
+    steps.run_step("nodes", check_nodes(client)).await;
+    steps.run_step("clocks", check_clocks(client)).await;
+    steps.run_step("permissions to install", rights::check_permissions(client)).await;
+    let found = steps.with_timeout(control::find_control_plane(client, namespace)).await;
+    let (namespace, deployment) = match found.unwrap_or_else(|| Err(timeout_finding())) {
         Ok(found) => found,
         Err(finding) => {
             steps.report("control plane", finding);
@@ -116,10 +116,11 @@ pub async fn examine_each(
         }
     };
     let namespace = &namespace;
-    steps.report("control plane", control::state(namespace, &deployment));
-    steps.look("nodes of the control plane", control::spread(client, namespace)).await;
-    steps.look("kinds", kinds(client)).await;
-    let desired = steps.within(objects::desired(client, namespace, &deployment)).await;
+    steps.report("control plane", control::check_availability(namespace, &deployment));
+    steps.run_step("nodes of the control plane", control::check_spread(client, namespace)).await;
+    steps.run_step("kinds", check_kinds(client)).await;
+    let desired =
+        steps.with_timeout(objects::desired_manifests(client, namespace, &deployment)).await;
     let desired = match desired {
         Some(Ok(desired)) => desired,
         Some(Err(error)) => {
@@ -129,25 +130,26 @@ pub async fn examine_each(
             Vec::new()
         }
         None => {
-            steps.report(OBJECTS, late());
+            steps.report(OBJECTS, timeout_finding());
             Vec::new()
         }
     };
     if !desired.is_empty() {
-        steps.look(OBJECTS, objects::compared(client, &desired)).await;
+        steps.run_step(OBJECTS, objects::compare_objects(client, &desired)).await;
     }
-    steps.look("gateways", gateways::served(client, &deployment)).await;
-    steps.look("network of nodes", network::agents(client, namespace, &deployment)).await;
-    steps.look("namespaces", members::namespaces(client, namespace, &deployment)).await;
-    let sidecars = steps.within(members::sidecars(client, namespace, &deployment)).await;
-    for (subject, finding) in sidecars.unwrap_or_else(|| vec![("sidecars", late())]) {
+    steps.run_step("gateways", gateways::check_gateways(client, &deployment)).await;
+    steps.run_step("network of nodes", network::check_agents(client, namespace, &deployment)).await;
+    steps.run_step("namespaces", members::check_namespaces(client, namespace, &deployment)).await;
+    let sidecars =
+        steps.with_timeout(members::check_sidecars(client, namespace, &deployment)).await;
+    for (subject, finding) in sidecars.unwrap_or_else(|| vec![("sidecars", timeout_finding())]) {
         steps.report(subject, finding);
     }
-    steps.look("pods rejected by the webhook", members::held_back(client)).await;
+    steps.run_step("pods rejected by the webhook", members::held_back(client)).await;
     let now = SystemTime::now();
-    steps.look("authority", certificates::issuer(client, namespace, now)).await;
-    steps.look("roots of the mesh", certificates::roots(client, namespace, now)).await;
-    steps.look("webhook", webhook(client, &desired, now)).await;
+    steps.run_step("authority", certificates::check_issuer(client, namespace, now)).await;
+    steps.run_step("roots of the mesh", certificates::check_roots(client, namespace, now)).await;
+    steps.run_step("webhook", check_webhook(client, &desired, now)).await;
     Ok(())
 }
 
@@ -162,20 +164,20 @@ impl<F: FnMut(Examined)> Steps<F> {
         (self.report)(Examined { subject, finding });
     }
 
-    async fn look(&mut self, subject: &'static str, look: impl Future<Output = Finding>) {
-        let finding = self.within(look).await.unwrap_or_else(late);
+    async fn run_step(&mut self, subject: &'static str, look: impl Future<Output = Finding>) {
+        let finding = self.with_timeout(look).await.unwrap_or_else(timeout_finding);
         self.report(subject, finding);
     }
 
     /// Returns `None` on timeout.
-    async fn within<T>(&self, look: impl Future<Output = T>) -> Option<T> {
+    async fn with_timeout<T>(&self, look: impl Future<Output = T>) -> Option<T> {
         let left = self.end.saturating_duration_since(Instant::now());
         timeout(left.min(STEP_MAX), Box::pin(look)).await.ok()
     }
 }
 
 /// Returns the finding of a step without a response in time.
-fn late() -> Finding {
+fn timeout_finding() -> Finding {
     Finding::wrong(NO_ANSWER, "check `kubectl get --raw /readyz`, and run this again")
 }
 
@@ -198,11 +200,11 @@ fn of_version(major: &str, minor: &str) -> Finding {
 }
 
 /// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
-async fn nodes(client: &Client) -> Finding {
-    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
+async fn check_nodes(client: &Client) -> Finding {
+    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
         Ok(nodes) => nodes.items,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let which = |is_old: fn(&NodeSystemInfo) -> Option<&str>| -> Vec<String> {
         let old = nodes.iter().filter_map(|node| {
@@ -221,12 +223,15 @@ async fn nodes(client: &Client) -> Finding {
     match (kernels.as_slice(), kubelets.as_slice()) {
         ([], []) => Finding::Well(format!("{}, all with native sidecars", nodes.len())),
         ([], old) => Finding::odd(
-            format!("no native sidecars on {}", few(old)),
+            format!("no native sidecars on {}", summarize_names(old)),
             "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
         (kernels, _) => Finding::odd(
-            format!("kernels of {} may not support redirection to sidecars", few(kernels)),
+            format!(
+                "kernels of {} may not support redirection to sidecars",
+                summarize_names(kernels)
+            ),
             "use Linux 5.2 or newer, or try one pod there",
         ),
     }
@@ -243,20 +248,20 @@ fn is_old_kernel(version: &str) -> bool {
 }
 
 /// Checks the clock skew: certificates and tokens have validity periods.
-async fn clocks(client: &Client) -> Finding {
+async fn check_clocks(client: &Client) -> Finding {
     let date = match server_date(client).await {
         Ok(date) => date,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let theirs = date.as_deref().and_then(seconds_of_date);
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     match theirs {
-        None => untold(),
-        Some(theirs) => skew(ours.abs_diff(theirs)),
+        None => missing_time_finding(),
+        Some(theirs) => skew_finding(ours.abs_diff(theirs)),
     }
 }
 
-fn skew(between: Duration) -> Finding {
+fn skew_finding(between: Duration) -> Finding {
     match between {
         skew if skew <= SKEW_MAX => {
             Finding::Well("of this machine and the API server agree".to_owned())
@@ -272,7 +277,7 @@ fn skew(between: Duration) -> Finding {
     }
 }
 
-fn untold() -> Finding {
+fn missing_time_finding() -> Finding {
     Finding::odd(
         "the API server does not report its time",
         "compare the clocks of the nodes yourself",
@@ -288,8 +293,9 @@ fn seconds_of_date(text: &str) -> Option<Duration> {
     u64::try_from(date.assume_utc().unix_timestamp()).ok().map(Duration::from_secs)
 }
 
-async fn kinds(client: &Client) -> Finding {
-    let definitions: ObjectApi<CustomResourceDefinition> = ObjectApi::all(client.clone());
+async fn check_kinds(client: &Client) -> Finding {
+    let definitions: ObjectApi<CustomResourceDefinition> =
+        ObjectApi::for_all_namespaces(client.clone());
     let mut absent = Vec::new();
     for name in plurals().map(crd_name) {
         let found = match ObjectName::new(&name) {
@@ -299,7 +305,7 @@ async fn kinds(client: &Client) -> Finding {
         match found {
             Ok(Some(_)) => {}
             Ok(None) => absent.push(name),
-            Err(error) => return unreadable(&error),
+            Err(error) => return unreadable_finding(&error),
         }
     }
     match absent.as_slice() {
@@ -310,11 +316,12 @@ async fn kinds(client: &Client) -> Finding {
 
 /// Compares the entries of the webhook with those of the installation, and creates a pod with a sidecar request
 /// as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
-async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding {
-    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
+async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding {
+    let configurations: ObjectApi<MutatingWebhookConfiguration> =
+        ObjectApi::for_all_namespaces(client.clone());
     let found = match configurations.get_opt(&INJECTOR_NAME).await {
         Ok(found) => found,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let log = "see the log of the control plane";
     match trust_state(found.as_ref()) {
@@ -324,15 +331,15 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
         ),
         TrustState::Untrusted => Finding::wrong("the webhook configuration has no CA bundle", log),
         TrustState::Trusted => {
-            let Differences { lacks, more } = entries(desired, found.as_ref());
-            let differing = |fields: &[String]| format!("{INJECTOR}: {}", few(fields));
+            let Differences { lacks, more } = compare_entries(desired, found.as_ref());
+            let differing = |fields: &[String]| format!("{INJECTOR}: {}", summarize_names(fields));
             if let [_, ..] = lacks.as_slice() {
                 let problem = format!("{}: pods may get no sidecars", differing(&lacks));
                 return Finding::wrong(problem, INSTALL_AGAIN);
             }
             match try_injection(client).await {
                 Ok(()) if !more.is_empty() => Finding::odd(differing(&more), INSTALL_AGAIN),
-                Ok(()) => certificates::bundle(found.as_ref(), now),
+                Ok(()) => certificates::check_bundle(found.as_ref(), now),
                 Err(why) => Finding::wrong(
                     format!("pods that request sidecars are not created: {why}"),
                     log,
@@ -343,7 +350,7 @@ async fn webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding
 }
 
 /// Returns the differences between the entries of the webhook and those of the installation.
-fn entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> Differences {
+fn compare_entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> Differences {
     let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
     let Some((manifest, found)) = manifest.zip(found) else { return Differences::default() };
     let mut all = Differences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
@@ -356,7 +363,7 @@ fn entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> D
 }
 
 /// Returns the first few names, and the number of others.
-fn few(names: &[String]) -> String {
+fn summarize_names(names: &[String]) -> String {
     let shown = names.get(..SHOWN_MAX).unwrap_or(names).join(", ");
     match names.len().saturating_sub(SHOWN_MAX) {
         0 => shown,
@@ -364,7 +371,7 @@ fn few(names: &[String]) -> String {
     }
 }
 
-fn unreadable(error: &ApiError) -> Finding {
+fn unreadable_finding(error: &ApiError) -> Finding {
     Finding::odd(format!("cannot be checked: {error}"), "run it as a user with read permission")
 }
 
@@ -392,23 +399,23 @@ mod tests {
 
     #[test]
     fn entries_that_the_webhook_lacks_are_reported() {
-        use crate::install::{Options, manifests};
+        use crate::install::{Options, installation_manifests};
 
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-        let desired = manifests(&Options::new("leno:test".to_owned(), domain));
+        let desired = installation_manifests(&Options::new("leno:test".to_owned(), domain));
         let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
         let read = |value: &Value| -> MutatingWebhookConfiguration {
             serde_json::from_value(value.clone()).unwrap()
         };
         let mut found = manifest.unwrap().clone();
-        assert_eq!(entries(&desired, Some(&read(&found))), Differences::default());
+        assert_eq!(compare_entries(&desired, Some(&read(&found))), Differences::default());
         let conditions = serde_json::json!([{"name": "a", "expression": "false"}]);
         found["webhooks"][1]["matchConditions"] = conditions;
         let more = ["webhooks[pod.sidecar-injector.leno.dev].matchConditions are set"];
-        assert_eq!(entries(&desired, Some(&read(&found))).more, more);
+        assert_eq!(compare_entries(&desired, Some(&read(&found))).more, more);
         found["webhooks"].as_array_mut().unwrap().remove(0);
         let lacks = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
-        assert_eq!(entries(&desired, Some(&read(&found))).lacks, lacks);
+        assert_eq!(compare_entries(&desired, Some(&read(&found))).lacks, lacks);
     }
 
     #[tokio::test(start_paused = true)]
@@ -418,10 +425,13 @@ mod tests {
             |examined: Examined| found.push((examined.subject, examined.finding, begin.elapsed()));
         let mut steps = Steps { report, end: begin + ALL_MAX };
         for subject in ["a", "b", "c", "d", "e"] {
-            steps.look(subject, std::future::pending()).await;
+            steps.run_step(subject, std::future::pending()).await;
         }
-        steps.look("f", async { Finding::Well("at once".to_owned()) }).await;
-        assert!(found.iter().take(5).all(|(_, finding, _)| *finding == late()), "{found:?}");
+        steps.run_step("f", async { Finding::Well("at once".to_owned()) }).await;
+        assert!(
+            found.iter().take(5).all(|(_, finding, _)| *finding == timeout_finding()),
+            "{found:?}"
+        );
         // Timers have a resolution of a millisecond.
         let at = |index: usize| Duration::from_secs((found[index].2.as_secs_f64()).round() as u64);
         assert_eq!(at(0), STEP_MAX);
@@ -462,7 +472,7 @@ mod tests {
 
     #[test]
     fn clocks_that_are_far_apart_are_reported() {
-        assert!(matches!(skew(Duration::from_secs(5)), Finding::Well(_)));
-        assert!(matches!(skew(Duration::from_secs(500)), Finding::Wrong(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(5)), Finding::Well(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(500)), Finding::Wrong(_)));
     }
 }

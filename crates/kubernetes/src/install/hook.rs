@@ -11,8 +11,8 @@ use crate::words::PROXY_UID;
 /// only during the hook. A failed Job stays, with its log, until the next `helm uninstall`.
 #[must_use]
 pub fn uninstall_hook(options: &Options) -> Vec<Value> {
-    let mut objects = access::retraction(options);
-    objects.push(job(options));
+    let mut objects = access::retraction_objects(options);
+    objects.push(retraction_job(options));
     for object in &mut objects {
         // The permissions are created before the Job.
         let weight = if object["kind"] == "Job" { "1" } else { "0" };
@@ -25,7 +25,7 @@ pub fn uninstall_hook(options: &Options) -> Vec<Value> {
     objects
 }
 
-fn job(options: &Options) -> Value {
+fn retraction_job(options: &Options) -> Value {
     // Labels other than those of the control plane: its Services select by them, and the Job waits until those
     // pods are gone.
     let labels = json!({"app.kubernetes.io/name": RETRACTION, PART_OF_LABEL: PART_OF});

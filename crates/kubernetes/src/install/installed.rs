@@ -52,33 +52,40 @@ impl Installed {
     ///
     /// # Errors
     /// When an object cannot be read.
-    pub async fn find(
+    pub async fn read_installation(
         client: &Client,
         namespace: &NamespaceName,
     ) -> Result<Option<Self>, InstallError> {
-        let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+        let deployments: ObjectApi<Deployment> =
+            ObjectApi::for_namespace(client.clone(), namespace);
         let found = deployments.get_opt(&CONTROL_NAME).await;
-        let Some(found) = found.map_err(|error| InstallError::of("get", CONTROL, error))? else {
+        let Some(found) =
+            found.map_err(|error| InstallError::from_api_error("get", CONTROL, error))?
+        else {
             return Ok(None);
         };
-        let mut installed = Self::of(&found);
+        let mut installed = Self::from_deployment(&found);
         if installed.cni {
-            let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
+            let sets: ObjectApi<DaemonSet> =
+                ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
             let set = sets.get_opt(&CNI_NAME).await;
-            let set = set.map_err(|error| InstallError::of("get", CNI, error))?;
-            installed.network = set.as_ref().and_then(network);
+            let set = set.map_err(|error| InstallError::from_api_error("get", CNI, error))?;
+            installed.network = set.as_ref().and_then(node_network);
         }
         if has_option(&found, CLIENT_CA_OPTION) {
-            let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
-            let map = maps.get_opt(&const { ObjectName::literal(WEBHOOK_CLIENTS) }).await;
-            let map = map.map_err(|error| InstallError::of("get", WEBHOOK_CLIENTS, error))?;
+            let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+            let map = maps.get_opt(&const { ObjectName::from_literal(WEBHOOK_CLIENTS) }).await;
+            let map =
+                map.map_err(|error| InstallError::from_api_error("get", WEBHOOK_CLIENTS, error))?;
             let data = map.and_then(|map| map.data);
             installed.webhook_client_ca = data.and_then(|mut it| it.remove(CLIENT_CA_KEY));
         }
-        let policies: ObjectApi<NetworkPolicy> = ObjectApi::namespaced(client.clone(), namespace);
+        let policies: ObjectApi<NetworkPolicy> =
+            ObjectApi::for_namespace(client.clone(), namespace);
         let policy = policies.get_opt(&CONTROL_NAME).await;
-        let policy = policy.map_err(|error| InstallError::of("get", "the NetworkPolicy", error))?;
-        installed.api_server = policy.as_ref().map(ranges).unwrap_or_default();
+        let policy = policy
+            .map_err(|error| InstallError::from_api_error("get", "the NetworkPolicy", error))?;
+        installed.api_server = policy.as_ref().map(webhook_ranges).unwrap_or_default();
         Ok(Some(installed))
     }
 
@@ -105,7 +112,7 @@ impl Installed {
 
     /// Reads the options from the Deployment of a control plane.
     #[must_use]
-    pub fn of(deployment: &Deployment) -> Self {
+    pub fn from_deployment(deployment: &Deployment) -> Self {
         let Some(spec) = &deployment.spec else { return Self::default() };
         let containers = spec.template.spec.iter().flat_map(|pod| &pod.containers);
         let container = containers.into_iter().find(|it| it.name == CONTROL);
@@ -151,7 +158,7 @@ fn has_option(deployment: &Deployment, option: &str) -> bool {
 }
 
 /// Returns the addresses that may connect to the webhook.
-fn ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
+fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
     let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
     let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());
     rules
@@ -161,7 +168,7 @@ fn ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
         .collect()
 }
 
-fn network(set: &DaemonSet) -> Option<NodeNetwork> {
+fn node_network(set: &DaemonSet) -> Option<NodeNetwork> {
     let volumes = set.spec.as_ref()?.template.spec.as_ref()?.volumes.as_ref()?;
     let path = |name: &str| {
         let is_it = |volume: &&Volume| volume.name == name;
@@ -175,10 +182,10 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::install::manifests;
+    use crate::install::installation_manifests;
 
-    fn written(options: &Options, kind: &str) -> Value {
-        let all = manifests(options).into_iter();
+    fn written_manifest(options: &Options, kind: &str) -> Value {
+        let all = installation_manifests(options).into_iter();
         all.into_iter().find(|it| it["kind"] == kind).unwrap()
     }
 
@@ -199,7 +206,8 @@ mod tests {
                 metrics_from: gateways.then(|| "any".to_owned()),
                 ..Options::new("leno:test".to_owned(), domain.clone())
             };
-            let deployment = serde_json::from_value(written(&options, "Deployment")).unwrap();
+            let deployment =
+                serde_json::from_value(written_manifest(&options, "Deployment")).unwrap();
             let expected = Installed {
                 replicas: Some(3),
                 trust_domain: Some(domain.clone()),
@@ -214,18 +222,19 @@ mod tests {
                 jwks_allow: options.jwks_allow.clone(),
                 metrics_from: options.metrics_from.clone(),
             };
-            assert_eq!(Installed::of(&deployment), expected);
+            assert_eq!(Installed::from_deployment(&deployment), expected);
             assert_eq!(has_option(&deployment, CLIENT_CA_OPTION), gateways);
             if !gateways {
                 let api_server: BTreeSet<AddressRange> =
                     ["10.0.0.0/28", "2001:db8::1/128"].map(|it| it.parse().unwrap()).into();
                 let options = Options { api_server: api_server.clone(), ..options.clone() };
-                let policy = serde_json::from_value(written(&options, "NetworkPolicy")).unwrap();
-                assert_eq!(ranges(&policy), api_server);
+                let policy =
+                    serde_json::from_value(written_manifest(&options, "NetworkPolicy")).unwrap();
+                assert_eq!(webhook_ranges(&policy), api_server);
             }
             if cni.is_some() {
-                let set = serde_json::from_value(written(&options, "DaemonSet")).unwrap();
-                assert_eq!(super::network(&set), cni);
+                let set = serde_json::from_value(written_manifest(&options, "DaemonSet")).unwrap();
+                assert_eq!(node_network(&set), cni);
             }
         }
     }

@@ -9,8 +9,10 @@ mod tags;
 
 use serde_json::{Value, json};
 
-use super::labels;
-use super::schema::{about, anything, list, map, object, pruned_object, text, with, word};
+use super::common_labels;
+use super::schema::{
+    any_value, enumeration, list, map, object, pruned_object, text, with_description, with_keyword,
+};
 
 /// The definition of one kind.
 struct Kind {
@@ -34,8 +36,8 @@ enum Scope {
 }
 
 /// Returns the definitions of our kinds.
-pub(super) fn own() -> Vec<Value> {
-    KINDS.iter().map(definition).collect()
+pub(super) fn kind_definitions() -> Vec<Value> {
+    KINDS.iter().map(kind_definition).collect()
 }
 
 /// Returns the plurals of our kinds.
@@ -51,29 +53,33 @@ pub fn crd_name(plural: &str) -> String {
 
 /// Returns the schema of a generation. It has no maximum: API servers keep bounds as 64-bit floating-point
 /// numbers, which cannot represent that of a 64-bit integer.
-fn generation() -> Value {
+fn generation_schema() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0})
 }
 
-fn definition(kind: &Kind) -> Value {
+fn kind_definition(kind: &Kind) -> Value {
     let condition = pruned_object([
         ("type!", text(316)),
-        ("status!", word(&["True", "False", "Unknown"])),
-        ("observedGeneration", generation()),
+        ("status!", enumeration(&["True", "False", "Unknown"])),
+        ("observedGeneration", generation_schema()),
         ("lastTransitionTime!", json!({"type": "string", "format": "date-time"})),
         ("reason!", text(1024)),
         ("message!", text(32_768)),
     ]);
-    let conditions = with(list(condition, 16), "x-kubernetes-list-type", json!("map"));
-    let conditions = with(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
-    let status = pruned_object([("observedGeneration", generation()), ("conditions", conditions)]);
-    let schema = about(
+    let conditions = with_keyword(list(condition, 16), "x-kubernetes-list-type", json!("map"));
+    let conditions = with_keyword(conditions, "x-kubernetes-list-map-keys", json!(["type"]));
+    let status =
+        pruned_object([("observedGeneration", generation_schema()), ("conditions", conditions)]);
+    let schema = with_description(
         object([
             ("apiVersion", json!({"type": "string"})),
             ("kind", json!({"type": "string"})),
             ("metadata", json!({"type": "object"})),
             ("spec!", (kind.spec)()),
-            ("status", about(status, "Status of the object, written by the control plane.")),
+            (
+                "status",
+                with_description(status, "Status of the object, written by the control plane."),
+            ),
         ]),
         kind.description,
     );
@@ -81,7 +87,7 @@ fn definition(kind: &Kind) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": crd_name(kind.plural), "labels": labels()},
+        "metadata": {"name": crd_name(kind.plural), "labels": common_labels()},
         "spec": {
             "group": GROUP,
             "scope": match kind.scope {
@@ -116,7 +122,7 @@ fn definition(kind: &Kind) -> Value {
 pub(super) fn of_smi() -> Vec<Value> {
     let of = |(group, kind, plural, versions): &(&str, &str, &str, &[&str])| {
         let version = |(index, name): (usize, &&str)| {
-            let schema = with(anything(), "type", json!("object"));
+            let schema = with_keyword(any_value(), "type", json!("object"));
             json!({
                 "name": name,
                 "served": true,
@@ -129,7 +135,7 @@ pub(super) fn of_smi() -> Vec<Value> {
         json!({
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
-            "metadata": {"name": format!("{plural}.{group}"), "labels": labels()},
+            "metadata": {"name": format!("{plural}.{group}"), "labels": common_labels()},
             "spec": {
                 "group": group,
                 "scope": "Namespaced",
@@ -149,19 +155,19 @@ pub(super) fn of_smi() -> Vec<Value> {
 /// Returns the schema of target references: services of the policy's namespace, by name and optional port.
 fn target_refs() -> Value {
     let target = object([
-        ("group", word(&["", "core"])),
-        ("kind", word(&["Service"])),
-        ("name!", super::schema::label()),
-        ("namespace", super::schema::label()),
+        ("group", enumeration(&["", "core"])),
+        ("kind", enumeration(&["Service"])),
+        ("name!", super::schema::dns_label()),
+        ("namespace", super::schema::dns_label()),
         ("port", super::schema::port()),
     ]);
     let description = "Target services, in the namespace of the policy.";
-    about(super::schema::some(target, 16), description)
+    with_description(super::schema::non_empty_list(target, 16), description)
 }
 
 /// Returns the schema of value matches, by name: a text, or an operator with its operand.
-fn tests() -> Value {
-    map(anything(), 256)
+fn value_matches() -> Value {
+    map(any_value(), 256)
 }
 
 pub(super) const GROUP: &str = "leno.dev";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, metadata, selector};
+use super::{Options, namespaced_metadata, pod_selector};
 use crate::inject::AddressRange;
 use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 
@@ -11,43 +11,43 @@ use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 /// API servers often are not pods, and only the operator of the cluster knows their addresses: without ranges
 /// the webhook's port stays open to all clients. The kubelet's probes come from the node of the pod, which is
 /// always permitted.
-pub(super) fn object(options: &Options) -> Value {
-    let mut webhook = json!({"ports": [port(WEBHOOK_PORT)]});
+pub(super) fn policy_object(options: &Options) -> Value {
+    let mut webhook = json!({"ports": [tcp_port(WEBHOOK_PORT)]});
     if !options.api_server.is_empty() {
-        webhook["from"] = options.api_server.iter().map(block).collect();
+        webhook["from"] = options.api_server.iter().map(ip_block).collect();
     }
     json!({
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(CONTROL, options),
+        "metadata": namespaced_metadata(CONTROL, options),
         "spec": {
-            "podSelector": {"matchLabels": selector()},
+            "podSelector": {"matchLabels": pod_selector()},
             "policyTypes": ["Ingress"],
             "ingress": [
                 webhook,
                 // Sidecars and gateways of every namespace, and the other control planes.
                 {
-                    "ports": [port(CONTROL_PORT)],
+                    "ports": [tcp_port(CONTROL_PORT)],
                     "from": [
                         {
                             "namespaceSelector": {},
                             "podSelector": {"matchExpressions": [{"key": MESHED, "operator": "Exists"}]},
                         },
-                        {"podSelector": {"matchLabels": selector()}},
+                        {"podSelector": {"matchLabels": pod_selector()}},
                     ],
                 },
                 // Prometheus, in any namespace.
-                {"ports": [port(HEALTH_PORT)], "from": [{"namespaceSelector": {}}]},
+                {"ports": [tcp_port(HEALTH_PORT)], "from": [{"namespaceSelector": {}}]},
             ],
         },
     })
 }
 
-fn port(number: u16) -> Value {
+fn tcp_port(number: u16) -> Value {
     json!({"port": number, "protocol": "TCP"})
 }
 
-fn block(range: &AddressRange) -> Value {
+fn ip_block(range: &AddressRange) -> Value {
     let text = range.to_string();
     let cidr = match (text.contains('/'), text.contains(':')) {
         (true, _) => text,

@@ -8,7 +8,7 @@
 
 use serde_json::{Value, json};
 
-use super::admission::expression;
+use super::admission::selector_requirement;
 use super::{cluster_metadata, kinds};
 use crate::words::MEMBERSHIPS;
 
@@ -22,10 +22,10 @@ struct Check {
 }
 
 /// Returns the policies and their bindings.
-pub(super) fn objects() -> Vec<Value> {
+pub(super) fn policy_objects() -> Vec<Value> {
     let of = |name: &str, action: &str, checks: &[Check]| {
-        let mut all = vec![policy(name, checks)];
-        all.extend(bindings(name, action));
+        let mut all = vec![admission_policy(name, checks)];
+        all.extend(policy_bindings(name, action));
         all
     };
     [of("leno-refuses", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
@@ -36,7 +36,7 @@ pub(super) fn is_kind(kind: &str) -> bool {
     kind == POLICY || kind == BINDING
 }
 
-fn policy(name: &str, checks: &[Check]) -> Value {
+fn admission_policy(name: &str, checks: &[Check]) -> Value {
     let rule = |groups: &[&str], resources: &[&str]| {
         json!({
             "apiGroups": groups,
@@ -71,11 +71,11 @@ fn policy(name: &str, checks: &[Check]) -> Value {
 
 /// Returns a binding for each membership label of namespaces: a selector cannot express "any of several
 /// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
-fn bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
+fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
     ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
         let (before, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
-        let mut namespaces = vec![expression(label, "Exists", &[])];
-        namespaces.extend(before.map(|label| expression(label, "DoesNotExist", &[])));
+        let mut namespaces = vec![selector_requirement(label, "Exists", &[])];
+        namespaces.extend(before.map(|label| selector_requirement(label, "DoesNotExist", &[])));
         json!({
             "apiVersion": VERSION,
             "kind": BINDING,

@@ -14,7 +14,7 @@ use super::apply::{Addressed, kind_of};
 use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
 use super::kinds::crd_name;
-use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, manifests};
+use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, installation_manifests};
 use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
 use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
@@ -31,7 +31,7 @@ pub enum Extent {
 
 /// Returns the objects to remove, in this order: the webhook first, so that pods can be created at any time.
 #[must_use]
-pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
+pub fn objects_to_remove(options: &Options, extent: Extent) -> Vec<Value> {
     let beside = |kind: &str, name: &str| {
         json!({
             "apiVersion": "v1",
@@ -40,7 +40,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
         })
     };
     let mut by_rank: BTreeMap<u8, Vec<Value>> = BTreeMap::new();
-    for manifest in manifests(options).into_iter().rev() {
+    for manifest in installation_manifests(options).into_iter().rev() {
         let rank = match manifest["kind"].as_str().unwrap_or_default() {
             "MutatingWebhookConfiguration" => 0,
             "Deployment" | "DaemonSet" => 1,
@@ -54,7 +54,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
     let rest = by_rank.entry(2).or_default();
     rest.push(beside("Secret", WEBHOOK_SECRET));
     rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
-    rest.push(lease(&options.namespace));
+    rest.push(lease_reference(&options.namespace));
     if extent == Extent::Everything {
         rest.push(beside("Secret", AUTHORITY_SECRET));
         by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
@@ -70,7 +70,7 @@ pub fn removals(options: &Options, extent: Extent) -> Vec<Value> {
 
 /// Returns the Lease of the control planes.
 #[must_use]
-pub fn lease(namespace: &str) -> Value {
+pub fn lease_reference(namespace: &str) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -88,7 +88,7 @@ pub async fn remove(
     mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
     for manifest in removals {
-        let Addressed { object, name, api } = Addressed::of(client, manifest)?;
+        let Addressed { object, name, api } = Addressed::from_manifest(client, manifest)?;
         // Revoke permissions immediately, without waiting for the garbage collection of dependents.
         let parameters = match manifest["kind"].as_str() {
             Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
@@ -99,11 +99,11 @@ pub async fn remove(
         let done = match api.delete(&name, &parameters).await {
             Ok(()) if is_awaited(manifest) => {
                 let gone = until_gone(&api, &name).await;
-                gone.map_err(|error| InstallError::of("get", &object, error))?
+                gone.map_err(|error| InstallError::from_api_error("get", &object, error))?
             }
             Ok(()) => "removed",
-            Err(error) if error.code() == Some(NOT_FOUND) => "does not exist",
-            Err(error) => return Err(InstallError::of("remove", &object, error)),
+            Err(error) if error.status_code() == Some(NOT_FOUND) => "does not exist",
+            Err(error) => return Err(InstallError::from_api_error("remove", &object, error)),
         };
         reported(Step { object, done });
     }
@@ -125,10 +125,10 @@ pub async fn remove_gateways(
         ("v1", "Service"),
         ("v1", "ServiceAccount"),
     ] {
-        let all = everywhere(client, &json!({"apiVersion": version, "kind": kind}))?;
+        let all = api_for_all(client, &json!({"apiVersion": version, "kind": kind}))?;
         let made = ListParams::default().labels(GATEWAY_PART);
         let listed = all.list(&made).await;
-        for found in listed.map_err(|error| InstallError::of("list", kind, error))? {
+        for found in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let is_owned = |it: &OwnerReference| it.kind == "Gateway";
             if !found.owner_references().iter().any(is_owned) {
                 continue;
@@ -146,7 +146,7 @@ pub async fn remove_gateways(
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn withdraw(
+pub async fn withdraw_permissions(
     client: &Client,
     but: &BTreeSet<Name>,
     mut reported: impl FnMut(Step),
@@ -154,12 +154,12 @@ pub async fn withdraw(
     // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
         let described = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind});
-        let all = everywhere(client, &described)?;
+        let all = api_for_all(client, &described)?;
         let ours = ListParams::default()
             .labels(&format!("{PART_OF_LABEL}={PART_OF}"))
             .fields(&format!("metadata.name={ACCESS_CERTS}"));
         let listed = all.list(&ours).await;
-        for found in listed.map_err(|error| InstallError::of("list", kind, error))? {
+        for found in listed.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let namespace = found.namespace().unwrap_or_default();
             if but.iter().any(|it| it.as_str() == namespace) {
                 continue;
@@ -203,7 +203,7 @@ pub async fn withdraw_cni(
 ) -> Result<(), InstallError> {
     // In reverse order: the DaemonSet first, because its pods need the permissions during shutdown, and the
     // namespace last.
-    for manifest in cni::objects(options, &NodeNetwork::default()).into_iter().rev() {
+    for manifest in cni::cni_objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_agents = manifest["kind"] == "DaemonSet";
         let mut last = None;
         let mut reported = |step: Step| {
@@ -263,9 +263,9 @@ async fn remove_ours(
     manifest: Value,
     reported: &mut impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    let Addressed { object, name, api } = Addressed::of(client, &manifest)?;
+    let Addressed { object, name, api } = Addressed::from_manifest(client, &manifest)?;
     let found = api.get_opt(&name).await;
-    let found = found.map_err(|error| InstallError::of("get", &object, error))?;
+    let found = found.map_err(|error| InstallError::from_api_error("get", &object, error))?;
     let is_ours =
         |it: &DynamicObject| it.labels().get(PART_OF_LABEL).is_some_and(|it| it == PART_OF);
     if found.as_ref().is_some_and(is_ours) {
@@ -275,10 +275,10 @@ async fn remove_ours(
 }
 
 /// Returns an API for the objects of a kind in every namespace.
-fn everywhere(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
+fn api_for_all(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
     let resource = kind_of(kind);
-    let api = ObjectApi::dynamic(client.clone(), None, &resource);
-    api.map_err(|error| InstallError::of("list", &resource.kind, error))
+    let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource);
+    api.map_err(|error| InstallError::from_api_error("list", &resource.kind, error))
 }
 
 /// Returns true if the object has to be gone before the next step. Node agents restore their nodes with the

@@ -12,10 +12,10 @@ use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{InstallError, Step, selector};
+use super::{InstallError, Step, pod_selector};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::EDGE_KINDS;
-use crate::source::{Found, find};
+use crate::source::{Found, find_version};
 use crate::status::{Form, is_ours};
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
@@ -52,13 +52,13 @@ async fn retract_all(
     let mut retraction = Retraction { client, claims, failures: Failures::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
-        if retraction.claims.absent.concerns(Form::of(kind))
+        if retraction.claims.absent.affects_form(Form::for_kind(kind))
             && let Err(error) = retraction.retract_kind(kind, reported).await
         {
-            retraction.failures.add(InstallError::of("list", kind.kind, error));
+            retraction.failures.add(InstallError::from_api_error("list", kind.kind, error));
         }
     }
-    retraction.failures.result()
+    retraction.failures.into_result()
 }
 
 /// Waits until no pod of a control plane is left, at most a minute. A pod on a disconnected node remains
@@ -71,15 +71,19 @@ pub async fn wait_for_control_planes(
     namespace: &NamespaceName,
     mut reported: impl FnMut(Step),
 ) -> Result<(), InstallError> {
-    let api: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
-    let labels: Vec<String> = selector()
+    let api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
+    let labels: Vec<String> = pod_selector()
         .iter()
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
         .collect();
     let ours = ListParams::default().labels(&labels.join(","));
     for _ in 0..END_LOOKS {
         let left = api.list(&ours).await;
-        if left.map_err(|error| InstallError::of("list", "Pod", error))?.items.is_empty() {
+        if left
+            .map_err(|error| InstallError::from_api_error("list", "Pod", error))?
+            .items
+            .is_empty()
+        {
             return Ok(());
         }
         sleep(END_LOOK_EVERY).await;
@@ -98,7 +102,7 @@ enum Absent {
 
 impl Absent {
     /// Returns true if it affects statuses of this form.
-    fn concerns(self, form: Form) -> bool {
+    fn affects_form(self, form: Form) -> bool {
         match self {
             Self::Mesh => form != Form::Nothing,
             Self::Gateways => matches!(form, Form::Class | Form::Gateway | Form::Parents),
@@ -106,14 +110,14 @@ impl Absent {
     }
 
     /// Returns true if an entry in `status.parents` claims an effect of it.
-    fn claims(self, entry: &Value) -> bool {
+    fn has_claim(self, entry: &Value) -> bool {
         match self {
             Self::Mesh => is_ours(entry),
-            Self::Gateways => entry.get("controllerName") == ours().as_ref(),
+            Self::Gateways => entry.get("controllerName") == our_controller().as_ref(),
         }
     }
 
-    fn message(self) -> &'static str {
+    fn condition_message(self) -> &'static str {
         match self {
             Self::Mesh => MESSAGE,
             Self::Gateways => "the mesh is installed without gateways",
@@ -148,19 +152,19 @@ impl Retraction<'_> {
         kind: ServedKind,
         reported: &mut impl FnMut(Step),
     ) -> Result<(), ApiError> {
-        let form = Form::of(kind);
-        let Found::Served(found) = find(self.client, kind).await? else { return Ok(()) };
+        let form = Form::for_kind(kind);
+        let Found::Served(found) = find_version(self.client, kind).await? else { return Ok(()) };
         let (api, resource) = *found;
         let listed = match api.list(&ListParams::default()).await {
             Ok(listed) => listed,
             // The kind itself is being removed.
-            Err(error) if error.code() == Some(404) => return Ok(()),
+            Err(error) if error.status_code() == Some(404) => return Ok(()),
             Err(error) => return Err(error),
         };
         for object in listed {
             let name = object.name_any();
             if form == Form::Class {
-                match object.data.pointer("/spec/controllerName") == ours().as_ref() {
+                match object.data.pointer("/spec/controllerName") == our_controller().as_ref() {
                     true => self.claims.classes.insert(name.clone()),
                     false => self.claims.classes.remove(&name),
                 };
@@ -169,10 +173,12 @@ impl Retraction<'_> {
                 Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
                 None => format!("{} {name}", kind.kind),
             };
-            match self.retract(form, object, &resource).await {
+            match self.retract_status(form, object, &resource).await {
                 Ok(true) => reported(Step { object: shown, done: "status is withdrawn" }),
                 Ok(false) => {}
-                Err(error) => self.failures.add(InstallError::of("patch", &shown, error)),
+                Err(error) => {
+                    self.failures.add(InstallError::from_api_error("patch", &shown, error))
+                }
             }
         }
         Ok(())
@@ -180,7 +186,7 @@ impl Retraction<'_> {
 
     /// Writes the status of an object; returns false if there is nothing to write. After a conflict with
     /// another writer it retries once, with the current object.
-    async fn retract(
+    async fn retract_status(
         &self,
         form: Form,
         mut object: DynamicObject,
@@ -189,13 +195,16 @@ impl Retraction<'_> {
         let namespace = object.namespace();
         let namespace = namespace.as_deref().map(NamespaceName::new).transpose()?;
         let name = ObjectName::new(&object.name_any())?;
-        let api =
-            ObjectApi::<DynamicObject>::dynamic(self.client.clone(), namespace.as_ref(), resource)?;
+        let api = ObjectApi::<DynamicObject>::for_dynamic_kind(
+            self.client.clone(),
+            namespace.as_ref(),
+            resource,
+        )?;
         let field_manager = Some(CONTROL.to_owned());
         let parameters = PatchParams { field_manager, ..PatchParams::default() };
         let mut is_again = false;
         loop {
-            let Some(status) = retracted(form, &object, &self.claims) else {
+            let Some(status) = retracted_status(form, &object, &self.claims) else {
                 return Ok(false);
             };
             let patch = Patch::Merge(json!({
@@ -203,8 +212,8 @@ impl Retraction<'_> {
             }));
             match api.patch_status(&name, &parameters, &patch).await {
                 Ok(_) => return Ok(true),
-                Err(error) if error.code() == Some(404) => return Ok(false),
-                Err(error) if error.code() == Some(409) && !is_again => {
+                Err(error) if error.status_code() == Some(404) => return Ok(false),
+                Err(error) if error.status_code() == Some(409) && !is_again => {
                     let Some(found) = api.get_opt(&name).await? else { return Ok(false) };
                     (object, is_again) = (found, true);
                 }
@@ -229,7 +238,7 @@ impl Failures {
         }
     }
 
-    fn result(mut self) -> Result<(), InstallError> {
+    fn into_result(mut self) -> Result<(), InstallError> {
         match (self.first.len(), self.first.pop()) {
             (_, None) => Ok(()),
             (1, Some(only)) => Err(only),
@@ -247,16 +256,17 @@ impl Failures {
 }
 
 /// Returns the part of the status to write, if the status of this object claims an effect.
-fn retracted(form: Form, object: &DynamicObject, claims: &Claims) -> Option<Value> {
+fn retracted_status(form: Form, object: &DynamicObject, claims: &Claims) -> Option<Value> {
     let classes = &claims.classes;
     let before = object.data.get("status")?;
     let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
-    let conditions = |status: &Value| unknown(status.get("conditions"), claims);
+    let conditions = |status: &Value| retract_conditions(status.get("conditions"), claims);
     let mut after = before.clone();
     match form {
         Form::Parents => {
             let others = before.get("parents").and_then(Value::as_array)?.iter();
-            let others: Vec<&Value> = others.filter(|entry| !claims.absent.claims(entry)).collect();
+            let others: Vec<&Value> =
+                others.filter(|entry| !claims.absent.has_claim(entry)).collect();
             after["parents"] = json!(others);
         }
         Form::Class if classes.contains(&object.name_any()) => {
@@ -282,21 +292,21 @@ fn retracted(form: Form, object: &DynamicObject, claims: &Claims) -> Option<Valu
 }
 
 /// Returns the conditions, with ours set to `Unknown` and those of other controllers unchanged.
-fn unknown(conditions: Option<&Value>, claims: &Claims) -> Value {
+fn retract_conditions(conditions: Option<&Value>, claims: &Claims) -> Value {
     let mut all = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
     for condition in &mut all {
         let is_ours = OURS.iter().any(|word| condition["type"] == *word);
         if is_ours && condition["status"] != "Unknown" {
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
-            condition["message"] = json!(claims.absent.message());
+            condition["message"] = json!(claims.absent.condition_message());
             condition["lastTransitionTime"] = claims.now.clone();
         }
     }
     Value::Array(all)
 }
 
-fn ours() -> Option<Value> {
+fn our_controller() -> Option<Value> {
     Some(json!(GATEWAY_CONTROLLER))
 }
 
@@ -315,7 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn gateways_of_the_removed_class_are_retracted_past_a_conflict_and_a_rejection() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let api = "/apis/gateway.networking.k8s.io/v1";
         let gateway = |name: &str, class: &str| {
             json!({
@@ -356,7 +366,7 @@ mod tests {
     /// Issue 27: without gateways no control plane writes these statuses.
     #[tokio::test]
     async fn an_installation_without_gateways_retracts_what_gateways_claimed() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let api = "/apis/gateway.networking.k8s.io/v1";
         let object = |kind: &str, spec: Value, status: Value| {
             json!({
@@ -365,11 +375,11 @@ mod tests {
                 "spec": spec, "status": status,
             })
         };
-        let served = json!([condition("Programmed", "True")]);
+        let served = json!([condition_value("Programmed", "True")]);
         let mut class = object(
             "GatewayClass",
             json!({"controllerName": GATEWAY_CONTROLLER}),
-            json!({"conditions": [condition("Accepted", "True")]}),
+            json!({"conditions": [condition_value("Accepted", "True")]}),
         );
         class["metadata"]["namespace"] = Value::Null;
         let gateway = object(
@@ -424,7 +434,7 @@ mod tests {
 
     #[tokio::test]
     async fn control_planes_end_before_statuses_are_retracted() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let path = "/api/v1/namespaces/mesh/pods";
         let list = |items: Value| json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items});
         let pod = json!({"metadata": {"name": "leno-control-1", "namespace": "mesh"}});
@@ -452,19 +462,19 @@ mod tests {
         let mut failures = Failures::default();
         for number in 0..12 {
             let rejected = ApiError::Rejected { code: 500, message: format!("no {number}") };
-            failures.add(InstallError::of("patch", "Gateway shop/a", rejected));
+            failures.add(InstallError::from_api_error("patch", "Gateway shop/a", rejected));
         }
-        let shown = failures.result().unwrap_err().to_string();
+        let shown = failures.into_result().unwrap_err().to_string();
         assert!(shown.contains("no 0") && shown.contains("no 9"), "{shown}");
         assert!(shown.ends_with("; and 2 more"), "{shown}");
     }
 
-    fn object(mut value: Value) -> DynamicObject {
+    fn dynamic_object(mut value: Value) -> DynamicObject {
         value["metadata"] = json!({"name": "it", "namespace": "shop"});
         serde_json::from_value(value).unwrap()
     }
 
-    fn condition(word: &str, status: &str) -> Value {
+    fn condition_value(word: &str, status: &str) -> Value {
         json!({"type": word, "status": status, "reason": word, "message": "in force", "lastTransitionTime": "before"})
     }
 
@@ -476,20 +486,21 @@ mod tests {
     fn no_status_claims_an_effect_afterwards() {
         let classes = BTreeSet::from(["leno".to_owned()]);
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
-            let object = object(json!({"spec": spec, "status": status}));
+            let object = dynamic_object(json!({"spec": spec, "status": status}));
             let claims = |now: &str| Claims {
                 absent: Absent::Mesh,
                 now: json!(now),
                 classes: classes.clone(),
             };
-            assert_eq!(retracted(form, &object, &claims("now")), expected, "{form:?}");
+            assert_eq!(retracted_status(form, &object, &claims("now")), expected, "{form:?}");
             // Nothing is left to retract.
             let Some(after) = expected else { return };
             let mut object = object;
             object.data["status"] = after;
-            assert_eq!(retracted(form, &object, &claims("later")), None, "{form:?}");
+            assert_eq!(retracted_status(form, &object, &claims("later")), None, "{form:?}");
         };
-        let (accepted, foreign) = (condition("Accepted", "True"), condition("Theirs", "True"));
+        let (accepted, foreign) =
+            (condition_value("Accepted", "True"), condition_value("Theirs", "True"));
         check(
             Form::Conditions,
             json!({}),
@@ -498,8 +509,8 @@ mod tests {
         );
         let status = json!({
             "addresses": [{"type": "IPAddress", "value": "10.0.0.1"}],
-            "conditions": [condition("Programmed", "True")],
-            "listeners": [{"name": "a", "conditions": [condition("Programmed", "True")]}],
+            "conditions": [condition_value("Programmed", "True")],
+            "listeners": [{"name": "a", "conditions": [condition_value("Programmed", "True")]}],
         });
         let after = json!({
             "addresses": [],

@@ -9,12 +9,12 @@ pub(super) fn text(bytes_max: u32) -> Value {
 }
 
 /// Returns the schema of a DNS-1123 label: the name of a service, a namespace or a port.
-pub(super) fn label() -> Value {
+pub(super) fn dns_label() -> Value {
     json!({"type": "string", "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"})
 }
 
 /// Returns the schema of a DNS-1123 subdomain: any other name.
-pub(super) fn name() -> Value {
+pub(super) fn dns_subdomain() -> Value {
     json!({"type": "string", "maxLength": 253, "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"})
 }
 
@@ -29,7 +29,7 @@ pub(super) fn duration() -> Value {
 }
 
 /// Returns the schema of an enumeration.
-pub(super) fn word(words: &[&str]) -> Value {
+pub(super) fn enumeration(words: &[&str]) -> Value {
     json!({"type": "string", "enum": words})
 }
 
@@ -51,7 +51,7 @@ pub(super) fn percentage() -> Value {
 }
 
 /// Returns a schema for several types, so that only the control plane reports errors.
-pub(super) fn anything() -> Value {
+pub(super) fn any_value() -> Value {
     json!({"x-kubernetes-preserve-unknown-fields": true})
 }
 
@@ -61,8 +61,8 @@ pub(super) fn list(element: Value, most: u32) -> Value {
 }
 
 /// Returns the schema of a list with 1 to `most` elements.
-pub(super) fn some(element: Value, most: u32) -> Value {
-    with(list(element, most), "minItems", json!(1))
+pub(super) fn non_empty_list(element: Value, most: u32) -> Value {
+    with_keyword(list(element, most), "minItems", json!(1))
 }
 
 /// Returns the schema of a map from names to values.
@@ -74,7 +74,7 @@ pub(super) fn map(value: Value, most: u32) -> Value {
 /// keeps unknown fields, so that the control plane rejects the object: if they were dropped, a misspelled
 /// condition would widen a rule.
 pub(super) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
-    with(pruned_object(fields), "x-kubernetes-preserve-unknown-fields", true.into())
+    with_keyword(pruned_object(fields), "x-kubernetes-preserve-unknown-fields", true.into())
 }
 
 /// Returns the schema of an object that the control plane writes: the API server drops unknown fields.
@@ -92,23 +92,23 @@ pub(super) fn pruned_object<const N: usize>(fields: [(&str, Value); N]) -> Value
         properties.insert(key.to_owned(), schema);
     }
     let object = json!({"type": "object", "properties": properties});
-    if required.is_empty() { object } else { with(object, "required", json!(required)) }
+    if required.is_empty() { object } else { with_keyword(object, "required", json!(required)) }
 }
 
 /// Adds a keyword to a schema.
-pub(super) fn with(mut schema: Value, key: &str, value: Value) -> Value {
+pub(super) fn with_keyword(mut schema: Value, key: &str, value: Value) -> Value {
     schema[key] = value;
     schema
 }
 
 /// Adds a description to a schema, for `kubectl explain`.
-pub(super) fn about(schema: Value, description: &str) -> Value {
-    with(schema, "description", description.into())
+pub(super) fn with_description(schema: Value, description: &str) -> Value {
+    with_keyword(schema, "description", description.into())
 }
 
 /// Adds validation rules (CEL) to a schema, each with the message of its rejection.
-pub(super) fn unless(schema: Value, rules: &[(&str, &str)]) -> Value {
+pub(super) fn with_rules(schema: Value, rules: &[(&str, &str)]) -> Value {
     let rules: Vec<Value> =
         rules.iter().map(|(rule, message)| json!({"rule": rule, "message": message})).collect();
-    with(schema, "x-kubernetes-validations", json!(rules))
+    with_keyword(schema, "x-kubernetes-validations", json!(rules))
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-fn options() -> Options {
+fn test_options() -> Options {
     Options::new("leno:test".to_owned(), TrustDomain::new("cluster.local").unwrap())
 }
 
-fn named(kind: &str) -> Value {
-    let mut all = manifests(&options()).into_iter();
+fn manifest_of_kind(kind: &str) -> Value {
+    let mut all = installation_manifests(&test_options()).into_iter();
     all.find(|manifest| manifest["kind"] == kind).unwrap()
 }
 
-fn names(manifests: &[Value]) -> Vec<String> {
+fn object_names(manifests: &[Value]) -> Vec<String> {
     let name = |it: &Value| {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))
@@ -23,7 +23,7 @@ fn names(manifests: &[Value]) -> Vec<String> {
 
 #[test]
 fn the_objects_that_run_and_what_they_may() {
-    let all = manifests(&Options { gateways: true, ..options() });
+    let all = installation_manifests(&Options { gateways: true, ..test_options() });
     let shown: Vec<&Value> =
         all.iter().filter(|it| it["kind"] != "CustomResourceDefinition").collect();
     let text = format!("{:#}\n", json!(shown));
@@ -33,9 +33,9 @@ fn the_objects_that_run_and_what_they_may() {
 /// The account of the chart's hook can read each kind with a status, and write the status.
 #[test]
 fn the_hook_of_the_chart_may_retract_the_status_of_each_kind() {
-    let hook = uninstall_hook(&options());
+    let hook = uninstall_hook(&test_options());
     let role = hook.iter().find(|it| it["kind"] == "ClusterRole").unwrap();
-    let control = manifests(&options());
+    let control = installation_manifests(&test_options());
     let is_control =
         |it: &&Value| it["kind"] == "ClusterRole" && it["metadata"]["name"] != "leno-cni";
     let controls: Vec<&Value> = control.iter().filter(is_control).collect();
@@ -77,7 +77,7 @@ fn the_hook_of_the_chart_may_retract_the_status_of_each_kind() {
 
 #[test]
 fn the_schemas_of_kinds() {
-    let all = manifests(&options());
+    let all = installation_manifests(&test_options());
     let schemas: Map<String, Value> = all
         .iter()
         .filter(|it| it["kind"] == "CustomResourceDefinition")
@@ -102,7 +102,7 @@ fn the_schema_and_the_registry_reject_the_same_empty_lists() {
     };
     let rejects = |spec: &str| !leno_registry::read_str("a.yaml", &policy(spec)).1.is_empty();
     assert!(!rejects("{deny: [{}]}"));
-    let definitions = kinds::own();
+    let definitions = kinds::kind_definitions();
     let of_kind = |it: &&Value| it["spec"]["names"]["kind"] == "AccessPolicy";
     let definition = definitions.iter().find(of_kind).unwrap();
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -171,7 +171,7 @@ fn schemas_are_structural_and_bounded() {
             visit(&format!("{path}.*"), &schema["additionalProperties"]);
         }
     }
-    for definition in kinds::own() {
+    for definition in kinds::kind_definitions() {
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         visit(definition["spec"]["names"]["kind"].as_str().unwrap(), &schema["properties"]["spec"]);
         visit("status", &schema["properties"]["status"]);
@@ -180,7 +180,7 @@ fn schemas_are_structural_and_bounded() {
 
 #[test]
 fn the_control_plane_keeps_to_the_restricted_profile() {
-    let pod = named("Deployment")["spec"]["template"]["spec"].clone();
+    let pod = manifest_of_kind("Deployment")["spec"]["template"]["spec"].clone();
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
     assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
     for container in pod["containers"].as_array().unwrap() {
@@ -192,13 +192,13 @@ fn the_control_plane_keeps_to_the_restricted_profile() {
 
 #[test]
 fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
-    let everywhere = named("ClusterRole")["rules"].to_string();
+    let everywhere = manifest_of_kind("ClusterRole")["rules"].to_string();
     assert!(!everywhere.contains("secrets") && !everywhere.contains('*'), "{everywhere}");
-    let default = json!(manifests(&options())).to_string();
+    let default = json!(installation_manifests(&test_options())).to_string();
     for only_for_gateways in ["leno-gateways", "GatewayClass", "\"--gateways\""] {
         assert!(!default.contains(only_for_gateways), "{only_for_gateways}");
     }
-    let roles = manifests(&Options { gateways: true, ..options() });
+    let roles = installation_manifests(&Options { gateways: true, ..test_options() });
     let roles = roles.iter().filter(|it| it["kind"] == "ClusterRole");
     for role in roles {
         let rules = role["rules"].as_array().unwrap();
@@ -211,7 +211,7 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
         assert_eq!(all.len(), usize::from(expected), "{role}");
         assert!(all.iter().all(|rule| rule["verbs"] == json!(["list", "watch"])), "{role}");
     }
-    for rule in named("Role")["rules"].as_array().unwrap() {
+    for rule in manifest_of_kind("Role")["rules"].as_array().unwrap() {
         let creates = rule["verbs"] == json!(["create"]);
         let is_public = rule["resources"] == json!(["endpointslices"]);
         assert!(is_public || creates || rule["resourceNames"].is_array(), "{rule}");
@@ -220,10 +220,10 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
 
 #[test]
 fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
-    let default = json!(manifests(&options())).to_string();
+    let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("leno-access-certs") && !default.contains("--access-certs"));
     let access_certs = ["ingress", "shop"].map(|it| Name::new(it).unwrap()).into();
-    let all = manifests(&Options { access_certs, ..options() });
+    let all = installation_manifests(&Options { access_certs, ..test_options() });
     let made: Vec<&Value> =
         all.iter().filter(|it| it["metadata"]["name"] == "leno-access-certs").collect();
     let shown: Vec<String> = made
@@ -245,7 +245,7 @@ fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
 }
 
 /// Returns true if labels match a selector, as the API server evaluates it.
-fn fits(selector: &Value, labels: &[(&str, &str)]) -> bool {
+fn matches_selector(selector: &Value, labels: &[(&str, &str)]) -> bool {
     selector["matchExpressions"].as_array().unwrap().iter().all(|it| {
         let found = labels.iter().find(|(key, _)| it["key"] == *key).map(|(_, value)| *value);
         let listed = found.is_some_and(|value| {
@@ -262,13 +262,13 @@ fn fits(selector: &Value, labels: &[(&str, &str)]) -> bool {
 
 #[test]
 fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
-    let bindings: Vec<Value> = refusals::objects()
+    let bindings: Vec<Value> = refusals::policy_objects()
         .into_iter()
         .filter(|it| it["kind"] == "ValidatingAdmissionPolicyBinding")
         .collect();
     let refusing = |labels: &[(&str, &str)]| -> Vec<String> {
         let selector = |it: &Value| it["spec"]["matchResources"]["namespaceSelector"].clone();
-        let found = bindings.iter().filter(|it| fits(&selector(it), labels));
+        let found = bindings.iter().filter(|it| matches_selector(&selector(it), labels));
         found.map(|it| it["spec"]["policyName"].as_str().unwrap().to_owned()).collect()
     };
     let ours = ("leno.dev/injection", "enabled");
@@ -278,20 +278,21 @@ fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
         assert_eq!(refusing(labels), both, "{labels:?}");
     }
     assert_eq!(refusing(&[("app", "web")]), [""; 0]);
-    let removed = names(&removals(&options(), Extent::Running));
-    for binding in names(&bindings) {
+    let removed = object_names(&objects_to_remove(&test_options(), Extent::Running));
+    for binding in object_names(&bindings) {
         assert!(removed.contains(&binding), "{binding}");
     }
 }
 
 #[test]
 fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
-    let webhooks = named("MutatingWebhookConfiguration")["webhooks"].clone();
+    let webhooks = manifest_of_kind("MutatingWebhookConfiguration")["webhooks"].clone();
     let asked = |namespace: &[(&str, &str)], pod: &[(&str, &str)]| -> Vec<String> {
         let webhooks = webhooks.as_array().unwrap().iter();
         webhooks
             .filter(|it| {
-                fits(&it["namespaceSelector"], namespace) && fits(&it["objectSelector"], pod)
+                matches_selector(&it["namespaceSelector"], namespace)
+                    && matches_selector(&it["objectSelector"], pod)
             })
             .map(|it| it["name"].as_str().unwrap().split('.').next().unwrap().to_owned())
             .collect()
@@ -319,13 +320,13 @@ fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
 
 #[test]
 fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
-    let running = names(&removals(&options(), Extent::Running));
+    let running = object_names(&objects_to_remove(&test_options(), Extent::Running));
     assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
     assert_eq!(running[1], "Deployment leno-control");
     assert!(running.contains(&"ConfigMap leno-roots".to_owned()));
     let kept = ["CustomResourceDefinition", "Namespace", "Secret leno-authority"];
     assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
-    let everything = names(&removals(&options(), Extent::Everything));
+    let everything = object_names(&objects_to_remove(&test_options(), Extent::Everything));
     assert!(everything.contains(&"Secret leno-authority".to_owned()));
     let former = "CustomResourceDefinition workloads.leno.dev".to_owned();
     assert!(everything.contains(&former) && !running.contains(&former));
@@ -340,10 +341,10 @@ fn options_change_what_they_are_about() {
         replicas: 1,
         trust_domain,
         with_smi: true,
-        ..options()
+        ..test_options()
     };
-    let all = manifests(&options);
-    let names = names(&all);
+    let all = installation_manifests(&options);
+    let names = object_names(&all);
     assert!(
         names.contains(&"CustomResourceDefinition traffictargets.access.smi-spec.io".to_owned())
     );
@@ -356,7 +357,7 @@ fn options_change_what_they_are_about() {
 
 #[test]
 fn what_was_wrong_before_may_lose_its_finalizers() {
-    let all = refusals::objects();
+    let all = refusals::policy_objects();
     let policies = all.iter().filter(|it| it["kind"] == "ValidatingAdmissionPolicy");
     let expressions = policies.flat_map(|it| it["spec"]["validations"].as_array().unwrap());
     let unchanged = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
@@ -375,9 +376,12 @@ fn every_name_can_be_part_of_an_api_path() {
         cni: Some(NodeNetwork::default()),
         gateways: true,
         webhook_client_ca: Some("PEM".to_owned()),
-        ..options()
+        ..test_options()
     };
-    for manifest in manifests(&options).iter().chain(&removals(&options, Extent::Everything)) {
+    for manifest in installation_manifests(&options)
+        .iter()
+        .chain(&objects_to_remove(&options, Extent::Everything))
+    {
         let metadata = &manifest["metadata"];
         assert!(ObjectName::new(metadata["name"].as_str().unwrap()).is_ok(), "{metadata}");
         let namespace = metadata["namespace"].as_str();
@@ -388,7 +392,7 @@ fn every_name_can_be_part_of_an_api_path() {
 #[test]
 fn the_network_policy_names_who_may_connect() {
     let rules = |options: &Options| {
-        let all = manifests(options);
+        let all = installation_manifests(options);
         let policy = all.iter().find(|it| it["kind"] == "NetworkPolicy")?;
         assert_eq!(policy["metadata"]["namespace"], "leno-system");
         let spec = &policy["spec"];
@@ -402,11 +406,12 @@ fn the_network_policy_names_who_may_connect() {
         assert!(place("NetworkPolicy") < place("Deployment"));
         Some(spec["ingress"].clone())
     };
-    let by_default = rules(&options()).unwrap();
+    let by_default = rules(&test_options()).unwrap();
     let ports: Vec<&Value> =
         by_default.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
     // All ports of the Deployment, and no others.
-    let container = named("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
+    let container =
+        manifest_of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
     let mut served: Vec<&Value> =
         container["ports"].as_array().unwrap().iter().map(|port| &port["containerPort"]).collect();
     served.sort_by_key(|port| port.as_u64());
@@ -430,19 +435,19 @@ fn the_network_policy_names_who_may_connect() {
     assert_eq!(from(&by_default, 15_020), json!([{"namespaceSelector": {}}]));
     let api_server =
         ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
-    let restricted = rules(&Options { api_server, ..options() }).unwrap();
+    let restricted = rules(&Options { api_server, ..test_options() }).unwrap();
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
     let expected = json!([block("10.0.0.0/28"), block("192.0.2.1/32"), block("2001:db8::1/128")]);
     assert_eq!(from(&restricted, 15_017), expected);
-    assert!(rules(&Options { network_policies: false, ..options() }).is_none());
+    assert!(rules(&Options { network_policies: false, ..test_options() }).is_none());
 }
 
 #[test]
 fn clients_of_the_webhook_are_verified_where_their_authority_is_given() {
-    let default = json!(manifests(&options())).to_string();
+    let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("webhook-client"), "{default}");
     let webhook_client_ca = Some("PEM".to_owned());
-    let all = manifests(&Options { webhook_client_ca, ..options() });
+    let all = installation_manifests(&Options { webhook_client_ca, ..test_options() });
     let map = all.iter().find(|it| it["metadata"]["name"] == "leno-webhook-clients").unwrap();
     assert_eq!(map["data"], json!({"ca.pem": "PEM"}));
     let pod = all.iter().find(|it| it["kind"] == "Deployment").unwrap();

@@ -14,19 +14,19 @@ pub(crate) fn service_addresses(service: &Service) -> BTreeSet<SocketAddr> {
     let Some(spec) = &service.spec else { return BTreeSet::new() };
     let addresses = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     let ports = spec.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
-    products(addresses, ports.map(|port| port.port))
+    combine_addresses(addresses, ports.map(|port| port.port))
 }
 
 /// Returns the addresses of its endpoints, ready or not: allowing an API server that is starting is harmless.
 pub(crate) fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<SocketAddr> {
     let addresses = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let ports = slice.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
-    products(addresses, ports.filter_map(|port| port.port))
+    combine_addresses(addresses, ports.filter_map(|port| port.port))
 }
 
 /// Combines addresses and ports. Loopback and special addresses, such as a cloud's metadata server, are
 /// excluded.
-fn products<'a>(
+fn combine_addresses<'a>(
     addresses: impl Iterator<Item = &'a String>,
     ports: impl Iterator<Item = i32>,
 ) -> BTreeSet<SocketAddr> {
@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
 
-    fn shown(found: &BTreeSet<SocketAddr>) -> Vec<String> {
+    fn sorted_strings(found: &BTreeSet<SocketAddr>) -> Vec<String> {
         found.iter().map(ToString::to_string).collect()
     }
 
@@ -62,10 +62,10 @@ mod tests {
             "ports": [{"name": "https", "port": 443, "targetPort": 6443}, {"port": 53, "protocol": "UDP"}],
         }});
         let found = service_addresses(&serde_json::from_value(service).unwrap());
-        assert_eq!(shown(&found), ["10.96.0.1:443", "[fd00::1]:443"]);
+        assert_eq!(sorted_strings(&found), ["10.96.0.1:443", "[fd00::1]:443"]);
         let headless = json!({"spec": {"clusterIP": "None", "ports": [{"port": 443}]}});
         let found = service_addresses(&serde_json::from_value(headless).unwrap());
-        assert_eq!(shown(&found), [] as [&str; 0]);
+        assert_eq!(sorted_strings(&found), [] as [&str; 0]);
     }
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
             ],
         });
         let found = endpoint_addresses(&serde_json::from_value(slice).unwrap());
-        assert_eq!(shown(&found), ["192.0.2.7:6443", "192.0.2.8:6443"]);
+        assert_eq!(sorted_strings(&found), ["192.0.2.7:6443", "192.0.2.8:6443"]);
         let many: Vec<_> =
             (0..200).map(|it| json!({"addresses": [format!("192.0.2.{it}")]})).collect();
         let slice = json!({"addressType": "IPv4", "ports": [{"port": 6443}], "endpoints": many});

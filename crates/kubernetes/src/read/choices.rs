@@ -42,7 +42,7 @@ impl Choices {
             opt_out: opt_out(&pod.metadata),
             has_sidecar: ours.iter().any(|it| it.name == PROXY_CONTAINER),
             images: images.collect(),
-            ..Self::annotated(&pod.metadata)
+            ..Self::from_annotations(&pod.metadata)
         }
     }
 
@@ -55,11 +55,11 @@ impl Choices {
         let own = [labels, annotations].into_iter().flatten().find_map(|all| all.get(INJECTION));
         Self {
             has_injection: own.map_or(is_monitored, |word| is_enabled(word)),
-            ..Self::annotated(meta)
+            ..Self::from_annotations(meta)
         }
     }
 
-    fn annotated(meta: &ObjectMeta) -> Self {
+    fn from_annotations(meta: &ObjectMeta) -> Self {
         let annotations = meta.annotations.iter().flatten();
         let excludes = |(key, value): &(&String, &String)| {
             let name = PREFIXES.iter().find_map(|it| key.strip_prefix(it)?.strip_prefix('/'));

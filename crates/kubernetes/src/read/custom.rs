@@ -7,7 +7,7 @@ use leno_model::Object;
 use leno_registry::{Rejected, ServedKind, UNKNOWN_FIELD, Warning, read_json};
 use serde_json::{Map, Value, json};
 
-use super::created;
+use super::creation_time;
 use super::ours::keep_ours;
 
 /// The result of reading a custom resource.
@@ -20,7 +20,7 @@ pub(crate) struct Custom {
 }
 
 /// Reads a custom resource that is served as `api_version`. Returns `None` if it does not concern the mesh.
-pub(crate) fn custom(
+pub(crate) fn read_custom(
     kind: ServedKind,
     api_version: &str,
     mut object: DynamicObject,
@@ -36,7 +36,7 @@ pub(crate) fn custom(
     };
     let dropped = dropped_fields(kind, &object, whole.as_ref().unwrap_or(&spec));
     // Only the fields that readers check: a cluster adds many that are not the author's.
-    let created = created(&object.metadata);
+    let created = creation_time(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
         metadata["namespace"] = Value::String(namespace);
@@ -112,7 +112,7 @@ pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<C
         GRANT => dropped_fields(kind, object, &object.data["spec"]),
         _ => Vec::new(),
     };
-    let (created, mentioned) = (created(&object.metadata), BTreeSet::new());
+    let (created, mentioned) = (creation_time(&object.metadata), BTreeSet::new());
     (!dropped.is_empty()).then_some(Custom { outcome: Err(dropped), created, mentioned })
 }
 
@@ -121,7 +121,7 @@ fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTre
     let field = |it: &Rejected| Some((it.at.field.clone()?, it.remedy.clone()));
     let unknown = unknown.iter().filter_map(field).collect();
     let mut comparison = Comparison { unknown, corrected: BTreeSet::new() };
-    comparison.walk(applied, Some(live), "spec");
+    comparison.compare_fields(applied, Some(live), "spec");
     comparison.corrected
 }
 
@@ -133,14 +133,14 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn walk(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
+    fn compare_fields(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
         match applied {
             Value::Object(fields) => {
                 let there = live.and_then(Value::as_object);
                 for (key, value) in fields {
-                    let at = below(path, key);
+                    let at = append_field(path, key);
                     if !self.unknown.contains_key(&at) {
-                        self.walk(value, there.and_then(|there| there.get(key)), &at);
+                        self.compare_fields(value, there.and_then(|there| there.get(key)), &at);
                     } else if there
                         .is_none_or(|it| self.is_corrected(fields, it, (path, key.as_str())))
                     {
@@ -152,7 +152,7 @@ impl Comparison {
                 let there = live.and_then(Value::as_array);
                 for (index, element) in elements.iter().enumerate() {
                     let element_there = there.and_then(|there| there.get(index));
-                    self.walk(element, element_there, &format!("{path}[{index}]"));
+                    self.compare_fields(element, element_there, &format!("{path}[{index}]"));
                 }
             }
             _ => {}
@@ -167,7 +167,7 @@ impl Comparison {
         live: &Map<String, Value>,
         (path, key): (&str, &str),
     ) -> bool {
-        let at = below(path, key);
+        let at = append_field(path, key);
         let remedy = self.unknown.get(&at).map(String::as_str).unwrap_or_default();
         let is_meant = |(name, value): (&String, &Value)| {
             let is_new = !applied.contains_key(name) && remedy.contains(&format!("`{name}`"));
@@ -184,7 +184,7 @@ impl Comparison {
         path: &str,
     ) -> bool {
         applied.iter().all(|(key, value)| {
-            let at = below(path, key);
+            let at = append_field(path, key);
             match live.get(key) {
                 _ if self.unknown.contains_key(&at) => true,
                 Some(there) => self.is_within(value, there, &at),
@@ -213,7 +213,7 @@ impl Comparison {
 }
 
 /// Appends a field to a path in the notation of the readers.
-fn below(path: &str, key: &str) -> String {
+fn append_field(path: &str, key: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if key.chars().all(is_plain) { format!("{path}.{key}") } else { format!("{path}[{key:?}]") }
 }
@@ -248,7 +248,7 @@ mod tests {
             "spec": {"matches": [live]},
         });
         let object = serde_json::from_value(object).unwrap();
-        let custom = custom(GROUPS, GROUPS.api_versions[0], object).unwrap();
+        let custom = read_custom(GROUPS, GROUPS.api_versions[0], object).unwrap();
         let lines = |refused: Vec<Rejected>| refused.iter().map(ToString::to_string).collect();
         custom.outcome.map(|(object, _)| object).map_err(lines)
     }
@@ -363,7 +363,7 @@ mod tests {
             "ports": [80],
             "status": {"conditions": []},
         });
-        let read = custom(kind, kind.api_versions[0], serde_json::from_value(object).unwrap());
+        let read = read_custom(kind, kind.api_versions[0], serde_json::from_value(object).unwrap());
         let refused = read.unwrap().outcome.unwrap_err();
         assert!(refused[0].to_string().contains("ports: is an unknown field"));
     }

@@ -9,7 +9,7 @@ use leno_model::{Egress, Name, SecretName, TrafficMode};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
-use super::{created, place};
+use super::{creation_time, place_of_field};
 use crate::inject::{AddressRange, Exclusions, is_interface};
 
 /// The kinds of other meshes' settings.
@@ -118,23 +118,23 @@ impl Foreign {
         let permissive = reading.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
         let egress = reading.is_on("/spec/traffic/enableEgress");
         let exclusions = Exclusions {
-            outbound_ports: reading.ports("outboundPortExclusionList"),
-            inbound_ports: reading.ports("inboundPortExclusionList"),
-            outbound_ranges: reading.ranges("outboundIPRangeExclusionList"),
-            included_ranges: reading.ranges("outboundIPRangeInclusionList"),
-            interfaces: reading.interfaces("networkInterfaceExclusionList"),
+            outbound_ports: reading.read_ports("outboundPortExclusionList"),
+            inbound_ports: reading.read_ports("inboundPortExclusionList"),
+            outbound_ranges: reading.read_ranges("outboundIPRangeExclusionList"),
+            included_ranges: reading.read_ranges("outboundIPRangeInclusionList"),
+            interfaces: reading.read_interfaces("networkInterfaceExclusionList"),
         };
         let ingress_gateway = reading.ingress_gateway();
         for (field, remedy) in UNHEEDED {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer).is_some_and(asks_for_something) {
-                reading.warn(field, remedy);
+                reading.warn_unsupported(field, remedy);
             }
         }
         for (field, remedy) in ALWAYS_ON {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer) == Some(&Value::Bool(false)) {
-                reading.warn(field, remedy);
+                reading.warn_unsupported(field, remedy);
             }
         }
         Some(Self {
@@ -142,7 +142,7 @@ impl Foreign {
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
             ingress_gateway,
-            created: created(&object.metadata),
+            created: creation_time(&object.metadata),
             warnings: reading.warnings,
         })
     }
@@ -174,23 +174,26 @@ impl Reading<'_> {
         self.object.data.pointer(pointer).and_then(Value::as_bool) == Some(true)
     }
 
-    fn warn(&mut self, field: &str, remedy: &str) {
+    fn warn_unsupported(&mut self, field: &str, remedy: &str) {
         self.warnings.push(Warning {
-            at: place(&self.object.metadata, "MeshConfig", field),
+            at: place_of_field(&self.object.metadata, "MeshConfig", field),
             problem: "is not supported by Leno".to_owned(),
             remedy: remedy.to_owned(),
         });
     }
 
     /// Returns the valid elements of a list under `spec.traffic`, and warns about the others.
-    fn list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
+    fn read_list<T: Ord>(&mut self, key: &str, read: impl Fn(&Value) -> Option<T>) -> BTreeSet<T> {
         let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
         let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let mut found = BTreeSet::new();
         for (index, element) in elements.iter().enumerate() {
             match read(element) {
                 Some(element) => drop(found.insert(element)),
-                None => self.warn(&format!("spec.traffic.{key}[{index}]"), "correct or remove it"),
+                None => self.warn_unsupported(
+                    &format!("spec.traffic.{key}[{index}]"),
+                    "correct or remove it",
+                ),
             }
         }
         found
@@ -208,7 +211,7 @@ impl Reading<'_> {
         let names = names.filter(|names| (1..=INGRESS_NAMES_MAX).contains(&names.len()));
         let lifetime = match wanted.get("validityDuration") {
             None => Some(LEAF_LIFETIME),
-            Some(written) => written.as_str().and_then(lifetime),
+            Some(written) => written.as_str().and_then(parse_lifetime),
         };
         let secret = text("/secret/namespace").zip(text("/secret/name"));
         let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
@@ -222,7 +225,7 @@ impl Reading<'_> {
             (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
         ] {
             if !is_good {
-                self.warn(&format!("spec.certificate.ingressGateway.{field}"), remedy);
+                self.warn_unsupported(&format!("spec.certificate.ingressGateway.{field}"), remedy);
             }
         }
         let (Some(names), Some(lifetime), Some(secret)) = (names, lifetime, secret) else {
@@ -231,21 +234,21 @@ impl Reading<'_> {
         Some(Ok(IngressGateway { names, lifetime, secret }))
     }
 
-    fn ports(&mut self, key: &str) -> BTreeSet<u16> {
-        self.list(key, |it| u16::try_from(it.as_u64()?).ok().filter(|port| *port > 0))
+    fn read_ports(&mut self, key: &str) -> BTreeSet<u16> {
+        self.read_list(key, |it| u16::try_from(it.as_u64()?).ok().filter(|port| *port > 0))
     }
 
-    fn ranges(&mut self, key: &str) -> BTreeSet<AddressRange> {
-        self.list(key, |it| it.as_str()?.parse().ok())
+    fn read_ranges(&mut self, key: &str) -> BTreeSet<AddressRange> {
+        self.read_list(key, |it| it.as_str()?.parse().ok())
     }
 
-    fn interfaces(&mut self, key: &str) -> BTreeSet<String> {
-        self.list(key, |it| it.as_str().filter(|name| is_interface(name)).map(str::to_owned))
+    fn read_interfaces(&mut self, key: &str) -> BTreeSet<String> {
+        self.read_list(key, |it| it.as_str().filter(|name| is_interface(name)).map(str::to_owned))
     }
 }
 
 /// Parses a duration in Go syntax, such as `1h30m`, within the allowed lifetimes of certificates.
-fn lifetime(text: &str) -> Option<Duration> {
+fn parse_lifetime(text: &str) -> Option<Duration> {
     let (mut rest, mut all) = (text, Duration::ZERO);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;

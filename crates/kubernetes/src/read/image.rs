@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
 
-use super::place;
+use super::place_of_field;
 use crate::words::{PREFIXES, SIDECAR_IMAGE};
 
 /// Returns warnings about the `sidecar-image` annotations of other meshes on a pod or namespace.
@@ -13,7 +13,7 @@ pub(super) fn images_of_others(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let annotations = meta.annotations.as_ref();
     let written = others.filter(|key| annotations.is_some_and(|all| all.contains_key(key)));
     let reported = written.map(|key| Warning {
-        at: place(meta, kind, &format!("metadata.annotations[{key:?}]")),
+        at: place_of_field(meta, kind, &format!("metadata.annotations[{key:?}]")),
         problem: "is ignored: it names an image of another mesh".to_owned(),
         remedy: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
     });

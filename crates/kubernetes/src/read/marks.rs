@@ -3,14 +3,14 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
 
-use super::place;
+use super::place_of_field;
 use crate::words;
 
 /// Returns the warnings for unknown labels and annotations of a pod or namespace.
 pub(super) fn unknown_marks(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let of = |list: &str, keys: Vec<&String>| -> Vec<Warning> {
         let warnings = words::unknown_marks(keys.into_iter()).map(|(key, hint)| Warning {
-            at: place(meta, kind, &format!("metadata.{list}[{key:?}]")),
+            at: place_of_field(meta, kind, &format!("metadata.{list}[{key:?}]")),
             problem: "is not supported".to_owned(),
             remedy: hint,
         });

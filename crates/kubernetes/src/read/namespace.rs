@@ -21,10 +21,10 @@ pub struct NamespaceReading {
 
 /// Reads the annotations of a namespace.
 #[must_use]
-pub fn namespace(namespace: &Namespace) -> NamespaceReading {
+pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
     let meta = &namespace.metadata;
     NamespaceReading {
-        admission: AdmissionReading::of(meta, "Namespace"),
+        admission: AdmissionReading::from_annotations(meta, "Namespace"),
         warnings: [images_of_others(meta, "Namespace"), unknown_marks(meta, "Namespace")].concat(),
         choices: Choices::of_namespace(meta),
     }
@@ -42,7 +42,7 @@ mod tests {
         let read = |annotations| {
             let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
             let object = serde_json::from_value(object).unwrap();
-            let (admission, rejected) = namespace(&object).admission.or(None);
+            let (admission, rejected) = read_namespace(&object).admission.resolve_with(None);
             match rejected.first() {
                 None => Ok(admission),
                 Some(first) => Err(first.to_string()),

@@ -7,7 +7,7 @@ use leno_model::{
 };
 use leno_registry::Warning;
 
-use super::place;
+use super::place_of_field;
 
 /// The zone preference of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub(crate) enum Nearness {
 }
 
 /// Returns the zone preference of a service, and a warning about an unsupported one.
-pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) {
+pub(crate) fn read_nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) {
     let spec = service.spec.as_ref();
     let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
     let warn = |field: &str, problem: &str, remedy: &str| Warning {
-        at: place(&service.metadata, "Service", field),
+        at: place_of_field(&service.metadata, "Service", field),
         problem: problem.to_owned(),
         remedy: remedy.to_owned(),
     };
@@ -50,7 +50,7 @@ pub(crate) fn nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) 
 }
 
 /// Returns a rule that prefers the client's own zone, equivalent to a user's rule.
-pub(crate) fn preference(service: &ServiceName, nearness: Nearness) -> Option<TagRoute> {
+pub(crate) fn preference_rule(service: &ServiceName, nearness: Nearness) -> Option<TagRoute> {
     let name = preference_name(service)?;
     let origin = RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index: 0 };
     let present = FieldTest { name: ZONE.to_owned(), test: ValueTest::Present };
@@ -79,7 +79,7 @@ pub(crate) fn preference_name(service: &ServiceName) -> Option<TagRouteName> {
 }
 
 /// Returns the service of a zone rule by the rule's name, or `None` for other names.
-pub(crate) fn preferring(name: &TagRouteName) -> Option<ServiceName> {
+pub(crate) fn service_of_preference(name: &TagRouteName) -> Option<ServiceName> {
     let service = name.name.as_str().strip_suffix(SUFFIX)?;
     ServiceName::new(name.namespace.as_str(), service).ok()
 }
@@ -100,12 +100,15 @@ mod tests {
 
     use super::*;
 
-    fn of(distribution: Value, annotations: Value) -> (Option<Nearness>, Option<String>) {
+    fn read_distribution(
+        distribution: Value,
+        annotations: Value,
+    ) -> (Option<Nearness>, Option<String>) {
         let service = json!({
             "metadata": {"name": "web", "namespace": "shop", "annotations": annotations},
             "spec": {"trafficDistribution": distribution},
         });
-        let (nearness, warning) = nearness(&serde_json::from_value(service).unwrap());
+        let (nearness, warning) = read_nearness(&serde_json::from_value(service).unwrap());
         (nearness, warning.map(|it| it.to_string()))
     }
 
@@ -125,12 +128,12 @@ mod tests {
             ),
             (json!(null), &json!({"service.kubernetes.io/topology-mode": "Disabled"}), None),
         ] {
-            assert_eq!(of(distribution, annotations.clone()), (expected, None));
+            assert_eq!(read_distribution(distribution, annotations.clone()), (expected, None));
         }
-        let (nearness, warning) = of(json!("PreferSameNode"), none.clone());
+        let (nearness, warning) = read_distribution(json!("PreferSameNode"), none.clone());
         assert_eq!(nearness, Some(Nearness::Zone));
         assert!(warning.unwrap().contains("is treated as PreferSameZone"));
-        let (nearness, warning) = of(json!("Elsewhere"), none);
+        let (nearness, warning) = read_distribution(json!("Elsewhere"), none);
         assert_eq!(nearness, None);
         assert!(warning.unwrap().contains("is unknown"));
     }
@@ -138,11 +141,11 @@ mod tests {
     #[test]
     fn a_preference_is_found_by_its_name() {
         let service = ServiceName::new("shop", "web").unwrap();
-        let route = preference(&service, Nearness::Balanced).unwrap();
+        let route = preference_rule(&service, Nearness::Balanced).unwrap();
         assert_eq!(route.scope, TagScope::Service(service.clone(), None));
         assert_eq!(route.rules.by_caller[0].min_percent, 20);
-        assert_eq!(preferring(&route.name), Some(service));
+        assert_eq!(service_of_preference(&route.name), Some(service));
         let other = TagRouteName { name: Name::new("canary").unwrap(), ..route.name };
-        assert_eq!(preferring(&other), None);
+        assert_eq!(service_of_preference(&other), None);
     }
 }

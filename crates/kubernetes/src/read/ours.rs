@@ -21,13 +21,13 @@ pub(crate) fn is_service_parent(parent: &Value) -> bool {
 }
 
 fn keep_service_parents(spec: &mut Value) -> bool {
-    keep(spec, "parentRefs", is_service_parent)
+    retain_elements(spec, "parentRefs", is_service_parent)
 }
 
 /// Reduces a ReferenceGrant: grants also exist for Secrets of gateways, and for routes that are not supported.
 fn keep_grants(spec: &mut Value) -> bool {
     let text = |it: &Value, key: &str| it.get(key).and_then(Value::as_str).map(str::to_owned);
-    let from = keep(spec, "from", |it| {
+    let from = retain_elements(spec, "from", |it| {
         let (group, kind) = (text(it, "group"), text(it, "kind"));
         match group.as_deref() {
             Some(GATEWAY) => {
@@ -38,7 +38,7 @@ fn keep_grants(spec: &mut Value) -> bool {
             _ => false,
         }
     });
-    let to = keep(spec, "to", |it| {
+    let to = retain_elements(spec, "to", |it| {
         let (group, kind) = (text(it, "group"), text(it, "kind"));
         matches!(group.as_deref(), None | Some("" | "core")) && kind.as_deref() == Some("Service")
     });
@@ -46,7 +46,7 @@ fn keep_grants(spec: &mut Value) -> bool {
 }
 
 /// Retains the matching elements of a list; returns true if any is left.
-fn keep(spec: &mut Value, key: &str, wanted: impl Fn(&Value) -> bool) -> bool {
+fn retain_elements(spec: &mut Value, key: &str, wanted: impl Fn(&Value) -> bool) -> bool {
     let Some(list) = spec.get_mut(key).and_then(Value::as_array_mut) else { return false };
     list.retain(wanted);
     !list.is_empty()

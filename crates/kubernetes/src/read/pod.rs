@@ -15,7 +15,10 @@ use leno_registry::{NODE_NETWORK_LABEL, Rejected, Warning};
 use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
-use super::{AdmissionReading, SHOWN_CHARACTERS_MAX, is_tcp, place, selects, spoken};
+use super::{
+    AdmissionReading, SHOWN_CHARACTERS_MAX, is_tcp, matches_selector, named_protocol,
+    place_of_field,
+};
 use crate::words::{
     CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
     WEIGHT,
@@ -40,7 +43,7 @@ pub struct Member {
 ///
 /// # Errors
 /// The reason that it cannot be a workload although it has a sidecar.
-pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
+pub fn read_pod(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     if is_meshed(pod, spec) {
         return read(pod, spec);
@@ -63,7 +66,7 @@ pub fn member(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
 
 /// Returns the addresses of a pod that has its own network.
 #[must_use]
-pub fn addresses(pod: &Pod) -> BTreeSet<IpAddr> {
+pub fn pod_addresses(pod: &Pod) -> BTreeSet<IpAddr> {
     let is_of_node = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
     let status = pod.status.as_ref().filter(|_| !is_of_node);
     status.map(addresses_in).unwrap_or_default()
@@ -93,7 +96,11 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let mut other_addresses = addresses_in(status);
     other_addresses.remove(&address);
     let refused = |field: &str, problem: String, remedy: &str| {
-        Box::new(Rejected { at: place(meta, "Pod", field), problem, remedy: remedy.to_owned() })
+        Box::new(Rejected {
+            at: place_of_field(meta, "Pod", field),
+            problem,
+            remedy: remedy.to_owned(),
+        })
     };
     let name = |text: Option<&str>, field: &str| {
         Name::new(text.unwrap_or_default())
@@ -111,7 +118,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
     let is_deleted = meta.deletion_timestamp.is_some();
-    let (weight, warning) = weight(meta);
+    let (weight, warning) = read_weight(meta);
     let mut labels = meta.labels.clone().unwrap_or_default();
     if spec.host_network == Some(true) {
         labels.insert(NODE_NETWORK_LABEL.to_owned(), String::new());
@@ -136,12 +143,13 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let node = spec.node_name.clone();
     let marks = images_of_others(meta, "Pod").into_iter().chain(unknown_marks(meta, "Pod"));
     let warnings = warning.into_iter().chain(marks).collect();
-    let (admission, choices) = (AdmissionReading::of(meta, "Pod"), Choices::of_pod(pod));
+    let (admission, choices) =
+        (AdmissionReading::from_annotations(meta, "Pod"), Choices::of_pod(pod));
     Ok(Some(Member { workload, admission, node, warnings, choices }))
 }
 
 /// Returns the weight from the annotation. An invalid value is ignored, with a warning.
-fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
+fn read_weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let said = meta.annotations.as_ref().and_then(|annotations| annotations.get(WEIGHT));
     let Some(said) = said else { return (Weight::default(), None) };
     if let Some(weight) = said.parse().ok().and_then(Weight::new) {
@@ -150,8 +158,8 @@ fn weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let shown: String = said.chars().take(SHOWN_CHARACTERS_MAX).collect();
     let usual = Weight::default();
     let warning = Warning {
-        at: place(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
-        problem: format!("{shown:?} is not a weight; {} is in force", usual.number()),
+        at: place_of_field(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
+        problem: format!("{shown:?} is not a weight; {} is in force", usual.as_u16()),
         remedy: "use a number from 1 to 1000, or remove it".to_owned(),
     };
     (usual, Some(warning))
@@ -171,7 +179,7 @@ pub fn with_target_ports<'a>(
     }
     for service in services {
         if service.name.namespace != workload.name.namespace
-            || !selects(&service.selector, &workload.labels)
+            || !matches_selector(&service.selector, &workload.labels)
         {
             continue;
         }
@@ -221,7 +229,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
         let name = written.and_then(|text| Name::new(text).ok());
         // The first container with a port name defines it.
         let name = name.filter(|name| !ports.iter().any(|known| known.name.as_ref() == Some(name)));
-        let protocol = written.and_then(spoken).unwrap_or_default();
+        let protocol = written.and_then(named_protocol).unwrap_or_default();
         ports.push(WorkloadPort { name, port: number, protocol });
     }
     ports.sort_by_key(|port| port.port);

@@ -10,7 +10,7 @@ use leno_model::{Families, Name, Protocol, Service, ServiceName, ServicePort, Ta
 use leno_registry::{Rejected, Warning, app_protocol};
 
 use super::slice::{listed_port, listed_selector};
-use super::{is_tcp, place, spoken};
+use super::{is_tcp, named_protocol, place_of_field};
 use crate::words::GATEWAY_PART;
 
 /// The result of reading a Service.
@@ -30,7 +30,7 @@ pub enum ServiceReading {
 
 /// Converts a Service.
 #[must_use]
-pub fn service(service: &Served) -> ServiceReading {
+pub fn read_service(service: &Served) -> ServiceReading {
     let meta = &service.metadata;
     let Some(spec) = &service.spec else {
         return ServiceReading::Foreign("it has no spec");
@@ -45,7 +45,7 @@ pub fn service(service: &Served) -> ServiceReading {
     let is_listed = written.is_none();
     let selector =
         written.unwrap_or_else(|| listed_selector(meta.name.as_deref().unwrap_or_default()));
-    let mut warnings = unheeded(meta, spec);
+    let mut warnings = unsupported_warnings(meta, spec);
     let mut ports = Vec::new();
     for (index, port) in spec.ports.iter().flatten().enumerate() {
         if !is_tcp(port.protocol.as_deref()) {
@@ -55,7 +55,11 @@ pub fn service(service: &Served) -> ServiceReading {
             Some((port, known)) => {
                 if !known {
                     warnings.push(Warning {
-                        at: place(meta, "Service", &format!("spec.ports[{index}].appProtocol")),
+                        at: place_of_field(
+                            meta,
+                            "Service",
+                            &format!("spec.ports[{index}].appProtocol"),
+                        ),
                         problem: "is unknown; the port is treated as TCP".to_owned(),
                         remedy: "use http, http2, grpc or tcp, or remove it".to_owned(),
                     });
@@ -64,7 +68,7 @@ pub fn service(service: &Served) -> ServiceReading {
             }
             None => {
                 return ServiceReading::Refused(Rejected {
-                    at: place(meta, "Service", &format!("spec.ports[{index}]")),
+                    at: place_of_field(meta, "Service", &format!("spec.ports[{index}]")),
                     problem: "has an invalid number or name".to_owned(),
                     remedy: "use a number from 1 to 65535 and names of lower-case letters, digits \
                              and `-`"
@@ -76,7 +80,7 @@ pub fn service(service: &Served) -> ServiceReading {
     if ports.is_empty() {
         return ServiceReading::Foreign("it has no TCP port");
     }
-    let name = match named(meta) {
+    let name = match service_name(meta) {
         Ok(name) => name,
         Err(refused) => return ServiceReading::Refused(*refused),
     };
@@ -89,9 +93,9 @@ pub fn service(service: &Served) -> ServiceReading {
         name,
         selector,
         ports,
-        addresses: addresses(spec),
+        addresses: cluster_addresses(spec),
         unready: spec.publish_not_ready_addresses == Some(true),
-        families: families(spec),
+        families: address_families(spec),
     };
     match is_listed {
         true => ServiceReading::Listed(service, warnings),
@@ -99,11 +103,11 @@ pub fn service(service: &Served) -> ServiceReading {
     }
 }
 
-fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
+fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| {
         Box::new(Rejected {
-            at: place(meta, "Service", "metadata.name"),
+            at: place_of_field(meta, "Service", "metadata.name"),
             problem: error.to_string(),
             remedy: "use another name".to_owned(),
         })
@@ -111,13 +115,13 @@ fn named(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
 }
 
 /// Returns the cluster IPs; a headless Service has "None".
-fn addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
+fn cluster_addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
     let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
     all.filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Returns the IP families of a Service; `Both` if it does not specify any.
-fn families(spec: &ServiceSpec) -> Families {
+fn address_families(spec: &ServiceSpec) -> Families {
     let has = |family: &str| spec.ip_families.iter().flatten().any(|it| it == family);
     match (has("IPv4"), has("IPv6")) {
         (true, false) => Families::V4,
@@ -148,15 +152,15 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
             Some(protocol) => (Some(protocol), true),
             None => (Some(Protocol::Tcp), false),
         },
-        None => (written.and_then(spoken), true),
+        None => (written.and_then(named_protocol), true),
     };
     Some((ServicePort { name, port: number, target, protocol }, known))
 }
 
 /// Returns warnings about features of a Service that the mesh does not support.
-fn unheeded(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
+fn unsupported_warnings(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
     let warn = |field: &str, problem: &str, remedy: &str| Warning {
-        at: place(meta, "Service", field),
+        at: place_of_field(meta, "Service", field),
         problem: problem.to_owned(),
         remedy: remedy.to_owned(),
     };
@@ -186,10 +190,10 @@ mod tests {
 
     fn read(spec: Value) -> ServiceReading {
         let object = json!({"metadata": {"name": "web", "namespace": "shop"}, "spec": spec});
-        service(&serde_json::from_value(object).unwrap())
+        read_service(&serde_json::from_value(object).unwrap())
     }
 
-    fn ours(spec: Value) -> (Service, Vec<String>) {
+    fn read_meshed(spec: Value) -> (Service, Vec<String>) {
         match read(spec) {
             ServiceReading::Ours(service, warnings) => {
                 (service, warnings.iter().map(ToString::to_string).collect())
@@ -198,14 +202,14 @@ mod tests {
         }
     }
 
-    fn port(port: Value) -> ServicePort {
+    fn read_service_port(port: Value) -> ServicePort {
         let spec = json!({"clusterIP": "10.0.0.9", "selector": {"app": "web"}, "ports": [port]});
-        ours(spec).0.ports.remove(0)
+        read_meshed(spec).0.ports.remove(0)
     }
 
     #[test]
     fn knows_the_addresses_of_both_families() {
-        let (service, warnings) = ours(json!({
+        let (service, warnings) = read_meshed(json!({
             "type": "LoadBalancer",
             "clusterIP": "10.0.0.9", "clusterIPs": ["10.0.0.9", "fd00::9"],
             "selector": {"app": "web"},
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_headless_service_has_no_address() {
-        let (service, _) = ours(json!({
+        let (service, _) = read_meshed(json!({
             "clusterIP": "None", "clusterIPs": ["None"], "selector": {"app": "db"},
             "ports": [{"port": 5432}],
         }));
@@ -238,7 +242,7 @@ mod tests {
                 "clusterIP": "None", "ipFamilies": written, "selector": {"app": "db"},
                 "ports": [{"port": 5432}],
             });
-            assert_eq!(ours(spec).0.families, expected);
+            assert_eq!(read_meshed(spec).0.families, expected);
         }
     }
 
@@ -273,7 +277,7 @@ mod tests {
             (json!({"port": 80, "targetPort": 8080}), TargetPort::Number(8080)),
             (json!({"port": 80, "targetPort": "web"}), TargetPort::Name(Name::new("web").unwrap())),
         ] {
-            assert_eq!(port(written.clone()).target, expected, "{written}");
+            assert_eq!(read_service_port(written.clone()).target, expected, "{written}");
         }
         let spec = json!({"selector": {"a": "b"}, "ports": [{"port": 80, "targetPort": "Web_"}]});
         assert!(matches!(read(spec), ServiceReading::Refused(_)));
@@ -302,13 +306,13 @@ mod tests {
             (Some("http-x"), Some("amqp"), Some(Protocol::Tcp)),
         ] {
             let written = json!({"port": 80, "name": name, "appProtocol": app});
-            assert_eq!(port(written.clone()).protocol, expected, "{written}");
+            assert_eq!(read_service_port(written.clone()).protocol, expected, "{written}");
         }
     }
 
     #[test]
     fn says_what_it_does_not_heed() {
-        let (_, warnings) = ours(json!({
+        let (_, warnings) = read_meshed(json!({
             "clusterIP": "10.0.0.9", "selector": {"app": "web"}, "sessionAffinity": "ClientIP",
             "internalTrafficPolicy": "Local", "ports": [{"port": 80, "appProtocol": "amqp"}],
         }));

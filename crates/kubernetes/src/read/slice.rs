@@ -13,13 +13,13 @@ use super::is_tcp;
 
 /// Converts the addresses of a slice into unmeshed workloads. Returns none if the slice has no service.
 #[must_use]
-pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
+pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
     let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     let service = service.and_then(|name| ServiceName::new(namespace, name).ok());
     let (Some(service), Some(own)) = (service, meta.name.as_deref()) else { return Vec::new() };
-    let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(port).collect();
+    let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(read_port).collect();
     let Ok(account) = Name::new(ACCOUNT) else { return Vec::new() };
     let account = ServiceAccount { namespace: service.namespace.clone(), name: account };
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ pub fn endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     found
 }
 
-fn port(port: &EndpointPort) -> Option<WorkloadPort> {
+fn read_port(port: &EndpointPort) -> Option<WorkloadPort> {
     let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|it| *it > 0)?;
     if !is_tcp(port.protocol.as_deref()) {
         return None;
@@ -128,7 +128,7 @@ mod tests {
             ],
         }))
         .unwrap();
-        let found = endpoints(&slice);
+        let found = read_endpoints(&slice);
         let shown: Vec<(String, String, bool)> = found
             .iter()
             .map(|it| (it.name.to_string(), it.address.to_string(), it.ready))
@@ -171,7 +171,7 @@ mod tests {
                 "addressType": "IPv4",
                 "endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions.clone()}],
             }));
-            let found = endpoints(&slice.unwrap());
+            let found = read_endpoints(&slice.unwrap());
             assert_eq!((found[0].ready, found[0].terminating), expected, "{conditions}");
         }
     }
@@ -182,6 +182,6 @@ mod tests {
             "metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.0.0.1"]}],
         });
-        assert_eq!(endpoints(&serde_json::from_value(slice).unwrap()), []);
+        assert_eq!(read_endpoints(&serde_json::from_value(slice).unwrap()), []);
     }
 }

@@ -19,7 +19,8 @@ use crate::read::FOREIGN_CONFIGS;
 pub(crate) async fn watch_arrivals(client: Client, arrivals: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();
-    let api: ObjectApi<PartialObjectMeta<CustomResourceDefinition>> = ObjectApi::all(client);
+    let api: ObjectApi<PartialObjectMeta<CustomResourceDefinition>> =
+        ObjectApi::for_all_namespaces(client);
     let config = Config::default().page_size(PAGE_SIZE);
     let mut events = pin!(api.watch(config));
     while let Some(event) = events.next().await {

@@ -16,8 +16,8 @@ use super::record::Record;
 use crate::gateway::{self, EDGE_KINDS, Fact};
 use crate::read::{
     AdmissionReading, Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness,
-    ServiceReading, ZONE, addresses, custom, endpoint_addresses, endpoints, member, namespace,
-    nearness, service, service_addresses, spoilt_grant,
+    ServiceReading, ZONE, endpoint_addresses, pod_addresses, read_custom, read_endpoints,
+    read_namespace, read_nearness, read_pod, read_service, service_addresses, spoilt_grant,
 };
 
 /// A watch event of one kind.
@@ -86,15 +86,15 @@ pub(crate) struct Offered {
 }
 
 impl Id {
-    pub(crate) fn of(object: &impl kube::ResourceExt) -> Self {
+    pub(crate) fn from_object(object: &impl kube::ResourceExt) -> Self {
         Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
     }
 }
 
 impl Seen {
-    pub(crate) fn pod(pod: Pod) -> Self {
-        let item = member(&pod).transpose().map(Item::Pod);
-        let fact = Some(addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
+    pub(crate) fn from_pod(pod: Pod) -> Self {
+        let item = read_pod(&pod).transpose().map(Item::Pod);
+        let fact = Some(pod_addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
         let is_odd = match &item {
             Some(Item::Pod(Ok(member))) => {
                 member.admission != AdmissionReading::NONE
@@ -104,14 +104,14 @@ impl Seen {
             Some(Item::Pod(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| Record::remarked(&pod));
-        Self { id: Id::of(&pod), item, fact, record }
+        let record = is_odd.then(|| Record::from_builtin(&pod));
+        Self { id: Id::from_object(&pod), item, fact, record }
     }
 
-    pub(crate) fn service(served: ServedService) -> Self {
-        let item = match service(&served) {
+    pub(crate) fn from_service(served: ServedService) -> Self {
+        let item = match read_service(&served) {
             ServiceReading::Ours(service, mut warnings) => {
-                let (nearness, warning) = nearness(&served);
+                let (nearness, warning) = read_nearness(&served);
                 warnings.extend(warning);
                 Some(Item::Service(Ok(Offered { service, warnings, nearness })))
             }
@@ -128,72 +128,72 @@ impl Seen {
             Some(Item::Service(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| Record::remarked(&served));
-        Self { id: Id::of(&served), item, fact: None, record }
+        let record = is_odd.then(|| Record::from_builtin(&served));
+        Self { id: Id::from_object(&served), item, fact: None, record }
     }
 
     /// Converts a node; only its zone is kept.
-    pub(crate) fn node(node: PartialObjectMeta<Node>) -> Self {
+    pub(crate) fn from_node(node: PartialObjectMeta<Node>) -> Self {
         let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
         let item = Some(Item::Node(zone));
-        Self { id: Id::of(&node), item, fact: None, record: None }
+        Self { id: Id::from_object(&node), item, fact: None, record: None }
     }
 
     /// Converts the Service of the API server.
     pub(crate) fn api_server_service(service: ServedService) -> Self {
         let item = Some(Item::ApiServer(service_addresses(&service)));
-        Self { id: Id::of(&service), item, fact: None, record: None }
+        Self { id: Id::from_object(&service), item, fact: None, record: None }
     }
 
     /// Converts the endpoints of the API server.
     pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
         let item = Some(Item::ApiServer(endpoint_addresses(&slice)));
-        Self { id: Id::of(&slice), item, fact: None, record: None }
+        Self { id: Id::from_object(&slice), item, fact: None, record: None }
     }
 
-    pub(crate) fn slice(slice: EndpointSlice) -> Self {
-        let item = Some(Item::Endpoints(endpoints(&slice)));
-        Self { id: Id::of(&slice), item, fact: None, record: None }
+    pub(crate) fn from_slice(slice: EndpointSlice) -> Self {
+        let item = Some(Item::Endpoints(read_endpoints(&slice)));
+        Self { id: Id::from_object(&slice), item, fact: None, record: None }
     }
 
     /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
-    pub(crate) fn secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
-        let id = Id::of(&secret);
-        let fact = wanted.contains(&id).then(|| gateway::certificate(&secret));
+    pub(crate) fn from_secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
+        let id = Id::from_object(&secret);
+        let fact = wanted.contains(&id).then(|| gateway::read_certificate(&secret));
         Self { id, item: None, fact, record: None }
     }
 
-    pub(crate) fn deployment(deployment: Deployment) -> Self {
-        let fact = Some(gateway::deployment(&deployment));
-        Self { id: Id::of(&deployment), item: None, fact, record: None }
+    pub(crate) fn from_deployment(deployment: Deployment) -> Self {
+        let fact = Some(gateway::read_deployment(&deployment));
+        Self { id: Id::from_object(&deployment), item: None, fact, record: None }
     }
 
     /// Converts the Service of a gateway.
     pub(crate) fn gateway_service(service: ServedService) -> Self {
-        let fact = Some(gateway::served(&service));
-        Self { id: Id::of(&service), item: None, fact, record: None }
+        let fact = Some(gateway::read_service(&service));
+        Self { id: Id::from_object(&service), item: None, fact, record: None }
     }
 
-    pub(crate) fn namespace(object: Namespace) -> Self {
-        let reading = namespace(&object);
+    pub(crate) fn from_namespace(object: Namespace) -> Self {
+        let reading = read_namespace(&object);
         let is_odd = reading.admission != AdmissionReading::NONE
             || !reading.warnings.is_empty()
             || reading.choices.says_something();
-        let record = is_odd.then(|| Record::remarked(&object));
+        let record = is_odd.then(|| Record::from_builtin(&object));
         let says_something = is_odd || reading.choices.has_injection;
         let item = says_something.then_some(Item::Namespace(reading));
         let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
-        Self { id: Id::of(&object), item, fact, record }
+        Self { id: Id::from_object(&object), item, fact, record }
     }
 
-    pub(crate) fn custom(
+    pub(crate) fn from_custom(
         kind: ServedKind,
         resource: &Arc<ApiResource>,
         object: DynamicObject,
     ) -> Self {
-        let (id, record) = (Id::of(&object), Record::of(kind, resource, &object));
+        let (id, record) = (Id::from_object(&object), Record::from_custom(kind, resource, &object));
         let spoilt = spoilt_grant(kind, &object).map(Item::Custom);
-        let fact = gateway::fact(kind, &resource.api_version, &object);
+        let fact = gateway::read_fact(kind, &resource.api_version, &object);
         let fact = fact.filter(|_| spoilt.is_none());
         let item = if spoilt.is_some() {
             spoilt
@@ -202,7 +202,7 @@ impl Seen {
         } else if FOREIGN_CONFIGS.contains(&kind) {
             Foreign::read(&object).map(Item::Foreign)
         } else {
-            custom(kind, &resource.api_version, object).map(Item::Custom)
+            read_custom(kind, &resource.api_version, object).map(Item::Custom)
         };
         // No record for objects that do not concern the mesh and have no status of ours.
         let matters = item.is_some() || fact.is_some();

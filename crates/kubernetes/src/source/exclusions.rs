@@ -9,7 +9,7 @@ use leno_model::{Floor, Name};
 use leno_registry::served_kinds;
 
 use super::event::{Seen, WatchEvent};
-use super::kinds::{Found, Watched, find};
+use super::kinds::{Found, Watched, find_version};
 use super::store::ObjectStore;
 use crate::api::ApiError;
 use crate::inject::Exclusions;
@@ -29,14 +29,17 @@ pub async fn sidecar_settings(
     let mut store = ObjectStore::new(kinds.iter().copied().map(Watched::Custom).collect());
     store.take_settings_of(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
-        let Found::Served(served) = find(client, kind).await? else { continue };
+        let Found::Served(served) = find_version(client, kind).await? else { continue };
         let (api, resource) = *served;
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
-            store.take(index, WatchEvent::Seen(Box::new(Seen::custom(kind, &resource, object))));
+            store.apply_event(
+                index,
+                WatchEvent::Seen(Box::new(Seen::from_custom(kind, &resource, object))),
+            );
         }
     }
-    Ok((store.exclusions(), store.floor()))
+    Ok((store.mesh_exclusions(), store.injection_floor()))
 }
 
 #[cfg(test)]
@@ -48,7 +51,7 @@ mod tests {
 
     #[tokio::test]
     async fn settings_of_other_meshes_are_supported_as_by_a_control_plane() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let named = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
         let none = (Exclusions::default(), Floor::default());
         assert_eq!(sidecar_settings(&server.client, named()).await.unwrap(), none);
@@ -88,6 +91,6 @@ mod tests {
         assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), none);
         server.store.lock().unwrap().forbidden = Some(("GET", "meshconfigs"));
         let forbidden = sidecar_settings(&server.client, named()).await;
-        assert_eq!(forbidden.unwrap_err().code(), Some(403));
+        assert_eq!(forbidden.unwrap_err().status_code(), Some(403));
     }
 }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use kube::core::{ApiResource, DynamicObject};
 use kube::runtime::watcher::{Config, Event};
 use kube::{Client, Resource};
 use leno_registry::ServedKind;
@@ -48,7 +47,7 @@ pub(crate) enum Watched {
 
 impl Watched {
     /// Returns the name of the kind.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn kind_name(self) -> &'static str {
         match self {
             Self::Pods => "Pod",
             Self::Services => "Service",
@@ -132,67 +131,66 @@ impl Following {
                 let config = Config::default()
                     .fields("status.phase!=Succeeded,status.phase!=Failed")
                     .page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Pod>::all(client), config, Seen::pod).await;
+                self.watch_all(config, Seen::from_pod).await;
             }
             Watched::Services => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Service>::all(client), config, Seen::service).await;
+                self.watch_all(config, Seen::from_service).await;
             }
             Watched::Namespaces => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Namespace>::all(client), config, Seen::namespace).await;
+                self.watch_all(config, Seen::from_namespace).await;
             }
             Watched::Nodes => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                let api = ObjectApi::<PartialObjectMeta<Node>>::all(client);
-                self.stream(api, config, Seen::node).await;
+                self.watch_all(config, Seen::from_node).await;
             }
             Watched::ApiServerService => {
-                let api = ObjectApi::<Service>::namespaced(client, &API_SERVER_NAMESPACE);
-                self.stream(api, api_server(), Seen::api_server_service).await;
+                let api = ObjectApi::<Service>::for_namespace(client, &API_SERVER_NAMESPACE);
+                self.watch_builtin(api, api_server(), Seen::api_server_service).await;
             }
             Watched::ApiServerEndpoints => {
-                let api = ObjectApi::<EndpointSlice>::namespaced(client, &API_SERVER_NAMESPACE);
-                self.stream(api, api_server(), Seen::api_server_endpoints).await;
+                let api = ObjectApi::<EndpointSlice>::for_namespace(client, &API_SERVER_NAMESPACE);
+                self.watch_builtin(api, api_server(), Seen::api_server_endpoints).await;
             }
             Watched::Slices => {
                 // Slices of the built-in controller list pods that are watched anyway.
                 let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<EndpointSlice>::all(client), config, Seen::slice).await;
+                self.watch_all(config, Seen::from_slice).await;
             }
             Watched::Secrets => {
-                self.secrets().await.ok();
+                self.watch_secrets().await.ok();
             }
             Watched::Deployments => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Deployment>::all(client), config, Seen::deployment).await;
+                self.watch_all(config, Seen::from_deployment).await;
             }
             Watched::GatewayServices => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.stream(ObjectApi::<Service>::all(client), config, Seen::gateway_service).await;
+                self.watch_all(config, Seen::gateway_service).await;
             }
             Watched::Custom(kind) => {
                 // A dropped receiver ends the task.
-                self.custom(kind).await.ok();
+                self.watch_custom(kind).await.ok();
             }
         }
     }
 
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
-    async fn secrets(&mut self) -> Result<(), Over> {
+    async fn watch_secrets(&mut self) -> Result<(), Over> {
         loop {
             let mut reported = self.secrets.clone();
             let wanted = Arc::clone(&reported.borrow_and_update());
             if wanted.is_empty() {
-                self.tell(WatchEvent::Covered(wanted)).await?;
+                self.send_event(WatchEvent::Covered(wanted)).await?;
                 reported.changed().await.map_err(|_| Over)?;
                 continue;
             }
             let (listed, is_listed) = watch::channel(false);
             self.covering = Some(Covering { secrets: Arc::clone(&wanted), listed });
-            let api: ObjectApi<Secret> = ObjectApi::all(self.client.clone());
+            let api: ObjectApi<Secret> = ObjectApi::for_all_namespaces(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
-            let read = |secret| Seen::secret(secret, &wanted);
+            let read = |secret| Seen::from_secret(secret, &wanted);
             tokio::select! {
                 end = self.stream_of(api, config, read) => match end {
                     End::Over => return Err(Over),
@@ -204,15 +202,15 @@ impl Following {
         }
     }
 
-    async fn custom(&mut self, kind: ServedKind) -> Result<(), Over> {
+    async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), Over> {
         let mut pause = PAUSE_MIN;
         loop {
-            match find(&self.client, kind).await {
+            match find_version(&self.client, kind).await {
                 Ok(Found::Served(served)) => {
                     let (api, resource) = *served;
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
-                    let read = move |object| Seen::custom(kind, &resource, object);
+                    let read = move |object| Seen::from_custom(kind, &resource, object);
                     match self.stream_of(api, config, read).await {
                         End::Over => return Err(Over),
                         End::Absent => sleep(PAUSE_MIN).await,
@@ -220,16 +218,16 @@ impl Following {
                     pause = PAUSE_MIN;
                 }
                 Ok(Found::Absent) => {
-                    self.tell(WatchEvent::Absent).await?;
+                    self.send_event(WatchEvent::Absent).await?;
                     self.wait_for_arrival(kind).await;
                     pause = PAUSE_MIN;
                 }
                 Err(error) => {
-                    let event = match error.code() {
+                    let event = match error.status_code() {
                         Some(403) => WatchEvent::Forbidden(error.to_string()),
                         _ => WatchEvent::Failing(error.to_string()),
                     };
-                    self.tell(event).await?;
+                    self.send_event(event).await?;
                     sleep(pause).await;
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
@@ -246,19 +244,29 @@ impl Following {
             Ok(()) = self.arrivals.changed() => {}
         }
         for _ in 0..LOOKS_AFTER_ARRIVAL {
-            if matches!(find(&self.client, kind).await, Ok(Found::Served(..))) {
+            if matches!(find_version(&self.client, kind).await, Ok(Found::Served(..))) {
                 return;
             }
             sleep(PAUSE_MIN).await;
         }
     }
 
-    async fn tell(&self, event: WatchEvent) -> Result<(), Over> {
+    async fn send_event(&self, event: WatchEvent) -> Result<(), Over> {
         self.event.send((self.index, event)).await.map_err(|_| Over)
     }
 
+    /// Watches the objects of all namespaces of a kind that every server has.
+    async fn watch_all<K>(&self, config: Config, read: impl Fn(K) -> Seen)
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K::DynamicType: Clone + Default,
+    {
+        let api = ObjectApi::for_all_namespaces(self.client.clone());
+        self.watch_builtin(api, config, read).await;
+    }
+
     /// Watches a kind that every server has.
-    async fn stream<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen)
+    async fn watch_builtin<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
@@ -283,7 +291,7 @@ impl Following {
                     Some(covering) => {
                         let covered = WatchEvent::Covered(Arc::clone(&covering.secrets));
                         for event in [WatchEvent::Complete, covered] {
-                            if self.tell(event).await.is_err() {
+                            if self.send_event(event).await.is_err() {
                                 return End::Over;
                             }
                         }
@@ -292,8 +300,8 @@ impl Following {
                     }
                     None => WatchEvent::Complete,
                 },
-                Ok(Event::Delete(object)) => WatchEvent::Gone(Id::of(&object)),
-                Err(error) => match error.code() {
+                Ok(Event::Delete(object)) => WatchEvent::Gone(Id::from_object(&object)),
+                Err(error) => match error.status_code() {
                     Some(404) => return End::Absent,
                     // The resource version has expired: the client lists again.
                     Some(410) => continue,
@@ -301,7 +309,7 @@ impl Following {
                     _ => WatchEvent::Failing(error.to_string()),
                 },
             };
-            if self.tell(event).await.is_err() {
+            if self.send_event(event).await.is_err() {
                 return End::Over;
             }
         }
@@ -324,11 +332,11 @@ async fn until_others(
 }
 
 /// Finds the preferred version of a kind on the server.
-pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
+pub(crate) async fn find_version(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
     for api_version in kind.api_versions {
         let list = match resources_of(client, api_version).await {
             Ok(list) => list,
-            Err(error) if error.code() == Some(404) => continue,
+            Err(error) if error.status_code() == Some(404) => continue,
             Err(error) => return Err(error),
         };
         let found =
@@ -342,7 +350,7 @@ pub(crate) async fn find(client: &Client, kind: ServedKind) -> Result<Found, Api
                 kind: kind.kind.to_owned(),
                 plural: resource.name,
             };
-            let api = ObjectApi::dynamic(client.clone(), None, &resource)?;
+            let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource)?;
             return Ok(Found::Served(Box::new((api, resource))));
         }
     }

@@ -25,14 +25,14 @@ pub(crate) struct Record {
 
 impl Record {
     /// Extracts the data that the reader of the object does not need.
-    pub(crate) fn of(
+    pub(crate) fn from_custom(
         kind: ServedKind,
         resource: &Arc<ApiResource>,
         object: &DynamicObject,
     ) -> Option<Self> {
-        let form = Form::of(kind);
+        let form = Form::for_kind(kind);
         let meta = &object.metadata;
-        let standing = form.standing(object.data.get("status"));
+        let standing = form.extract_current(object.data.get("status"));
         let parents = match form {
             Form::Parents => object.data.pointer("/spec/parentRefs").and_then(Value::as_array),
             _ => None,
@@ -55,7 +55,7 @@ impl Record {
     }
 
     /// Extracts the data of a built-in object that needs an event.
-    pub(crate) fn remarked<K>(object: &K) -> Self
+    pub(crate) fn from_builtin<K>(object: &K) -> Self
     where
         K: Resource<DynamicType = ()> + k8s_openapi::Resource,
     {

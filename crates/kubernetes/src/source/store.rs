@@ -39,7 +39,7 @@ use super::event::{Id, Item, Offered, Seen, WatchEvent};
 use super::kinds::Watched;
 use super::progress::Progress;
 use super::record::Record;
-use crate::read::{Custom, Member, NamespaceReading, selects, with_target_ports};
+use crate::read::{Custom, Member, NamespaceReading, matches_selector, with_target_ports};
 
 /// The store of all objects, with the changes that have not been published yet.
 pub(crate) struct ObjectStore {
@@ -134,8 +134,8 @@ impl ObjectStore {
     }
 
     /// Returns the name of the kind with this index.
-    pub(crate) fn word(&self, kind: usize) -> &'static str {
-        self.kinds.get(kind).map_or("", |standing| standing.watched.word())
+    pub(crate) fn kind_name(&self, kind: usize) -> &'static str {
+        self.kinds.get(kind).map_or("", |standing| standing.watched.kind_name())
     }
 
     /// Returns the kinds that have not been listed yet.
@@ -146,8 +146,8 @@ impl ObjectStore {
         // The first update waits for Secrets, so that it does not publish gateways without certificates.
         let first = self.last.is_none() && self.waits_for_secrets();
         Progress {
-            waiting: words(&waiting).chain(first.then_some("Secret")).collect(),
-            forbidden: words(&forbidden).collect(),
+            waiting: kind_names(&waiting).chain(first.then_some("Secret")).collect(),
+            forbidden: kind_names(&forbidden).collect(),
         }
     }
 
@@ -157,7 +157,7 @@ impl ObjectStore {
     }
 
     /// Applies a watch event of a kind.
-    pub(crate) fn take(&mut self, kind: usize, event: WatchEvent) {
+    pub(crate) fn apply_event(&mut self, kind: usize, event: WatchEvent) {
         let Some(standing) = self.kinds.get_mut(kind) else { return };
         match event {
             WatchEvent::Begin => {
@@ -166,25 +166,25 @@ impl ObjectStore {
             }
             WatchEvent::Seen(seen) => {
                 let listing = standing.listing;
-                self.see(kind, listing, *seen);
+                self.store_seen(kind, listing, *seen);
             }
-            WatchEvent::Gone(id) => self.forget(&Origin { kind, id }),
+            WatchEvent::Gone(id) => self.forget_object(&Origin { kind, id }),
             WatchEvent::Covered(ids) => {
                 standing.settled = true;
                 if ids.is_empty() {
-                    self.sweep(kind, |_| true);
+                    self.remove_unlisted(kind, |_| true);
                 }
-                self.edge.iter_mut().for_each(|edge| edge.cover(Arc::clone(&ids)));
+                self.edge.iter_mut().for_each(|edge| edge.set_covered(Arc::clone(&ids)));
             }
             WatchEvent::Complete => {
                 standing.settled = true;
                 let listing = standing.listing;
-                self.sweep(kind, |seen| seen < listing);
+                self.remove_unlisted(kind, |seen| seen < listing);
             }
             WatchEvent::Absent => {
                 standing.settled = true;
                 standing.forbidden = None;
-                self.sweep(kind, |_| true);
+                self.remove_unlisted(kind, |_| true);
             }
             WatchEvent::Forbidden(why) => {
                 // Unknown objects are not the same as no objects.
@@ -196,7 +196,7 @@ impl ObjectStore {
             }
             WatchEvent::Failing(_) => {
                 if standing.watched == Watched::Secrets {
-                    self.edge.iter_mut().for_each(Edge::fail);
+                    self.edge.iter_mut().for_each(Edge::mark_failed);
                 }
             }
         }
@@ -209,7 +209,7 @@ impl ObjectStore {
         }
         let (mut removals, mut upserts) = (Vec::new(), Vec::new());
         for key in std::mem::take(&mut self.dirty) {
-            match self.current(&key) {
+            match self.current_object(&key) {
                 Some(object) if self.reported.get(&key) != Some(&object) => {
                     self.reported.insert(key, object.clone());
                     upserts.push(Change::Upsert(object));
@@ -251,7 +251,7 @@ impl ObjectStore {
         self.edge.as_ref().is_some_and(Edge::holds_back)
     }
 
-    fn see(&mut self, kind: usize, listing: u64, seen: Seen) {
+    fn store_seen(&mut self, kind: usize, listing: u64, seen: Seen) {
         let origin = Origin { kind, id: seen.id };
         let item = seen.item;
         if item.is_none() {
@@ -287,16 +287,16 @@ impl ObjectStore {
     fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
         let Member { mut workload, admission, node, warnings, choices } = match pod {
             Ok(member) => member,
-            Err(refused) => return self.diagnostic(origin, vec![*refused], Vec::new()),
+            Err(refused) => return self.add_diagnostics(origin, vec![*refused], Vec::new()),
         };
-        self.diagnostic(origin, Vec::new(), warnings);
+        self.add_diagnostics(origin, Vec::new(), warnings);
         let known = self.workloads.get(&workload.name);
         // A pod that replaces one of the same name has no previous state.
         let is_same = |known: &&Workload| known.sidecar && known.uid == workload.uid;
         let before = known.filter(is_same).map(|known| known.admission);
-        let (admission, rejected) = admission.or(before);
+        let (admission, rejected) = admission.resolve_with(before);
         workload.admission = admission;
-        self.diagnostic(origin, rejected, Vec::new());
+        self.add_diagnostics(origin, rejected, Vec::new());
         self.see_choices_of_pod(&workload.name, choices);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
@@ -314,14 +314,14 @@ impl ObjectStore {
     fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
         match service {
             Ok(Offered { service, warnings, nearness }) => {
-                self.diagnostic(origin, Vec::new(), warnings);
+                self.add_diagnostics(origin, Vec::new(), warnings);
                 let key = service.name.clone();
                 self.see_nearness(&key, nearness);
                 let listed = self.listed.remove_service(&key);
                 let before = self.services.insert(service).or(listed);
                 self.touch_service(&key, before.as_ref());
             }
-            Err(refused) => self.diagnostic(origin, vec![refused], Vec::new()),
+            Err(refused) => self.add_diagnostics(origin, vec![refused], Vec::new()),
         }
     }
 
@@ -340,14 +340,14 @@ impl ObjectStore {
     fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
         let NamespaceReading { admission, warnings, choices } = reading;
-        self.diagnostic(origin, Vec::new(), warnings);
+        self.add_diagnostics(origin, Vec::new(), warnings);
         self.see_choices_of_namespace(&name, Some(choices));
         self.unjudged = true;
         self.dirty.insert(ObjectKey::MeshConfig);
         let is_first = self.read_namespaces.insert(name.clone());
         let before = (!is_first).then(|| self.namespaces.get(&name).copied().unwrap_or_default());
-        let (admission, rejected) = admission.or(before);
-        self.diagnostic(origin, rejected, Vec::new());
+        let (admission, rejected) = admission.resolve_with(before);
+        self.add_diagnostics(origin, rejected, Vec::new());
         match admission == Admission::default() {
             true => self.namespaces.remove(&name),
             false => self.namespaces.insert(name, admission),
@@ -358,22 +358,27 @@ impl ObjectStore {
         match custom.outcome {
             Ok((mut object, warnings)) => {
                 if let Some(refused) = self.out_of_place(&object) {
-                    return self.diagnostic(origin, vec![refused], Vec::new());
+                    return self.add_diagnostics(origin, vec![refused], Vec::new());
                 }
                 object.set_created(custom.created);
-                self.diagnostic(origin, Vec::new(), warnings);
+                self.add_diagnostics(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
                 self.see_routed(origin, Some(&object));
-                let touched = self.customs.put(origin, object, custom.created);
-                self.mention(origin, custom.mentioned);
+                let touched = self.customs.store_version(origin, object, custom.created);
+                self.set_mentioned(origin, custom.mentioned);
                 self.touch_customs(touched);
             }
             // The last valid version stays in use.
-            Err(refused) => self.diagnostic(origin, refused, Vec::new()),
+            Err(refused) => self.add_diagnostics(origin, refused, Vec::new()),
         }
     }
 
-    fn diagnostic(&mut self, origin: &Origin, rejected: Vec<Rejected>, warnings: Vec<Warning>) {
+    fn add_diagnostics(
+        &mut self,
+        origin: &Origin,
+        rejected: Vec<Rejected>,
+        warnings: Vec<Warning>,
+    ) {
         if !rejected.is_empty() || !warnings.is_empty() {
             let diagnostics = self.diagnostics.entry(origin.clone()).or_default();
             diagnostics.0.extend(rejected);
@@ -382,16 +387,16 @@ impl ObjectStore {
     }
 
     /// Removes objects that are not in a complete list.
-    fn sweep(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
+    fn remove_unlisted(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
         let first = Origin { kind, id: Id { namespace: String::new(), name: String::new() } };
         let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
         let swept = of_kind.filter(|(_, seen)| gone(**seen)).map(|(origin, _)| origin.clone());
         for origin in swept.collect::<Vec<_>>() {
-            self.forget(&origin);
+            self.forget_object(&origin);
         }
     }
 
-    fn forget(&mut self, origin: &Origin) {
+    fn forget_object(&mut self, origin: &Origin) {
         self.forget_fact(origin);
         self.forget_item(origin);
     }
@@ -456,7 +461,7 @@ impl ObjectStore {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.unjudged = true;
         self.note_outside(name);
-        self.edge.iter_mut().for_each(Edge::touch);
+        self.edge.iter_mut().for_each(Edge::mark_changed);
         let now = self.known_service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
@@ -473,9 +478,9 @@ impl ObjectStore {
     /// Marks the workloads that any of these versions of a service selects.
     fn touch_selected(&mut self, name: &ServiceName, versions: &[Option<&Service>]) {
         let selected = |workload: &Workload| {
-            versions.iter().flatten().any(|it| selects(&it.selector, &workload.labels))
+            versions.iter().flatten().any(|it| matches_selector(&it.selector, &workload.labels))
         };
-        let first = WorkloadName { namespace: name.namespace.clone(), name: smallest() };
+        let first = WorkloadName { namespace: name.namespace.clone(), name: smallest_name() };
         let is_near =
             |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
         // The range of a namespace ends at the next one.
@@ -489,7 +494,7 @@ impl ObjectStore {
     }
 
     /// Returns the current version of an object.
-    fn current(&self, key: &ObjectKey) -> Option<Object> {
+    fn current_object(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
                 let is_own = |it: &&Workload| !self.is_borrowed(it) && !self.is_of_member(it);
@@ -509,13 +514,13 @@ impl ObjectStore {
                     return None;
                 }
                 let listed = self.offered_near(workload);
-                let services = self.services.near(workload).chain(&listed);
-                let workload = self.marked(with_target_ports(workload, services));
-                Some(Object::Workload(self.placed(workload)))
+                let services = self.services.may_select(workload).chain(&listed);
+                let workload = self.mark_balanced(with_target_ports(workload, services));
+                Some(Object::Workload(self.with_zone(workload)))
             }
             ObjectKey::Service(name) => {
                 let own = self.services.get(name).cloned();
-                own.or_else(|| self.offered(name)).map(Object::Service)
+                own.or_else(|| self.configured_service(name)).map(Object::Service)
             }
             ObjectKey::Gateway(name) => {
                 let gateway = self.edge.as_ref().and_then(|edge| edge.gateway(name));
@@ -523,7 +528,7 @@ impl ObjectStore {
             }
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             ObjectKey::TagRoute(name) => {
-                self.customs.get(key).cloned().or_else(|| self.preference(name))
+                self.customs.get(key).cloned().or_else(|| self.zone_preference(name))
             }
             other => self.customs.get(other).cloned(),
         }
@@ -537,16 +542,16 @@ impl ObjectStore {
                 warnings.extend_from_slice(diagnostics);
             }
         }
-        rejected.extend(self.customs.duplicates());
-        warnings.extend(self.overruled());
+        rejected.extend(self.customs.list_duplicates());
+        warnings.extend(self.mode_warnings());
         warnings.extend(self.all_overridden());
         warnings.extend(self.all_below_floor());
         rejected.extend(self.forbidden_images());
-        warnings.extend(self.borrowed());
+        warnings.extend(self.excluded_warnings());
         warnings.extend_from_slice(&self.unwritten);
         for standing in &self.kinds {
             let Some(why) = &standing.forbidden else { continue };
-            let kind = standing.watched.word();
+            let kind = standing.watched.kind_name();
             let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
             let problem = format!("the API server denies read access ({why})");
             let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
@@ -562,12 +567,12 @@ impl ObjectStore {
     }
 }
 
-fn words(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
-    kinds.iter().map(|standing| standing.watched.word())
+fn kind_names(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
+    kinds.iter().map(|standing| standing.watched.kind_name())
 }
 
 /// Returns the first name in sort order.
-fn smallest() -> Name {
+fn smallest_name() -> Name {
     Name::new("0").expect("a digit is a name")
 }
 

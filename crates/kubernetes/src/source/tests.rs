@@ -20,7 +20,7 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
         "metadata": {"name": "h", "namespace": "shop", "uid": "u", "generation": 1},
         "spec": {"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"},
     });
-    let seen = Seen::custom(served, &resource, serde_json::from_value(object).unwrap());
+    let seen = Seen::from_custom(served, &resource, serde_json::from_value(object).unwrap());
     let (event, reported) = mpsc::channel(4);
     for it in [WatchEvent::Begin, WatchEvent::Seen(Box::new(seen)), WatchEvent::Complete] {
         event.send((0, it)).await.unwrap();

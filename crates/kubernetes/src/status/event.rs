@@ -31,7 +31,7 @@ impl Reported {
         (reason, note): (&str, &str),
         now: Instant,
     ) -> Option<Self> {
-        let event = warning(instance, object, (reason, "Read"), note);
+        let event = warning_event(instance, object, (reason, "Read"), note);
         let name = object.name.as_deref().unwrap_or_default();
         match create_or_count(client, &event).await {
             Ok(count) => Some(Self { note: note.to_owned(), event, count, at: now }),
@@ -43,19 +43,19 @@ impl Reported {
     }
 
     /// Returns true if the event has this note.
-    pub(crate) fn tells(&self, note: &str) -> bool {
+    pub(crate) fn has_note(&self, note: &str) -> bool {
         self.note == note
     }
 
     /// Increases the count if it is due. Returns false if the event does not exist any more.
-    pub(crate) async fn renew(&mut self, client: &Client, now: Instant) -> bool {
+    pub(crate) async fn renew_count(&mut self, client: &Client, now: Instant) -> bool {
         if now.duration_since(self.at) < RENEW_EVERY {
             return true;
         }
         let count = self.count.saturating_add(1);
         match count_up(client, &self.event, count).await {
             Ok(()) => (self.at, self.count) = (now, count),
-            Err(error) if error.code() == Some(404) => return false,
+            Err(error) if error.status_code() == Some(404) => return false,
             // Retried in the next round.
             Err(error) => {
                 let name = self.event.metadata.name.as_deref();
@@ -76,11 +76,14 @@ fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
     let hash =
         bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-    format!("{}.{hash:016x}", cut(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-']))
+    format!(
+        "{}.{hash:016x}",
+        truncate_characters(name, NAME_CHARACTERS_MAX).trim_end_matches(['.', '-'])
+    )
 }
 
 /// Creates a warning event about `object`, reported by `instance`.
-fn warning(
+fn warning_event(
     instance: &str,
     object: &ObjectReference,
     (reason, action): (&str, &str),
@@ -97,21 +100,21 @@ fn warning(
         type_: Some("Warning".to_owned()),
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
-        note: Some(shortened(note, NOTE_BYTES_MAX)),
+        note: Some(shorten_middle(note, NOTE_BYTES_MAX)),
         regarding: Some(object.clone()),
         event_time: Some(MicroTime(wall)),
         reporting_controller: Some(CONTROL.to_owned()),
-        reporting_instance: Some(cut(instance, INSTANCE_CHARACTERS_MAX)),
+        reporting_instance: Some(truncate_characters(instance, INSTANCE_CHARACTERS_MAX)),
         ..Written::default()
     }
 }
 
 /// Creates an event, or increases the count of an existing one. Returns the new count.
 async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiError> {
-    let api = api(client, event)?;
+    let api = event_api(client, event)?;
     match api.create(&PostParams::default(), event).await {
         Ok(_) => return Ok(1),
-        Err(error) if error.code() == Some(CONFLICT) => {}
+        Err(error) if error.status_code() == Some(CONFLICT) => {}
         Err(error) => return Err(error),
     }
     // The response to an empty patch contains the event: control planes lack permission to read events.
@@ -127,17 +130,17 @@ async fn count_up(client: &Client, event: &Written, count: i32) -> Result<(), Ap
     let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
     let patch = Patch::Merge(json!({"series": series}));
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
-    api(client, event)?.patch(&name, &PatchParams::default(), &patch).await.map(drop)
+    event_api(client, event)?.patch(&name, &PatchParams::default(), &patch).await.map(drop)
 }
 
-fn api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
+fn event_api(client: &Client, event: &Written) -> Result<ObjectApi<Written>, ApiError> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-    Ok(ObjectApi::namespaced(client.clone(), &NamespaceName::new(namespace)?))
+    Ok(ObjectApi::for_namespace(client.clone(), &NamespaceName::new(namespace)?))
 }
 
 /// Shortens a text to this many bytes by replacing its middle with `…`: the object and field are at its start,
 /// and the hint is at its end.
-pub(crate) fn shortened(text: &str, bytes: usize) -> String {
+pub(crate) fn shorten_middle(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
@@ -147,19 +150,19 @@ pub(crate) fn shortened(text: &str, bytes: usize) -> String {
     format!("{}{ELLIPSIS}{}", &text[..head], &text[tail..])
 }
 
-fn cut(text: &str, characters: usize) -> String {
+fn truncate_characters(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }
 
 /// Writes a warning event with this reason and action. A failed write is ignored: statuses and logs report the
 /// problem too.
-pub(crate) async fn warn(
+pub(crate) async fn write_warning(
     client: &Client,
     object: &ObjectReference,
     (reason, action): (&str, &str),
     note: &str,
 ) {
-    let event = warning(CONTROL, object, (reason, action), note);
+    let event = warning_event(CONTROL, object, (reason, action), note);
     if let Err(error) = create_or_count(client, &event).await {
         tracing::debug!(kind = object.kind, name = object.name, %error, "cannot write an event");
     }
@@ -186,21 +189,21 @@ mod tests {
 
     #[test]
     fn a_long_note_keeps_its_beginning_and_its_hint() {
-        assert_eq!(shortened("short", 1024), "short");
+        assert_eq!(shorten_middle("short", 1024), "short");
         let middle = "é".repeat(2000);
         let note = format!("spec.rules[0]: {middle}; use another one");
-        let cut = shortened(&note, 1024);
+        let cut = shorten_middle(&note, 1024);
         assert!(cut.len() <= 1024 && cut.len() > 1015, "{}", cut.len());
         assert!(cut.starts_with("spec.rules[0]: é") && cut.ends_with("é; use another one"));
         assert_eq!(cut.matches('…').count(), 1);
         for bytes in 0..20 {
-            assert!(shortened("ééééééééééé", bytes).len() <= bytes.max(3));
+            assert!(shorten_middle("ééééééééééé", bytes).len() <= bytes.max(3));
         }
     }
 
     #[tokio::test]
     async fn the_next_holder_of_the_lease_counts_up_the_same_event() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let object = |uid: &str| ObjectReference {
             kind: Some("Namespace".to_owned()),
             name: Some("shop".to_owned()),
@@ -230,7 +233,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_counted_up_while_it_stands() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let object = ObjectReference {
             kind: Some("HTTPRouteGroup".to_owned()),
             name: Some("g".to_owned()),
@@ -241,21 +244,24 @@ mod tests {
         let said = ("Refused", "no");
         let mut standing =
             Reported::write(&server.client, ("one", &object), said, start).await.unwrap();
-        assert!(standing.tells("no") && !standing.tells("yes"));
+        assert!(standing.has_note("no") && !standing.has_note("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };
         // Well before the server deletes it after an hour, but not constantly.
         for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
         {
             let now = start + Duration::from_secs(minutes * 60);
-            assert!(standing.renew(&server.client, now).await);
+            assert!(standing.renew_count(&server.client, now).await);
             let [event] = &events()[..] else { panic!("one event stands there") };
             assert_eq!(event["series"]["count"].as_i64(), count, "after {minutes} minutes");
             assert_eq!((&event["reason"], &event["note"]), (&json!("Refused"), &json!("no")));
         }
         server.store.lock().unwrap().objects.clear();
-        assert!(standing.renew(&server.client, start + Duration::from_secs(50 * 60)).await);
+        assert!(standing.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await);
         let much_later = start + Duration::from_secs(70 * 60);
-        assert!(!standing.renew(&server.client, much_later).await, "it is to be written anew");
+        assert!(
+            !standing.renew_count(&server.client, much_later).await,
+            "it is to be written anew"
+        );
     }
 }

@@ -24,7 +24,7 @@ use crate::words::{CONTROL, CONTROL_NAME};
 /// Acquires and renews the Lease, and reports in `leading` whether this control plane holds it. When `stop`
 /// becomes true, releases the Lease and returns. The other control planes watch the Lease, so one of them
 /// acquires it immediately.
-pub async fn hold(
+pub async fn hold_lease(
     client: Client,
     writer: Writer,
     leading: watch::Sender<bool>,
@@ -40,7 +40,7 @@ async fn hold_looking(
     mut stop: watch::Receiver<bool>,
     look_every: Duration,
 ) {
-    let api: ObjectApi<Lease> = ObjectApi::namespaced(client, &writer.namespace);
+    let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &writer.namespace);
     let mut candidate =
         Candidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
     let mut pause = Duration::ZERO;
@@ -53,7 +53,7 @@ async fn hold_looking(
             Ok(_) = stop.wait_for(|stop| *stop) => break,
         }
         // A leader that cannot renew in time must have stopped writing before another one may start.
-        let tried = timeout(RENEW_EVERY, candidate.tried(&api)).await;
+        let tried = timeout(RENEW_EVERY, candidate.try_acquire(&api)).await;
         let now = Instant::now();
         if let Ok(Err(error)) = &tried {
             tracing::debug!(%error, "cannot renew the lease");
@@ -99,7 +99,9 @@ async fn until_free(events: &mut Option<LeaseEvents>) {
     let Some(stream) = events else { return std::future::pending().await };
     while let Some(event) = stream.next().await {
         match event {
-            Ok(Event::Apply(lease) | Event::InitApply(lease)) if holder(&lease).is_empty() => {
+            Ok(Event::Apply(lease) | Event::InitApply(lease))
+                if lease_holder(&lease).is_empty() =>
+            {
                 return;
             }
             Ok(Event::Delete(_)) => return,
@@ -114,7 +116,7 @@ fn this_lease() -> Config {
     Config::default().fields(&format!("metadata.name={CONTROL}"))
 }
 
-fn holder(lease: &Lease) -> &str {
+fn lease_holder(lease: &Lease) -> &str {
     let spec = lease.spec.as_ref();
     spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
 }
@@ -132,19 +134,20 @@ struct Candidate {
 
 impl Candidate {
     /// Tries to acquire or renew the Lease; returns true if this control plane holds it.
-    async fn tried(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
+    async fn try_acquire(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
         let began = Instant::now();
         let Some(lease) = api.get_opt(&CONTROL_NAME).await? else {
             let metadata = ObjectMeta { name: Some(CONTROL.to_owned()), ..ObjectMeta::default() };
-            let lease = self.taken(Lease { metadata, spec: None }, Timestamp::now());
-            return self.settle(api.create(&PostParams::default(), &lease).await.map(drop), began);
+            let lease = self.with_holder(Lease { metadata, spec: None }, Timestamp::now());
+            return self
+                .record_outcome(api.create(&PostParams::default(), &lease).await.map(drop), began);
         };
         if !self.may_take(&lease, began) {
             self.renewed = None;
             return Ok(false);
         }
-        let lease = self.taken(lease, Timestamp::now());
-        self.settle(
+        let lease = self.with_holder(lease, Timestamp::now());
+        self.record_outcome(
             api.replace(&CONTROL_NAME, &PostParams::default(), &lease).await.map(drop),
             began,
         )
@@ -156,7 +159,7 @@ impl Candidate {
             return Ok(false);
         }
         let Some(mut lease) = api.get_opt(&CONTROL_NAME).await? else { return Ok(false) };
-        if holder(&lease) != self.name {
+        if lease_holder(&lease) != self.name {
             return Ok(false);
         }
         let Some(spec) = &mut lease.spec else { return Ok(false) };
@@ -176,7 +179,7 @@ impl Candidate {
         };
         self.observed = Some((version, since));
         let spec = lease.spec.as_ref();
-        let holder = holder(lease);
+        let holder = lease_holder(lease);
         let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let lasts = seconds.map_or(LASTS, Duration::from_secs);
@@ -184,7 +187,7 @@ impl Candidate {
     }
 
     /// Returns the Lease with this control plane as its holder.
-    fn taken(&self, mut lease: Lease, now: Timestamp) -> Lease {
+    fn with_holder(&self, mut lease: Lease, now: Timestamp) -> Lease {
         note_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
         let before = lease.spec.take().unwrap_or_default();
         let is_new = before.holder_identity.as_ref() != Some(&self.name);
@@ -202,14 +205,18 @@ impl Candidate {
         lease
     }
 
-    fn settle(&mut self, outcome: Result<(), ApiError>, began: Instant) -> Result<bool, ApiError> {
+    fn record_outcome(
+        &mut self,
+        outcome: Result<(), ApiError>,
+        began: Instant,
+    ) -> Result<bool, ApiError> {
         match outcome {
             Ok(()) => {
                 self.renewed = Some(began);
                 Ok(true)
             }
             // Another control plane was faster.
-            Err(error) if error.code() == Some(409) => {
+            Err(error) if error.status_code() == Some(409) => {
                 self.renewed = None;
                 Ok(false)
             }
@@ -267,7 +274,7 @@ mod tests {
     use crate::api::NamespaceName;
     use crate::testing::Server;
 
-    fn candidate(name: &str, facts: SidecarFacts) -> Candidate {
+    fn test_candidate(name: &str, facts: SidecarFacts) -> Candidate {
         let facts = watch::channel(Arc::new(facts)).1;
         Candidate { name: name.to_owned(), observed: None, renewed: None, facts }
     }
@@ -281,10 +288,12 @@ mod tests {
         };
         let facts =
             SidecarFacts { connections: Some(connections.clone()), ..SidecarFacts::default() };
-        let taken = candidate("b", facts).taken(lease("a", "1"), Timestamp::UNIX_EPOCH);
+        let taken =
+            test_candidate("b", facts).with_holder(lease_held_by("a", "1"), Timestamp::UNIX_EPOCH);
         assert_eq!(noted_connections(&taken.metadata), Some(connections));
         // The next holder has no data yet.
-        let taken = candidate("c", SidecarFacts::default()).taken(taken, Timestamp::UNIX_EPOCH);
+        let taken =
+            test_candidate("c", SidecarFacts::default()).with_holder(taken, Timestamp::UNIX_EPOCH);
         assert_eq!(noted_connections(&taken.metadata), None);
         for odd in
             ["", "[]", r#"{"peers": 1}"#, r#"{"peers": 1, "count": 1, "disconnected": ["x"]}"#]
@@ -295,7 +304,7 @@ mod tests {
         }
     }
 
-    fn lease(holder: &str, version: &str) -> Lease {
+    fn lease_held_by(holder: &str, version: &str) -> Lease {
         Lease {
             metadata: ObjectMeta {
                 resource_version: Some(version.to_owned()),
@@ -312,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_taken_when_it_has_not_been_renewed_for_its_time() {
-        let mut candidate = candidate("b", SidecarFacts::default());
+        let mut candidate = test_candidate("b", SidecarFacts::default());
         let start = Instant::now();
         for (seconds, holder, version, expected) in [
             (0, "a", "1", false),
@@ -325,14 +334,14 @@ mod tests {
             (33, "b", "4", true),
         ] {
             let now = start + Duration::from_secs(seconds);
-            let may = candidate.may_take(&lease(holder, version), now);
+            let may = candidate.may_take(&lease_held_by(holder, version), now);
             assert_eq!(may, expected, "{seconds} s: {holder} {version}");
         }
     }
 
     #[tokio::test]
     async fn a_lease_that_is_given_back_is_taken_at_once() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let candidate = |name: &str| {
             let writer = Writer {
                 namespace: NamespaceName::new("leno-system").unwrap(),
@@ -359,7 +368,7 @@ mod tests {
                 let (first, mut leading, stop) = candidate("a");
                 leading.wait_for(|leads| *leads).await.unwrap();
                 let (_second, mut next, _stays) = candidate("b");
-                server.watched("leases").await;
+                server.wait_for_watch("leases").await;
                 stop.send_replace(true);
                 first.await.unwrap();
                 assert!(leading.borrow_and_update().eq(&false));
@@ -373,13 +382,13 @@ mod tests {
 
     #[test]
     fn a_lease_counts_its_holders() {
-        let candidate = candidate("b", SidecarFacts::default());
+        let candidate = test_candidate("b", SidecarFacts::default());
         let now = Timestamp::UNIX_EPOCH;
-        let spec = candidate.taken(lease("a", "1"), now).spec.unwrap();
+        let spec = candidate.with_holder(lease_held_by("a", "1"), now).spec.unwrap();
         assert_eq!(spec.lease_transitions, Some(5));
         assert_eq!(spec.holder_identity.as_deref(), Some("b"));
         assert_eq!(spec.acquire_time, Some(MicroTime(now)));
-        let spec = candidate.taken(lease("b", "2"), now).spec.unwrap();
+        let spec = candidate.with_holder(lease_held_by("b", "2"), now).spec.unwrap();
         assert_eq!(spec.lease_transitions, Some(4));
     }
 }

@@ -7,7 +7,7 @@ use kube::core::ApiResource;
 use leno_registry::ServedKind;
 use serde_json::{Map, Value, json};
 
-use crate::gateway::{Address, GatewaySaid, ParentSaid, features};
+use crate::gateway::{Address, GatewaySaid, ParentSaid, supported_features};
 use crate::words::GATEWAY_CONTROLLER;
 
 /// The desired status and events of one object.
@@ -68,7 +68,7 @@ pub(crate) struct Condition {
 
 impl Condition {
     /// Creates the `Programmed` condition from `Accepted`. `reported` is the message for an accepted object.
-    pub(crate) fn programmed(accepted: &Self, reported: &str) -> Self {
+    pub(crate) fn from_accepted(accepted: &Self, reported: &str) -> Self {
         let (status, reason, message) = match accepted.status {
             "True" => ("True", "Programmed", reported),
             _ => ("False", "Invalid", "this generation is not in force"),
@@ -89,7 +89,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    pub(crate) fn of(kind: ServedKind) -> Self {
+    pub(crate) fn for_kind(kind: ServedKind) -> Self {
         match kind.group {
             "gateway.networking.k8s.io" if kind.kind.ends_with("Route") => Self::Parents,
             "gateway.networking.k8s.io" if kind.kind == "Gateway" => Self::Gateway,
@@ -101,7 +101,7 @@ impl Form {
     }
 
     /// Extracts the part of a status that is read and written.
-    pub(crate) fn standing(self, status: Option<&Value>) -> Value {
+    pub(crate) fn extract_current(self, status: Option<&Value>) -> Value {
         let part = |key: &str| status.and_then(|status| status.get(key)).cloned();
         match self {
             Self::Parents => part("parents").unwrap_or(Value::Null),
@@ -124,22 +124,22 @@ impl Form {
 impl Statement {
     /// Returns the status to write, if it differs from the current one. An unchanged condition keeps its
     /// transition time.
-    pub(crate) fn status(&self, now: &Value) -> Option<Value> {
+    pub(crate) fn changed_status(&self, now: &Value) -> Option<Value> {
         match &self.said {
             Said::Nothing => None,
             Said::Conditions(conditions) => {
-                let written = written(conditions, self.generation, &self.standing, now);
+                let written = merge_conditions(conditions, self.generation, &self.standing, now);
                 (written != self.standing).then(|| json!({"conditions": written}))
             }
             Said::Gateway(said) => {
-                let written = self.gateway(said, now);
+                let written = self.gateway_status(said, now);
                 (written != self.standing).then_some(written)
             }
             Said::Class(generation, conditions) => {
                 let before = self.standing.get("conditions").unwrap_or(&Value::Null);
-                let names = features().iter().map(|name| json!({"name": name}));
+                let names = supported_features().iter().map(|name| json!({"name": name}));
                 let written = json!({
-                    "conditions": written(conditions, *generation, before, now),
+                    "conditions": merge_conditions(conditions, *generation, before, now),
                     "supportedFeatures": names.collect::<Vec<_>>(),
                 });
                 (written != self.standing).then_some(written)
@@ -157,7 +157,7 @@ impl Statement {
                 (!stands).then(|| json!({"currentStatus": current, "reason": reason}))
             }
             Said::Parents(parents) => {
-                let written = self.parents(parents, now);
+                let written = self.parent_statuses(parents, now);
                 let nothing = written.is_empty() && self.standing.is_null();
                 let written = Value::Array(written);
                 (!nothing && written != self.standing).then(|| json!({"parents": written}))
@@ -165,7 +165,7 @@ impl Statement {
         }
     }
 
-    fn gateway(&self, said: &GatewaySaid, now: &Value) -> Value {
+    fn gateway_status(&self, said: &GatewaySaid, now: &Value) -> Value {
         let part = |key: &str| self.standing.get(key).unwrap_or(&Value::Null);
         let before = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
         let listeners = said.listeners.iter().map(|listener| {
@@ -176,19 +176,19 @@ impl Statement {
                 "name": listener.name,
                 "supportedKinds": listener.supported_kinds(),
                 "attachedRoutes": listener.attached,
-                "conditions": written(&listener.conditions, said.generation, before, now),
+                "conditions": merge_conditions(&listener.conditions, said.generation, before, now),
             })
         });
         let address = |it: &Address| json!({"type": it.kind, "value": it.value});
         json!({
-            "conditions": written(&said.conditions, said.generation, part("conditions"), now),
+            "conditions": merge_conditions(&said.conditions, said.generation, part("conditions"), now),
             "addresses": said.addresses.iter().map(address).collect::<Vec<_>>(),
             "listeners": listeners.collect::<Vec<_>>(),
         })
     }
 
     /// Returns the entries of other controllers unchanged, followed by ours.
-    fn parents(&self, ours: &[ParentSaid], now: &Value) -> Vec<Value> {
+    fn parent_statuses(&self, ours: &[ParentSaid], now: &Value) -> Vec<Value> {
         let standing = self.standing.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_ours = |entry: &&Value| is_ours(entry);
         let mut all: Vec<Value> =
@@ -203,7 +203,7 @@ impl Statement {
             all.push(json!({
                 "parentRef": parent,
                 "controllerName": controller,
-                "conditions": written(conditions, *generation, before, now),
+                "conditions": merge_conditions(conditions, *generation, before, now),
             }));
         }
         // Keep the current order, so that order alone causes no write.
@@ -215,13 +215,13 @@ impl Statement {
 
     /// Returns true if another statement repeats this one for the same generation, for a form that allows one
     /// writer only: two writers that disagree would overwrite each other forever.
-    pub(crate) fn repeats(&self, other: &Self) -> bool {
+    pub(crate) fn is_repeated_by(&self, other: &Self) -> bool {
         matches!(self.said, Said::Current(_))
             && (&self.said, self.generation) == (&other.said, other.generation)
     }
 
     /// Returns the notes of events, each with its reason.
-    pub(crate) fn notes(&self) -> [(&'static str, Option<&str>); 4] {
+    pub(crate) fn event_notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
             ("Refused", self.refusal.as_deref()),
             ("Unheeded", self.diagnostic.as_deref()),
@@ -232,7 +232,8 @@ impl Statement {
 
     /// Returns true if a status or event has to be written.
     pub(crate) fn is_due(&self) -> bool {
-        self.notes().iter().any(|(_, note)| note.is_some()) || self.status(&Value::Null).is_some()
+        self.event_notes().iter().any(|(_, note)| note.is_some())
+            || self.changed_status(&Value::Null).is_some()
     }
 }
 
@@ -246,7 +247,7 @@ impl fmt::Display for Target {
 }
 
 /// Merges our conditions into the current ones. Conditions of other types stay unchanged.
-fn written(ours: &[Condition], generation: i64, before: &Value, now: &Value) -> Value {
+fn merge_conditions(ours: &[Condition], generation: i64, before: &Value, now: &Value) -> Value {
     let before = before.as_array().map(Vec::as_slice).unwrap_or_default();
     let is_of = |entry: &Value, condition: &Condition| {
         entry.get("type").is_some_and(|word| word == condition.word)
@@ -297,7 +298,7 @@ const PARENTS_MAX: usize = 32;
 mod tests {
     use super::*;
 
-    fn statement(standing: Value, said: Said) -> Statement {
+    fn statement_with_status(standing: Value, said: Said) -> Statement {
         Statement {
             target: Target {
                 kind: "HTTPRoute",
@@ -323,11 +324,11 @@ mod tests {
         }
     }
 
-    fn accepted(status: &'static str) -> Condition {
+    fn accepted_condition(status: &'static str) -> Condition {
         Condition { word: "Accepted", status, reason: "Accepted", message: String::new() }
     }
 
-    fn entry(status: &str, generation: i64, since: &str) -> Value {
+    fn condition_entry(status: &str, generation: i64, since: &str) -> Value {
         json!({
             "type": "Accepted", "status": status, "reason": "Accepted", "message": "",
             "observedGeneration": generation, "lastTransitionTime": since,
@@ -337,30 +338,30 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_while_its_status_stays() {
         let now = json!("now");
-        let said = || Said::Conditions(vec![accepted("True")]);
+        let said = || Said::Conditions(vec![accepted_condition("True")]);
         for (standing, expected) in [
-            (json!(null), Some(entry("True", 2, "now"))),
-            (json!([entry("True", 2, "then")]), None),
-            (json!([entry("True", 1, "then")]), Some(entry("True", 2, "then"))),
-            (json!([entry("False", 2, "then")]), Some(entry("True", 2, "now"))),
+            (json!(null), Some(condition_entry("True", 2, "now"))),
+            (json!([condition_entry("True", 2, "then")]), None),
+            (json!([condition_entry("True", 1, "then")]), Some(condition_entry("True", 2, "then"))),
+            (json!([condition_entry("False", 2, "then")]), Some(condition_entry("True", 2, "now"))),
         ] {
             let expected = expected.map(|condition| json!({"conditions": [condition]}));
-            assert_eq!(statement(standing, said()).status(&now), expected);
+            assert_eq!(statement_with_status(standing, said()).changed_status(&now), expected);
         }
     }
 
     #[test]
     fn what_another_mesh_says_in_its_own_words_stays() {
         let osm = json!(["committed", "successfully committed by the system"]);
-        assert!(!statement(osm.clone(), Said::Current(Ok(()))).is_due());
-        let refused = statement(osm, Said::Current(Err("no such service".to_owned())));
+        assert!(!statement_with_status(osm.clone(), Said::Current(Ok(()))).is_due());
+        let refused = statement_with_status(osm, Said::Current(Err("no such service".to_owned())));
         let expected = json!({"currentStatus": "error", "reason": "no such service"});
-        assert_eq!(refused.status(&Value::Null), Some(expected));
+        assert_eq!(refused.changed_status(&Value::Null), Some(expected));
         // The same status is not written again, even if the current one differs; for another generation it is.
-        let again = statement(json!(["pending", null]), refused.said.clone());
-        assert!(refused.repeats(&again));
+        let again = statement_with_status(json!(["pending", null]), refused.said.clone());
+        assert!(refused.is_repeated_by(&again));
         let newer = Statement { generation: again.generation + 1, ..again };
-        assert!(!refused.repeats(&newer));
+        assert!(!refused.is_repeated_by(&newer));
     }
 
     #[test]
@@ -368,17 +369,17 @@ mod tests {
         let now = json!("now");
         let theirs = json!({"type": "Audited", "status": "True", "lastTransitionTime": "then"});
         for (standing, expected) in [
-            (json!([theirs, entry("True", 2, "then")]), None),
-            (json!([entry("True", 2, "then"), theirs]), None),
-            (json!([theirs]), Some(json!([theirs, entry("True", 2, "now")]))),
+            (json!([theirs, condition_entry("True", 2, "then")]), None),
+            (json!([condition_entry("True", 2, "then"), theirs]), None),
+            (json!([theirs]), Some(json!([theirs, condition_entry("True", 2, "now")]))),
             (
-                json!([entry("True", 1, "then"), theirs]),
-                Some(json!([entry("True", 2, "then"), theirs])),
+                json!([condition_entry("True", 1, "then"), theirs]),
+                Some(json!([condition_entry("True", 2, "then"), theirs])),
             ),
         ] {
             let expected = expected.map(|conditions| json!({"conditions": conditions}));
-            let said = Said::Conditions(vec![accepted("True")]);
-            assert_eq!(statement(standing, said).status(&now), expected);
+            let said = Said::Conditions(vec![accepted_condition("True")]);
+            assert_eq!(statement_with_status(standing, said).changed_status(&now), expected);
         }
     }
 
@@ -386,12 +387,14 @@ mod tests {
     fn a_gateway_is_said_to_be_of_the_version_that_was_looked_at() {
         let said = GatewaySaid {
             generation: 1,
-            conditions: vec![accepted("True")],
+            conditions: vec![accepted_condition("True")],
             listeners: Vec::new(),
             addresses: Vec::new(),
         };
-        let status = statement(json!({}), Said::Gateway(said)).status(&json!("now")).unwrap();
-        assert_eq!(status["conditions"], json!([entry("True", 1, "now")]));
+        let status = statement_with_status(json!({}), Said::Gateway(said))
+            .changed_status(&json!("now"))
+            .unwrap();
+        assert_eq!(status["conditions"], json!([condition_entry("True", 1, "now")]));
     }
 
     #[test]
@@ -401,7 +404,7 @@ mod tests {
             json!({"parentRef": {"name": "edge"}, "controllerName": "x/y", "conditions": []});
         let ours = |since: &str| {
             json!({"parentRef": service, "controllerName": CONTROLLER,
-                   "conditions": [entry("True", 2, since)]})
+                   "conditions": [condition_entry("True", 2, since)]})
         };
         let gone =
             json!({"parentRef": {"name": "old"}, "controllerName": CONTROLLER, "conditions": []});
@@ -410,7 +413,7 @@ mod tests {
                 parent: service.clone(),
                 controller: CONTROLLER,
                 generation: 2,
-                conditions: vec![accepted("True")],
+                conditions: vec![accepted_condition("True")],
             }])
         };
         for (standing, said, expected) in [
@@ -423,7 +426,7 @@ mod tests {
         ] {
             let expected = expected.map(|parents| json!({"parents": parents}));
             assert_eq!(
-                statement(standing.clone(), said).status(&json!("now")),
+                statement_with_status(standing.clone(), said).changed_status(&json!("now")),
                 expected,
                 "{standing}"
             );
@@ -437,7 +440,8 @@ mod tests {
             (json!(["committed", "in force"]), Ok(()), None),
             (json!(["committed", "in force"]), Err("no".to_owned()), Some(json!(["error", "no"]))),
         ] {
-            let status = statement(standing, Said::Current(outcome)).status(&Value::Null);
+            let status = statement_with_status(standing, Said::Current(outcome))
+                .changed_status(&Value::Null);
             let found = status.map(|it| json!([it["currentStatus"], it["reason"]]));
             assert_eq!(found, expected);
         }

@@ -38,7 +38,7 @@ fn rejected_route() -> Statement {
 
 #[tokio::test]
 async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
-    let server = Server::open().await;
+    let server = Server::start_server().await;
     server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
     let (unwritten, reported) = watch::channel(Arc::default());
     let client = server.client.clone();
@@ -51,10 +51,10 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     let events = |server: &Server| -> Vec<Value> {
         server.store.lock().unwrap().objects.values().cloned().collect()
     };
-    scribe.say(&statement).await;
-    scribe.say(&statement).await;
+    scribe.write_statement(&statement).await;
+    scribe.write_statement(&statement).await;
     assert_eq!(patches(&server), 1, "it is not tried again at once");
-    scribe.report(true);
+    scribe.publish_failures(true);
     let warnings: Vec<String> = reported.borrow().iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].starts_with("JwtValidation shop/api: status: the API server"));
@@ -65,23 +65,23 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
         let pause = written.failure.as_ref().unwrap().pause;
         pauses.push(pause.as_secs());
         let soon = written.at + pause - Duration::from_millis(1);
-        assert!(written.stands(&statement, soon));
-        assert!(!written.stands(&statement, written.at + pause));
+        assert!(written.is_current(&statement, soon));
+        assert!(!written.is_current(&statement, written.at + pause));
         written.at -= pause;
-        scribe.say(&statement).await;
+        scribe.write_statement(&statement).await;
     }
     assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
     assert_eq!(patches(&server), 10);
     let [event] = &events(&server)[..] else { panic!("one event stands beside the object") };
     assert_eq!(event["reason"], "StatusNotWritten");
     // Another control plane reports it while that one is the leader.
-    scribe.report(false);
+    scribe.publish_failures(false);
     assert!(reported.borrow().is_empty());
     server.store.lock().unwrap().forbidden = None;
     let written = scribe.written.get_mut(&statement.target).unwrap();
     written.at -= RETRY_PAUSE_MAX;
-    scribe.say(&statement).await;
+    scribe.write_statement(&statement).await;
     assert!(scribe.written[&statement.target].failure.is_none());
-    scribe.report(true);
+    scribe.publish_failures(true);
     assert!(reported.borrow().is_empty(), "it is written");
 }

@@ -52,7 +52,8 @@ impl Authority {
     /// Generates a new authority, which keeps the certificate of `before`.
     pub(super) fn generate(before: Option<&Self>, now: SystemTime) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut parameters = parameters("leno webhook authority", now, AUTHORITY_LIFETIME)?;
+        let mut parameters =
+            certificate_parameters("leno webhook authority", now, AUTHORITY_LIFETIME)?;
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let mut certificates = parameters.self_signed(&key)?.pem();
@@ -79,7 +80,7 @@ impl Authority {
 
     /// Creates a TLS configuration with a new certificate for these names. With `clients`, other clients are
     /// rejected.
-    pub(super) fn serve(
+    pub(super) fn server_config(
         &self,
         names: Vec<String>,
         clients: Option<Arc<dyn ClientCertVerifier>>,
@@ -90,7 +91,7 @@ impl Authority {
         let issuer = Issuer::from_ca_cert_pem(&self.certificates, own)
             .map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut parameters = parameters("leno webhook", now, SERVING_LIFETIME)?;
+        let mut parameters = certificate_parameters("leno webhook", now, SERVING_LIFETIME)?;
         parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -107,7 +108,7 @@ impl Authority {
     }
 }
 
-fn parameters(
+fn certificate_parameters(
     name: &str,
     now: SystemTime,
     lifetime: Duration,
@@ -158,7 +159,7 @@ mod tests {
         let own = KeyPair::from_pem(&authority.key).unwrap();
         let issuer = Issuer::from_ca_cert_pem(&authority.certificates, own).unwrap();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let mut leaf = parameters("leaf", now, SERVING_LIFETIME).unwrap();
+        let mut leaf = certificate_parameters("leaf", now, SERVING_LIFETIME).unwrap();
         leaf.subject_alt_names =
             CertificateParams::new(vec!["a.b.svc".to_owned()]).unwrap().subject_alt_names;
         leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -168,36 +169,36 @@ mod tests {
         verifier.verify_server_cert(leaf.der(), &[], &name, &[], now).is_ok()
     }
 
-    fn now() -> SystemTime {
+    fn test_time() -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(1_800_000_000)
     }
 
     #[test]
     fn its_certificates_are_for_the_names_that_were_asked_for() {
-        let authority = Authority::generate(None, now()).unwrap();
-        assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", now()));
-        assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", now()));
-        assert!(authority.serve(vec!["a.b.svc".to_owned()], None, now()).is_ok());
+        let authority = Authority::generate(None, test_time()).unwrap();
+        assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", test_time()));
+        assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", test_time()));
+        assert!(authority.server_config(vec!["a.b.svc".to_owned()], None, test_time()).is_ok());
     }
 
     #[test]
     fn what_was_signed_before_a_replacement_is_trusted_after_it() {
-        let first = Authority::generate(None, now()).unwrap();
-        let second = Authority::generate(Some(&first), now()).unwrap();
+        let first = Authority::generate(None, test_time()).unwrap();
+        let second = Authority::generate(Some(&first), test_time()).unwrap();
         for authority in [&first, &second] {
-            assert!(is_trusted(&second.certificates, authority, "a.b.svc", now()));
+            assert!(is_trusted(&second.certificates, authority, "a.b.svc", test_time()));
         }
-        let third = Authority::generate(Some(&second), now()).unwrap();
-        assert!(!is_trusted(&third.certificates, &first, "a.b.svc", now()));
+        let third = Authority::generate(Some(&second), test_time()).unwrap();
+        assert!(!is_trusted(&third.certificates, &first, "a.b.svc", test_time()));
     }
 
     #[test]
     fn it_is_replaced_long_before_its_end() {
-        let authority = Authority::generate(None, now()).unwrap();
-        let years = |years: u64| now() + Duration::from_secs(years * 365 * 86_400 + 1);
+        let authority = Authority::generate(None, test_time()).unwrap();
+        let years = |years: u64| test_time() + Duration::from_secs(years * 365 * 86_400 + 1);
         assert!(authority.is_fresh(years(8)));
         assert!(!authority.is_fresh(years(9)));
         let broken = Authority { certificates: String::new(), ..authority };
-        assert!(!broken.is_fresh(now()));
+        assert!(!broken.is_fresh(test_time()));
     }
 }

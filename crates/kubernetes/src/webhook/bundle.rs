@@ -12,7 +12,7 @@ use crate::api::{ApiError, ObjectApi, ObjectName};
 /// changes by OSM (`osm-…`) and FSM (`fsm-…`) precede ours, and are kept.
 pub const INJECTOR: &str = "sidecar-injector.leno.dev";
 /// `INJECTOR` as an object name.
-pub(crate) const INJECTOR_NAME: ObjectName = ObjectName::literal(INJECTOR);
+pub(crate) const INJECTOR_NAME: ObjectName = ObjectName::from_literal(INJECTOR);
 
 /// The state of the CA bundles of a webhook configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,14 +26,18 @@ pub enum TrustState {
 }
 
 /// Writes `certificates` as the CA bundle of the configuration.
-pub(super) async fn publish(client: &Client, certificates: &str) -> Result<TrustState, ApiError> {
-    let configurations: ObjectApi<MutatingWebhookConfiguration> = ObjectApi::all(client.clone());
+pub(super) async fn publish_bundle(
+    client: &Client,
+    certificates: &str,
+) -> Result<TrustState, ApiError> {
+    let configurations: ObjectApi<MutatingWebhookConfiguration> =
+        ObjectApi::for_all_namespaces(client.clone());
     let Some(found) = configurations.get_opt(&INJECTOR_NAME).await? else {
         return Ok(TrustState::Absent);
     };
-    let stale = stale(&found, certificates);
+    let stale = outdated_webhooks(&found, certificates);
     if !stale.is_empty() {
-        let patch = Patch::Strategic(patch(&stale, certificates));
+        let patch = Patch::Strategic(bundle_patch(&stale, certificates));
         configurations.patch(&INJECTOR_NAME, &PatchParams::default(), &patch).await?;
         tracing::info!("the API server trusts the webhook now");
     }
@@ -54,7 +58,10 @@ pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> Trus
 }
 
 /// Returns the webhooks with another CA bundle or none.
-fn stale(configuration: &MutatingWebhookConfiguration, certificates: &str) -> Vec<String> {
+fn outdated_webhooks(
+    configuration: &MutatingWebhookConfiguration,
+    certificates: &str,
+) -> Vec<String> {
     let webhooks = configuration.webhooks.iter().flatten();
     webhooks
         .filter(|webhook| {
@@ -66,7 +73,7 @@ fn stale(configuration: &MutatingWebhookConfiguration, certificates: &str) -> Ve
 }
 
 /// Webhooks are merged by name.
-fn patch(names: &[String], certificates: &str) -> Value {
+fn bundle_patch(names: &[String], certificates: &str) -> Value {
     let bundle = ByteString(certificates.as_bytes().to_vec());
     let webhooks: Vec<Value> = names
         .iter()
@@ -79,7 +86,7 @@ fn patch(names: &[String], certificates: &str) -> Value {
 mod tests {
     use super::*;
 
-    fn configuration(bundles: &[Option<&str>]) -> MutatingWebhookConfiguration {
+    fn configuration_with_bundles(bundles: &[Option<&str>]) -> MutatingWebhookConfiguration {
         let webhook = |(index, bundle): (usize, &Option<&str>)| {
             let bundle = bundle.map(|text| ByteString(text.as_bytes().to_vec()));
             json!({
@@ -96,19 +103,25 @@ mod tests {
 
     #[test]
     fn only_what_trusts_somebody_else_is_changed() {
-        let configuration = configuration(&[Some("a"), Some("b"), None]);
-        let stale = stale(&configuration, "a");
+        let configuration = configuration_with_bundles(&[Some("a"), Some("b"), None]);
+        let stale = outdated_webhooks(&configuration, "a");
         assert_eq!(stale, ["w1", "w2"]);
         expect_test::expect![[
             r#"{"webhooks":[{"name":"w1","clientConfig":{"caBundle":"YQ=="}},{"name":"w2","clientConfig":{"caBundle":"YQ=="}}]}"#
         ]]
-        .assert_eq(&patch(&stale, "a").to_string());
+        .assert_eq(&bundle_patch(&stale, "a").to_string());
     }
 
     #[test]
     fn a_configuration_without_trust_is_reported_from_none() {
         assert_eq!(trust_state(None), TrustState::Absent);
-        assert_eq!(trust_state(Some(&configuration(&[Some("a"), None]))), TrustState::Untrusted);
-        assert_eq!(trust_state(Some(&configuration(&[Some("a")]))), TrustState::Trusted);
+        assert_eq!(
+            trust_state(Some(&configuration_with_bundles(&[Some("a"), None]))),
+            TrustState::Untrusted
+        );
+        assert_eq!(
+            trust_state(Some(&configuration_with_bundles(&[Some("a")]))),
+            TrustState::Trusted
+        );
     }
 }

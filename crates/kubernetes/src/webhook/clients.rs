@@ -48,7 +48,7 @@ impl ClientAuthorities {
     /// When the file cannot be read, or has no certificates.
     pub(super) fn open(path: PathBuf) -> Result<Self, ClientAuthoritiesError> {
         let seen = read(&path)?;
-        let verifier = verifier(&path, &seen)?;
+        let verifier = build_verifier(&path, &seen)?;
         Ok(Self { path, seen, verifier })
     }
 
@@ -66,7 +66,7 @@ impl ClientAuthorities {
                 return false;
             }
         };
-        let made = verifier(&self.path, &text);
+        let made = build_verifier(&self.path, &text);
         self.seen = text;
         match made {
             Ok(verifier) => {
@@ -88,7 +88,7 @@ impl ClientAuthorities {
 /// When the file cannot be read, or has no certificates.
 pub fn read_client_ca(path: &Path) -> Result<String, ClientAuthoritiesError> {
     let text = read(path)?;
-    verifier(path, &text)?;
+    build_verifier(path, &text)?;
     Ok(text)
 }
 
@@ -100,7 +100,7 @@ fn read(path: &Path) -> Result<String, ClientAuthoritiesError> {
     Ok(text)
 }
 
-fn verifier(
+fn build_verifier(
     path: &Path,
     text: &str,
 ) -> Result<Arc<dyn ClientCertVerifier>, ClientAuthoritiesError> {
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    fn authority() -> String {
+    fn authority_pem() -> String {
         let mut parameters = CertificateParams::default();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
@@ -148,7 +148,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             assert!(problem().contains(expected), "{}", problem());
         }
-        std::fs::write(&path, authority() + &authority()).unwrap();
+        std::fs::write(&path, authority_pem() + &authority_pem()).unwrap();
         assert!(ClientAuthorities::open(path).is_ok());
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn the_last_good_authorities_stay() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
-        std::fs::write(&path, authority()).unwrap();
+        std::fs::write(&path, authority_pem()).unwrap();
         let mut known = ClientAuthorities::open(path.clone()).unwrap();
         let first = known.verifier();
         assert!(!known.reload());
@@ -165,7 +165,7 @@ mod tests {
         std::fs::write(&path, "broken").unwrap();
         assert!(!known.reload());
         assert!(Arc::ptr_eq(&first, &known.verifier()));
-        std::fs::write(&path, authority()).unwrap();
+        std::fs::write(&path, authority_pem()).unwrap();
         assert!(known.reload());
         assert!(!Arc::ptr_eq(&first, &known.verifier()));
     }

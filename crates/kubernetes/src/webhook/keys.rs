@@ -23,13 +23,13 @@ use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::words::CONTROL;
 
 /// Checks the certificates periodically, and retries after errors. Never returns.
-pub(super) async fn keep(
+pub(super) async fn renew_certificates(
     client: Client,
     namespace: NamespaceName,
     serving: watch::Sender<Option<Arc<ServerConfig>>>,
     mut clients: Option<ClientAuthorities>,
 ) -> Infallible {
-    let secrets: ObjectApi<Secret> = ObjectApi::namespaced(client.clone(), &namespace);
+    let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), &namespace);
     let names = vec![
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
@@ -39,17 +39,17 @@ pub(super) async fn keep(
     loop {
         let now = SystemTime::now();
         let round = async {
-            let authority = authority(&secrets, now).await?;
+            let authority = open_authority(&secrets, now).await?;
             // Publish the CA bundle first, so that the listener does not present a certificate that the API
             // server does not trust yet.
-            let trust = bundle::publish(&client, &authority.certificates).await;
+            let trust = bundle::publish_bundle(&client, &authority.certificates).await;
             let stays = held.as_ref().is_some_and(|(known, since)| {
                 let age = now.duration_since(*since).unwrap_or_default();
                 *known == authority && age < SERVING_LIFETIME / 3
             });
             if !stays {
                 let verifier = clients.as_ref().map(ClientAuthorities::verifier);
-                let config = authority.serve(names.clone(), verifier, now)?;
+                let config = authority.server_config(names.clone(), verifier, now)?;
                 serving.send_replace(Some(Arc::new(config)));
                 tracing::info!("the webhook has a new certificate");
                 held = Some((authority, now));
@@ -66,11 +66,11 @@ pub(super) async fn keep(
                 pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             }
         }
-        if wait(pause, clients.as_mut()).await == Next::Clients {
+        if wait_for_next(pause, clients.as_mut()).await == Next::Clients {
             // Immediately, even if the API server does not respond.
             let verifier = clients.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
-            let made = held.as_ref().map(|(it, _)| it.serve(names.clone(), verifier, now));
+            let made = held.as_ref().map(|(it, _)| it.server_config(names.clone(), verifier, now));
             match made {
                 Some(Ok(config)) => drop(serving.send_replace(Some(Arc::new(config)))),
                 Some(Err(_)) | None => held = None,
@@ -88,7 +88,7 @@ enum Next {
     Clients,
 }
 
-async fn wait(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next {
+async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next {
     let until = Instant::now() + pause;
     let Some(clients) = clients else {
         sleep_until(until).await;
@@ -107,7 +107,10 @@ async fn wait(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next 
 }
 
 /// Returns the authority in the Secret. The first control plane creates it.
-async fn authority(secrets: &ObjectApi<Secret>, now: SystemTime) -> Result<Authority, KeysError> {
+async fn open_authority(
+    secrets: &ObjectApi<Secret>,
+    now: SystemTime,
+) -> Result<Authority, KeysError> {
     for _ in 0..ATTEMPTS {
         let found = secrets.get_opt(&WEBHOOK_NAME).await?;
         let known = found.as_ref().map(read).transpose()?;
@@ -132,7 +135,7 @@ async fn authority(secrets: &ObjectApi<Secret>, now: SystemTime) -> Result<Autho
         match written {
             Ok(_) => return Ok(new),
             // Another control plane was faster: use its authority.
-            Err(error) if error.code() == Some(CONFLICT) => {}
+            Err(error) if error.status_code() == Some(CONFLICT) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -54,7 +54,7 @@ pub(super) async fn serve_all(
         let room = connections.len() < CONNECTIONS_MAX;
         let next = tokio::select! {
             Some(_) = connections.join_next() => continue,
-            next = listener.next_until(end.requested()), if room => next,
+            next = listener.next_until(end.wait_requested()), if room => next,
         };
         let Some((stream, from)) = next else { break };
         let Some(config) = configs.borrow().clone() else { continue };
@@ -78,7 +78,7 @@ async fn serve_one(
 ) {
     let mut last_call = end.clone();
     let greeted = tokio::select! {
-        greeted = timeout(HANDSHAKE_MAX, greet(stream, &half_open, config)) => greeted,
+        greeted = timeout(HANDSHAKE_MAX, accept_tls(stream, &half_open, config)) => greeted,
         () = last_call.last_call() => return,
     };
     let stream = match greeted {
@@ -89,7 +89,7 @@ async fn serve_one(
     let service = service_fn(|request: Request<Incoming>| {
         let (answering, leaving, half_open) = (Arc::clone(&answering), &leaving, &half_open);
         async move {
-            let mut response = answering.answer(request, (half_open, source)).await;
+            let mut response = answering.handle_request(request, (half_open, source)).await;
             if leaving.is_requested() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -103,13 +103,13 @@ async fn serve_one(
         .header_read_timeout(IDLE_MAX)
         .serve_connection(TokioIo::new(stream), service);
     let connection = pin!(connection);
-    let served = end.serving(&half_open, connection, |it| it.graceful_shutdown()).await;
+    let served = end.serve_connection(&half_open, connection, |it| it.graceful_shutdown()).await;
     if let Ok(Err(error)) = served {
         tracing::debug!(%error, "connection to the webhook failed");
     }
 }
 
-async fn greet(
+async fn accept_tls(
     stream: TcpStream,
     half_open: &HalfOpen,
     config: Arc<ServerConfig>,
@@ -119,44 +119,59 @@ async fn greet(
 }
 
 impl Answering {
-    async fn answer(
+    async fn handle_request(
         &self,
         request: Request<Incoming>,
         (half_open, source): (&HalfOpen, Source),
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
-            return text(StatusCode::NOT_FOUND, "not found; use /mutate");
+            return text_response(StatusCode::NOT_FOUND, "not found; use /mutate");
         }
         if request.method() != Method::POST {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
+            return text_response(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
         }
         let body = Limited::new(request.into_body(), BODY_MAX).collect();
         let body = match timeout(BODY_TIME_MAX, body).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(_)) => {
-                return text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large or incomplete");
+                return text_response(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "the body is too large or incomplete",
+                );
             }
-            Err(_) => return text(StatusCode::REQUEST_TIMEOUT, "timeout while reading the body"),
+            Err(_) => {
+                return text_response(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "timeout while reading the body",
+                );
+            }
         };
         // Until here the connection waits for the peer.
-        let _answering = half_open.answering();
-        self.review(&body, source).await
+        let _answering = half_open.start_response();
+        self.review_response(&body, source).await
     }
 
     /// Returns the response to an `AdmissionReview`; 503 while too many are in progress.
-    pub(super) async fn review(&self, body: &[u8], source: Source) -> Response<Full<Bytes>> {
+    pub(super) async fn review_response(
+        &self,
+        body: &[u8],
+        source: Source,
+    ) -> Response<Full<Bytes>> {
         let Some(_permit) = self.reviews.acquire(source) else {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "too many reviews are in progress");
+            return text_response(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many reviews are in progress",
+            );
         };
         match Review::parse(body, source) {
-            Ok(review) => json(&self.mutate(&review).await),
-            Err(error) => text(StatusCode::BAD_REQUEST, &error.to_string()),
+            Ok(review) => json_response(&self.review_pod(&review).await),
+            Err(error) => text_response(StatusCode::BAD_REQUEST, &error.to_string()),
         }
     }
 
-    async fn mutate(&self, review: &Review) -> Value {
-        let Some(namespace) = review.namespace_of_pod() else { return review.allow() };
-        let namespaces: ObjectApi<Namespace> = ObjectApi::all(self.client.clone());
+    async fn review_pod(&self, review: &Review) -> Value {
+        let Some(namespace) = review.namespace_of_pod() else { return review.allow_unchanged() };
+        let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(self.client.clone());
         let name = ObjectName::from(namespace);
         let namespace = match timeout(NAMESPACE_MAX, namespaces.get(&name)).await {
             Ok(Ok(namespace)) => namespace,
@@ -168,19 +183,23 @@ impl Answering {
         };
         let facts = NamespaceFacts::from(namespace);
         let settings = self.settings.borrow().clone();
-        review.mutate(&facts, &settings)
+        review.inject_pod(&facts, &settings)
     }
 }
 
-fn json(value: &Value) -> Response<Full<Bytes>> {
-    typed(StatusCode::OK, "application/json", value.to_string())
+fn json_response(value: &Value) -> Response<Full<Bytes>> {
+    response_with_type(StatusCode::OK, "application/json", value.to_string())
 }
 
-fn text(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
-    typed(status, "text/plain; charset=utf-8", format!("{text}\n"))
+fn text_response(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    response_with_type(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
-fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
+fn response_with_type(
+    status: StatusCode,
+    kind: &'static str,
+    body: String,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -10,7 +10,7 @@ use leno_telemetry::{LogLimits, PermittedLine};
 use serde_json::{Value, json};
 
 use crate::api::NamespaceName;
-use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject, patch};
+use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject_sidecar, injection_patch};
 
 /// An admission request.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ impl Review {
     }
 
     /// Allows the pod, with a sidecar if it should have one.
-    pub(super) fn mutate(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
-        match inject(&self.object, Demand::Namespace(namespace), settings) {
+    pub(super) fn inject_pod(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
+        match inject_sidecar(&self.object, Demand::Namespace(namespace), settings) {
             Ok(Outcome::Injected { pod, warnings }) => {
                 if let Some(line) = self.log_line() {
                     let suppressed = line.suppressed;
@@ -78,7 +78,7 @@ impl Review {
                         "sidecar injected"
                     );
                 }
-                let patch = STANDARD.encode(patch(&self.object, &pod).to_string());
+                let patch = STANDARD.encode(injection_patch(&self.object, &pod).to_string());
                 let mut response = json!({
                     "uid": self.uid,
                     "allowed": true,
@@ -89,7 +89,7 @@ impl Review {
                     let shown = warnings.iter().take(WARNINGS_MAX).map(|it| format!("leno: {it}"));
                     response["warnings"] = shown.collect();
                 }
-                enveloped(response)
+                wrap_response(response)
             }
             Ok(Outcome::Skipped(skip)) => {
                 tracing::debug!(
@@ -98,19 +98,19 @@ impl Review {
                     %skip,
                     "no sidecar injected"
                 );
-                self.allow()
+                self.allow_unchanged()
             }
-            Err(error) => self.refuse(BAD_REQUEST, &error.to_string()),
+            Err(error) => self.reject_pod(BAD_REQUEST, &error.to_string()),
         }
     }
 
     /// Allows the object unchanged.
-    pub(super) fn allow(&self) -> Value {
-        enveloped(json!({"uid": self.uid, "allowed": true}))
+    pub(super) fn allow_unchanged(&self) -> Value {
+        wrap_response(json!({"uid": self.uid, "allowed": true}))
     }
 
     /// Rejects the object.
-    pub(super) fn refuse(&self, code: u16, why: &str) -> Value {
+    pub(super) fn reject_pod(&self, code: u16, why: &str) -> Value {
         self.refuse_for(code, why, why)
     }
 
@@ -119,17 +119,17 @@ impl Review {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.log_line() {
-            let (why, suppressed) = (cut(why, WHY_BYTES_MAX), line.suppressed);
+            let (why, suppressed) = (truncate_bytes(why, WHY_BYTES_MAX), line.suppressed);
             tracing::warn!(namespace, pod, why, suppressed, "pod rejected");
         }
         let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});
-        enveloped(json!({"uid": self.uid, "allowed": false, "status": status}))
+        wrap_response(json!({"uid": self.uid, "allowed": false, "status": status}))
     }
 
     /// Permits a log line. Any pod of the cluster may send reviews, with any namespace in them.
     fn log_line(&self) -> Option<PermittedLine> {
-        LINES.permit(self.source, Instant::now())
+        LINES.permit_line(self.source, Instant::now())
     }
 
     /// Returns the name or `generateName` of the pod.
@@ -138,16 +138,16 @@ impl Review {
         let name = metadata["name"].as_str().filter(|name| !name.is_empty());
         let name = name.or(metadata["generateName"].as_str()).unwrap_or_default();
         // The API server has not validated it yet.
-        cut(name, NAME_BYTES_MAX)
+        truncate_bytes(name, NAME_BYTES_MAX)
     }
 }
 
 /// Returns the beginning of a text, up to a number of bytes.
-fn cut(text: &str, bytes: usize) -> &str {
+fn truncate_bytes(text: &str, bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes)).unwrap_or_default()
 }
 
-fn enveloped(response: Value) -> Value {
+fn wrap_response(response: Value) -> Value {
     json!({"apiVersion": VERSION, "kind": "AdmissionReview", "response": response})
 }
 
@@ -172,13 +172,18 @@ mod tests {
 
     use super::*;
 
-    fn settings() -> Settings {
+    fn test_settings() -> Settings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let image = "leno:test".to_owned();
-        Settings::new(image, NamespaceName::literal("leno-system"), trust_domain, String::new())
+        Settings::new(
+            image,
+            NamespaceName::from_literal("leno-system"),
+            trust_domain,
+            String::new(),
+        )
     }
 
-    fn review(operation: &str, annotations: &Value) -> Value {
+    fn pod_review(operation: &str, annotations: &Value) -> Value {
         json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -195,24 +200,24 @@ mod tests {
         })
     }
 
-    fn answer(review: &Value, label: &str) -> Value {
+    fn response_to(review: &Value, label: &str) -> Value {
         let labels = BTreeMap::from([("leno.dev/injection".to_owned(), label.to_owned())]);
         let facts = NamespaceFacts { name: "shop".to_owned(), labels, ..NamespaceFacts::default() };
-        let review = parsed(&review.to_string()).unwrap();
+        let review = parse_body(&review.to_string()).unwrap();
         match review.namespace_of_pod() {
-            Some(_) => review.mutate(&facts, &settings()),
-            None => review.allow(),
+            Some(_) => review.inject_pod(&facts, &test_settings()),
+            None => review.allow_unchanged(),
         }
     }
 
-    fn parsed(body: &str) -> Result<Review, InvalidReview> {
+    fn parse_body(body: &str) -> Result<Review, InvalidReview> {
         Review::parse(body.as_bytes(), Source::LOCAL)
     }
 
     #[test]
     fn log_lines_are_limited_by_source_whatever_namespace_the_reviews_name() {
         let line = |last: u8, namespace: &str| {
-            let mut asked = review("CREATE", &json!({}));
+            let mut asked = pod_review("CREATE", &json!({}));
             asked["request"]["namespace"] = json!(namespace);
             let source = Source::from(IpAddr::from([192, 0, 2, last]));
             Review::parse(asked.to_string().as_bytes(), source).unwrap().log_line()
@@ -224,8 +229,8 @@ mod tests {
 
     #[test]
     fn a_pod_comes_back_with_a_patch() {
-        let asked = review("CREATE", &json!({}));
-        let answered = answer(&asked, "enabled");
+        let asked = pod_review("CREATE", &json!({}));
+        let answered = response_to(&asked, "enabled");
         assert_eq!(answered["response"]["uid"], "u1");
         assert_eq!(answered["response"]["allowed"], true);
         let patch = STANDARD.decode(answered["response"]["patch"].as_str().unwrap()).unwrap();
@@ -239,7 +244,7 @@ mod tests {
     #[test]
     fn what_is_not_to_be_changed_is_let_in() {
         for (operation, label) in [("CREATE", "disabled"), ("UPDATE", "enabled")] {
-            let answered = answer(&review(operation, &json!({})), label);
+            let answered = response_to(&pod_review(operation, &json!({})), label);
             assert_eq!(answered["response"], json!({"uid": "u1", "allowed": true}));
         }
     }
@@ -247,7 +252,7 @@ mod tests {
     #[test]
     fn a_slip_of_the_pen_is_reported_to_who_made_it() {
         let annotations = json!({"leno.dev/inbound-port-exclusion-list": "http"});
-        let answered = answer(&review("CREATE", &annotations), "enabled");
+        let answered = response_to(&pod_review("CREATE", &annotations), "enabled");
         assert_eq!(answered["response"]["allowed"], false);
         expect_test::expect![[r#"
             "leno: no sidecar for pod shop/web-: pod: annotation `leno.dev/inbound-port-exclusion-list`: `http` is not a port; use numbers from 1 to 65535, such as `25, 5432`""#]]
@@ -259,7 +264,7 @@ mod tests {
         for body in
             ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
         {
-            assert_eq!(parsed(body).unwrap_err(), InvalidReview::Form, "{body}");
+            assert_eq!(parse_body(body).unwrap_err(), InvalidReview::Form, "{body}");
         }
     }
 
@@ -282,18 +287,18 @@ mod tests {
             json!(["a"]),
         ] {
             for operation in ["CREATE", "UPDATE"] {
-                let mut asked = review(operation, &json!({}));
+                let mut asked = pod_review(operation, &json!({}));
                 asked["request"]["namespace"] = bad.clone();
-                let answer = parsed(&asked.to_string());
+                let answer = parse_body(&asked.to_string());
                 assert_eq!(answer.unwrap_err(), InvalidReview::Namespace, "{bad}");
             }
         }
         // A pod has a namespace; other objects need not have one.
-        let mut asked = review("CREATE", &json!({}));
+        let mut asked = pod_review("CREATE", &json!({}));
         asked["request"]["namespace"] = Value::Null;
-        let answer = parsed(&asked.to_string());
+        let answer = parse_body(&asked.to_string());
         assert_eq!(answer.unwrap_err(), InvalidReview::Namespace);
         asked["request"]["kind"]["kind"] = json!("Node");
-        assert!(parsed(&asked.to_string()).unwrap().namespace_of_pod().is_none());
+        assert!(parse_body(&asked.to_string()).unwrap().namespace_of_pod().is_none());
     }
 }

@@ -73,7 +73,7 @@ async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
             connections.spawn(async move {
                 let service = service_fn(move |request| {
                     let kept = Arc::clone(&kept);
-                    async move { Ok::<_, Infallible>(kept.answer(request).await) }
+                    async move { Ok::<_, Infallible>(kept.handle_request(request).await) }
                 });
                 let http = hyper::server::conn::http1::Builder::new();
                 drop(http.serve_connection(TokioIo::new(stream), service).await);
@@ -85,7 +85,7 @@ async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<Kept>, Client) {
 }
 
 impl Kept {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn handle_request(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         let uri = parts.uri.to_string();
@@ -96,13 +96,13 @@ impl Kept {
             self.arrived.notify_one();
             self.released.acquire().await.unwrap().forget();
         }
-        let (status, answer) = self.decide(&parts.method, parts.uri.path(), &body);
+        let (status, answer) = self.respond_to(&parts.method, parts.uri.path(), &body);
         let mut response = Response::new(Full::new(Bytes::from(answer.to_string())));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
         response
     }
 
-    fn decide(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
+    fn respond_to(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
         let status = |code: u16| {
             let reason = if code == 404 { "NotFound" } else { "AlreadyExists" };
             let failure = json!({
@@ -141,19 +141,19 @@ impl Kept {
                 (201, new)
             }
             ("GET", path) if path == format!("{configurations}{INJECTOR}") => {
-                (200, self.configuration())
+                (200, self.current_configuration())
             }
             ("PATCH", path) if path == format!("{configurations}{INJECTOR}") => {
                 let patch: Value = serde_json::from_slice(body).unwrap();
                 let bundle = &patch["webhooks"][0]["clientConfig"]["caBundle"];
                 self.bundle.send_replace(bundle.as_str().unwrap().to_owned());
-                (200, self.configuration())
+                (200, self.current_configuration())
             }
             _ => status(404),
         }
     }
 
-    fn configuration(&self) -> Value {
+    fn current_configuration(&self) -> Value {
         let bundle = Some(self.bundle.borrow().clone()).filter(|bundle| !bundle.is_empty());
         json!({"metadata": {"name": INJECTOR}, "webhooks": [{
             "name": "namespace.sidecar-injector.leno.dev",
@@ -165,25 +165,30 @@ impl Kept {
 }
 
 /// Sends a request like an API server that trusts `bundle`.
-async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &Value) -> (StatusCode, Value) {
-    let (status, answer) = request(address, bundle, None, (path, body)).await.unwrap();
+async fn send_review(
+    address: SocketAddr,
+    bundle: &str,
+    path: &str,
+    body: &Value,
+) -> (StatusCode, Value) {
+    let (status, answer) = send_request(address, bundle, None, (path, body)).await.unwrap();
     (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
 }
 
 /// The same, with an optional client certificate.
-async fn request(
+async fn send_request(
     address: SocketAddr,
     bundle: &str,
     own: Option<&Client509>,
     asked: (&str, &Value),
 ) -> Result<(StatusCode, Bytes), Failure> {
-    let (sender, connection) = connect(address, bundle, own).await?;
-    let (head, body) = exchange(sender, connection, asked).await?.into_parts();
+    let (sender, connection) = connect_tls(address, bundle, own).await?;
+    let (head, body) = exchange_request(sender, connection, asked).await?.into_parts();
     Ok((head.status, body))
 }
 
 /// Opens a connection like an API server that trusts `bundle`.
-async fn connect(
+async fn connect_tls(
     address: SocketAddr,
     bundle: &str,
     own: Option<&Client509>,
@@ -209,7 +214,7 @@ async fn connect(
 }
 
 /// Returns the response to one request on this connection.
-async fn exchange(
+async fn exchange_request(
     mut sender: SendRequest<Full<Bytes>>,
     connection: Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>,
     (path, body): (&str, &Value),
@@ -276,7 +281,7 @@ impl Served {
         let mut webhook = JoinSet::new();
         webhook.spawn(async move {
             let stop = (stopped, Duration::ZERO);
-            drop(serve_with(client, listener, clients, settings(), stop).await);
+            drop(serve_with(client, listener, clients, test_settings(), stop).await);
         });
         let mut bundles = kept.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -285,14 +290,14 @@ impl Served {
         Self { kept, address, bundle, stop, webhook, _tasks: tasks }
     }
 
-    async fn mutate(&self, review: &Value) -> (StatusCode, String) {
-        let answer = request(self.address, &self.bundle, None, (MUTATE_PATH, review)).await;
+    async fn send_review(&self, review: &Value) -> (StatusCode, String) {
+        let answer = send_request(self.address, &self.bundle, None, (MUTATE_PATH, review)).await;
         let (status, answer) = answer.unwrap();
         (status, String::from_utf8(answer.to_vec()).unwrap())
     }
 }
 
-fn review(namespace: &Value, object: &Value) -> Value {
+fn pod_review(namespace: &Value, object: &Value) -> Value {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": "u", "kind": {"group": "", "version": "v1", "kind": "Pod"}, "operation": "CREATE",
         "namespace": namespace, "object": object,
@@ -309,12 +314,12 @@ async fn serve_on(
     serve_with(client, listener, None, settings, stop).await
 }
 
-fn settings() -> watch::Receiver<Settings> {
+fn test_settings() -> watch::Receiver<Settings> {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let image = "leno:test".to_owned();
     watch::channel(Settings::new(
         image,
-        NamespaceName::literal("leno-system"),
+        NamespaceName::from_literal("leno-system"),
         trust_domain,
         String::new(),
     ))
@@ -334,7 +339,7 @@ async fn every_replica_is_trusted_and_answers() {
         webhooks.spawn(serve_on(
             client.clone(),
             listener,
-            settings(),
+            test_settings(),
             (stopped.clone(), Duration::ZERO),
         ));
     }
@@ -346,13 +351,13 @@ async fn every_replica_is_trusted_and_answers() {
         "namespace": "shop", "object": pod,
     }});
     for address in addresses {
-        let (status, answer) = ask(address, &bundle, MUTATE_PATH, &review).await;
+        let (status, answer) = send_review(address, &bundle, MUTATE_PATH, &review).await;
         assert_eq!(status, StatusCode::OK);
         assert_eq!(answer["response"]["allowed"], true, "{answer}");
         assert_eq!(answer["response"]["patchType"], "JSONPatch", "{answer}");
-        let (status, _) = ask(address, &bundle, MUTATE_PATH, &json!({})).await;
+        let (status, _) = send_review(address, &bundle, MUTATE_PATH, &json!({})).await;
         assert_eq!(status, StatusCode::BAD_REQUEST);
-        let (status, _) = ask(address, &bundle, "/another", &review).await;
+        let (status, _) = send_review(address, &bundle, "/another", &review).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
     }
     stop.send_replace(true);
@@ -364,28 +369,28 @@ async fn every_replica_is_trusted_and_answers() {
 #[tokio::test]
 async fn a_pod_is_refused_while_its_namespace_cannot_be_read() {
     let served = Served::start(None).await;
-    let (_, answer) = served.mutate(&review(&json!("gone"), &json!({"spec": {}}))).await;
+    let (_, answer) = served.send_review(&pod_review(&json!("gone"), &json!({"spec": {}}))).await;
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
     assert_eq!(answer["response"]["status"]["code"], 503, "{answer}");
 }
 
 /// Returns when the address does not accept connections.
-async fn closed(address: SocketAddr) {
+async fn wait_until_closed(address: SocketAddr) {
     while TcpStream::connect(address).await.is_ok() {}
 }
 
 #[tokio::test]
 async fn a_review_in_progress_at_the_stop_is_completed() {
     let mut served = Served::start(None).await;
-    let asked = review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let asked = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
     let stopping = async {
         served.kept.arrived.notified().await;
         served.stop.send_replace(true);
-        closed(served.address).await;
+        wait_until_closed(served.address).await;
         served.kept.released.add_permits(1);
     };
-    let ((status, answer), ()) = tokio::join!(served.mutate(&asked), stopping);
+    let ((status, answer), ()) = tokio::join!(served.send_review(&asked), stopping);
     assert_eq!(status, StatusCode::OK);
     assert!(answer.contains("JSONPatch"), "{answer}");
     assert!(served.webhook.join_next().await.unwrap().is_ok());
@@ -394,17 +399,17 @@ async fn a_review_in_progress_at_the_stop_is_completed() {
 #[tokio::test]
 async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
     let mut served = Served::start(None).await;
-    let asked = review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
-    let (sender, connection) = connect(served.address, &served.bundle, None).await.unwrap();
+    let asked = pod_review(&json!("slow"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let (sender, connection) = connect_tls(served.address, &served.bundle, None).await.unwrap();
     served.stop.send_replace(true);
     let releasing = async {
         served.kept.arrived.notified().await;
-        closed(served.address).await;
+        wait_until_closed(served.address).await;
         served.kept.released.add_permits(1);
         std::future::pending().await
     };
     let response = tokio::select! {
-        response = exchange(sender, connection, (MUTATE_PATH, &asked)) => response.unwrap(),
+        response = exchange_request(sender, connection, (MUTATE_PATH, &asked)) => response.unwrap(),
         () = releasing => return,
     };
     assert_eq!(response.status(), StatusCode::OK);
@@ -416,7 +421,7 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
 async fn silent_clients_do_not_delay_the_stop_beyond_the_time_for_a_last_request() {
     let mut served = Served::start(None).await;
     let _silent = TcpStream::connect(served.address).await.unwrap();
-    let _idle = connect(served.address, &served.bundle, None).await.unwrap();
+    let _idle = connect_tls(served.address, &served.bundle, None).await.unwrap();
     served.stop.send_replace(true);
     let ended = tokio::time::timeout(Duration::from_secs(4), served.webhook.join_next()).await;
     assert!(ended.unwrap().unwrap().is_ok());
@@ -453,11 +458,11 @@ async fn a_namespace_that_is_no_label_gets_400_and_the_api_server_no_request() {
     let long = "a".repeat(64);
     for namespace in HOSTILE.iter().copied().chain([long.as_str()]) {
         let (status, answer) =
-            served.mutate(&review(&json!(namespace), &json!({"spec": {}}))).await;
+            served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {answer}");
         assert_eq!(served.kept.take_namespaces(), [""; 0], "{namespace:?}");
     }
-    let (status, _) = served.mutate(&review(&Value::Null, &json!({"spec": {}}))).await;
+    let (status, _) = served.send_review(&pod_review(&Value::Null, &json!({"spec": {}}))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     assert_eq!(served.kept.take_namespaces(), [""; 0]);
 }
@@ -479,12 +484,12 @@ async fn no_other_text_of_a_review_ends_in_a_path() {
                 "volumes": [{"name": "v", "secret": {"secretName": text}}],
             },
         });
-        let mut asked = review(&json!("shop"), &pod);
+        let mut asked = pod_review(&json!("shop"), &pod);
         for field in ["name", "uid", "userInfo", "resource", "requestKind"] {
             asked["request"][field] = json!(text);
         }
         asked["request"]["oldObject"] = pod;
-        let (status, answer) = served.mutate(&asked).await;
+        let (status, answer) = served.send_review(&asked).await;
         assert_eq!(status, StatusCode::OK, "{text:?}: {answer}");
         assert_eq!(served.kept.take_namespaces(), ["GET /api/v1/namespaces/shop"], "{text:?}");
     }
@@ -495,7 +500,7 @@ async fn the_text_of_the_api_server_is_not_for_clients_of_the_webhook() {
     let served = Served::start(None).await;
     for namespace in ["secret", "failing", "text", "gone"] {
         let (status, answer) =
-            served.mutate(&review(&json!(namespace), &json!({"spec": {}}))).await;
+            served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
         assert_eq!(status, StatusCode::OK);
         for said in [MARKER, "etcdserver", "deserializ", "Secret", "column", "NotFound", "502"] {
             assert!(!answer.contains(said), "{said}: {answer}");
@@ -513,9 +518,9 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     std::fs::write(&path, &ours).unwrap();
     let clients = ClientAuthorities::open(path.clone()).unwrap();
     let served = Served::start(Some(clients)).await;
-    let asked = review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
+    let asked = pod_review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
     let is_served = async |own: Option<&Client509>| {
-        let answer = request(served.address, &served.bundle, own, (MUTATE_PATH, &asked)).await;
+        let answer = send_request(served.address, &served.bundle, own, (MUTATE_PATH, &asked)).await;
         answer.is_ok_and(|(status, _)| status == StatusCode::OK)
     };
     assert!(is_served(Some(&own)).await);
@@ -538,17 +543,17 @@ async fn reviews_of_one_source_beyond_its_limit_are_rejected_and_those_of_others
     let mut tasks = JoinSet::new();
     let (_, client) = api_server(&mut tasks).await;
     let reviews = ConcurrencyLimit::new(2, 1);
-    let answering = listen::Answering { client, settings: settings(), reviews };
+    let answering = listen::Answering { client, settings: test_settings(), reviews };
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
-    let review = review(&json!("shop"), &pod).to_string();
+    let review = pod_review(&json!("shop"), &pod).to_string();
     let source = |last: u8| Source::from(IpAddr::from([10, 0, 0, last]));
     let in_progress = answering.reviews.acquire(source(1)).unwrap();
     for (last, expected) in [(1, StatusCode::SERVICE_UNAVAILABLE), (2, StatusCode::OK)] {
-        let answer = answering.review(review.as_bytes(), source(last)).await;
+        let answer = answering.review_response(review.as_bytes(), source(last)).await;
         assert_eq!(answer.status(), expected, "{last}");
     }
     drop(in_progress);
-    let answer = answering.review(review.as_bytes(), source(1)).await;
+    let answer = answering.review_response(review.as_bytes(), source(1)).await;
     assert_eq!(answer.status(), StatusCode::OK);
 }
 
@@ -560,7 +565,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tasks.spawn(async move {
-        drop(serve_on(client, listener, settings(), (stopped, Duration::ZERO)).await);
+        drop(serve_on(client, listener, test_settings(), (stopped, Duration::ZERO)).await);
     });
     let mut bundles = kept.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -572,7 +577,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
         // The limit of one source.
         let number = 10 * listen::WAITING_MAX / 2;
         expect_served((address, number), (sent, b"h2"), async || {
-            let (status, _) = ask(address, &bundle, MUTATE_PATH, &review).await;
+            let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;
             assert_eq!(status, StatusCode::OK);
         })
         .await;

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 /// Checks that a body is not a review, or has a response with its uid. A patch applies to the pod, keeps all of
 /// its containers, and produces a pod that needs no second patch.
-pub(crate) fn check(bytes: &[u8]) {
-    let (namespace, settings) = (namespace(), settings());
+pub(crate) fn check_review(bytes: &[u8]) {
+    let (namespace, settings) = (namespace_facts(), test_settings());
     let Some(review) = admission_response(bytes, &namespace, &settings) else { return };
     let mut request: Value = serde_json::from_slice(bytes).expect("a review is JSON");
     let response = &review["response"];
@@ -27,9 +27,9 @@ pub(crate) fn check(bytes: &[u8]) {
     let patch = STANDARD.decode(patch).expect("a patch is base64");
     let patch: json_patch::Patch = serde_json::from_slice(&patch).expect("a patch is a JSON patch");
     let mut pod = request["request"]["object"].take();
-    let before = containers(&pod);
+    let before = container_names(&pod);
     json_patch::patch(&mut pod, &patch).expect("the patch applies to its pod");
-    let after = containers(&pod);
+    let after = container_names(&pod);
     assert!(before.iter().all(|name| after.contains(name)), "{before:?} {after:?}");
     request["request"]["object"] = pod;
     let second = admission_response(request.to_string().as_bytes(), &namespace, &settings);
@@ -40,24 +40,24 @@ pub(crate) fn check(bytes: &[u8]) {
 
 /// Returns true if the pod of a review gets a sidecar.
 pub(crate) fn is_patched(bytes: &[u8]) -> bool {
-    let response = admission_response(bytes, &namespace(), &settings());
+    let response = admission_response(bytes, &namespace_facts(), &test_settings());
     response.is_some_and(|review| review["response"]["patch"].is_string())
 }
 
 /// Returns the names of all containers.
-fn containers(pod: &Value) -> Vec<Value> {
+fn container_names(pod: &Value) -> Vec<Value> {
     let list = |key: &str| pod["spec"][key].as_array().cloned().unwrap_or_default();
     let all = list("containers").into_iter().chain(list("initContainers"));
     all.map(|container| container["name"].clone()).collect()
 }
 
-fn namespace() -> NamespaceFacts {
+fn namespace_facts() -> NamespaceFacts {
     let labels = BTreeMap::from([("leno.dev/injection".to_owned(), "enabled".to_owned())]);
     NamespaceFacts { name: "shop".to_owned(), labels, annotations: BTreeMap::new() }
 }
 
-fn settings() -> Settings {
+fn test_settings() -> Settings {
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
-    let system = NamespaceName::literal("leno-system");
+    let system = NamespaceName::from_literal("leno-system");
     Settings::new("leno:test".into(), system, trust_domain, "roots".into())
 }

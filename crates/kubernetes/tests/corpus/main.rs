@@ -6,7 +6,7 @@ mod replay;
 
 #[test]
 fn admission_reviews_hold() {
-    replay::replay("admission_review", admission_review::check);
+    replay::replay("admission_review", admission_review::check_review);
 }
 
 #[test]

@@ -11,52 +11,52 @@ use tokio::time::timeout;
 
 use super::*;
 
-fn admission(waiting: usize) -> Arc<Admission> {
+fn test_admission(waiting: usize) -> Arc<Admission> {
     Admission::new(Bounds::new(waiting, 1000))
 }
 
-fn here() -> IpAddr {
+fn loopback_address() -> IpAddr {
     [127, 0, 0, 1].into()
 }
 
 #[tokio::test]
 async fn a_silent_peer_makes_room_for_the_next_of_its_source() {
-    let admission = admission(2);
+    let admission = test_admission(2);
     let mut silent = JoinSet::new();
     let mut honest = Vec::new();
     for _ in 0..20 {
-        let half_open = admission.admit(here());
-        silent.spawn(async move { half_open.peer(pending::<()>()).await });
+        let half_open = admission.admit(loopback_address());
+        silent.spawn(async move { half_open.await_peer(pending::<()>()).await });
         yield_now().await;
-        let half_open = admission.admit(here());
-        honest.push(half_open.peer(yield_now()).await);
+        let half_open = admission.admit(loopback_address());
+        honest.push(half_open.await_peer(yield_now()).await);
     }
     for _ in 0..19 {
         assert_eq!(silent.join_next().await.unwrap().unwrap(), Err(Evicted));
     }
     // A peer that sends at once is not taken for one that is silent, though it waits for a moment.
     assert!(honest.iter().all(Result::is_ok), "{honest:?}");
-    assert_eq!(admission.evicted(), 20);
+    assert_eq!(admission.evicted_count(), 20);
 }
 
 #[tokio::test]
 async fn one_that_is_not_awaited_is_not_evicted() {
-    let admission = admission(2);
-    let (busy, left) = (admission.admit(here()), admission.admit(here()));
-    busy.wait();
-    busy.busy();
-    left.wait();
-    left.leave();
+    let admission = test_admission(2);
+    let (busy, left) = (admission.admit(loopback_address()), admission.admit(loopback_address()));
+    busy.mark_waiting();
+    busy.mark_busy();
+    left.mark_waiting();
+    left.mark_complete();
     for _ in 0..10 {
-        let other = admission.admit(here());
-        other.wait();
+        let other = admission.admit(loopback_address());
+        other.mark_waiting();
     }
-    assert_eq!(busy.received(), Ok(()));
-    assert!(timeout(Duration::from_millis(1), busy.evicted()).await.is_err());
-    busy.wait();
-    let other = admission.admit(here());
-    other.wait();
-    busy.evicted().await;
+    assert_eq!(busy.record_progress(), Ok(()));
+    assert!(timeout(Duration::from_millis(1), busy.wait_for_eviction()).await.is_err());
+    busy.mark_waiting();
+    let other = admission.admit(loopback_address());
+    other.mark_waiting();
+    busy.wait_for_eviction().await;
     assert_eq!(admission.half_open(), 1);
 }
 
@@ -66,7 +66,7 @@ async fn work_that_waits_for_its_peer_holds_no_turn() {
     let mut tasks = JoinSet::new();
     let mut answers = Vec::new();
     for number in 0..50 {
-        let half_open = admission.admit(here());
+        let half_open = admission.admit(loopback_address());
         let (answer, answered) = oneshot::channel::<()>();
         answers.push(answer);
         tasks.spawn(async move {
@@ -82,18 +82,18 @@ async fn work_that_waits_for_its_peer_holds_no_turn() {
         answer.send(()).unwrap();
         assert!(tasks.join_next().await.unwrap().unwrap().unwrap().is_ok());
     }
-    assert_eq!((admission.half_open(), admission.evicted()), (0, 0));
+    assert_eq!((admission.half_open(), admission.evicted_count()), (0, 0));
 }
 
 #[tokio::test]
 async fn turns_of_tasks_that_end_are_passed_on() {
-    let admission = admission(100);
+    let admission = test_admission(100);
     let tasks = LocalSet::new();
     let done = Rc::new(std::cell::Cell::new(0));
     let run = async {
         let mut handles = Vec::new();
         for number in 0..100 {
-            let (half_open, done) = (admission.admit(here()), done.clone());
+            let (half_open, done) = (admission.admit(loopback_address()), done.clone());
             handles.push(tokio::task::spawn_local(async move {
                 half_open.in_turns(async {}).await.unwrap();
                 done.set(done.get() + 1);

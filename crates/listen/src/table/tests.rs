@@ -12,48 +12,48 @@ fn source(number: u8) -> Source {
     IpAddr::from([10, 0, 0, number]).into()
 }
 
-fn waiting(table: &mut Table, number: u8) -> (Id, Option<Id>) {
+fn add_waiting(table: &mut Table, number: u8) -> (Id, Option<Id>) {
     let (id, evicted) = table.admit(source(number));
     assert_eq!(evicted, None);
-    let evicted = table.wait(id);
+    let evicted = table.start_waiting(id);
     (id, evicted)
 }
 
 #[test]
 fn the_oldest_of_a_source_makes_room_for_its_next() {
     let mut table = Table::new(BOUNDS);
-    let first: Vec<Id> = (0..3).map(|_| waiting(&mut table, 1).0).collect();
-    let (_, evicted) = waiting(&mut table, 1);
+    let first: Vec<Id> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
-    assert_eq!(table.state(first[0]), Some(State::Evicted));
+    assert_eq!(table.state_of(first[0]), Some(State::Evicted));
     // A connection that goes on is not evicted, and is a new one in its next phase.
-    table.serve(first[1], Phase::Over);
-    table.wait(first[1]);
-    assert_eq!(waiting(&mut table, 1).1, Some(first[2]));
+    table.record_phase(first[1], Phase::Over);
+    table.start_waiting(first[1]);
+    assert_eq!(add_waiting(&mut table, 1).1, Some(first[2]));
 }
 
 #[test]
 fn who_sends_a_byte_at_a_time_does_not_get_younger() {
     let mut table = Table::new(BOUNDS);
-    let (slow, _) = waiting(&mut table, 1);
-    let others = [waiting(&mut table, 1).0, waiting(&mut table, 1).0];
-    table.serve(slow, Phase::GoesOn);
-    assert_eq!(table.wait(slow), None);
-    assert_eq!(waiting(&mut table, 1).1, Some(slow));
-    assert_eq!(table.state(others[0]), Some(State::Waiting));
+    let (slow, _) = add_waiting(&mut table, 1);
+    let others = [add_waiting(&mut table, 1).0, add_waiting(&mut table, 1).0];
+    table.record_phase(slow, Phase::GoesOn);
+    assert_eq!(table.start_waiting(slow), None);
+    assert_eq!(add_waiting(&mut table, 1).1, Some(slow));
+    assert_eq!(table.state_of(others[0]), Some(State::Waiting));
 }
 
 #[test]
 fn the_source_with_most_makes_room_for_another() {
     let mut table = Table::new(BOUNDS);
-    let crowd: Vec<Id> = (0..3).map(|_| waiting(&mut table, 1).0).collect();
-    let (other, evicted) = waiting(&mut table, 2);
+    let crowd: Vec<Id> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let (other, evicted) = add_waiting(&mut table, 2);
     assert_eq!(evicted, None);
-    assert_eq!(waiting(&mut table, 3).1, Some(crowd[0]));
-    assert_eq!(waiting(&mut table, 4).1, Some(crowd[1]));
+    assert_eq!(add_waiting(&mut table, 3).1, Some(crowd[0]));
+    assert_eq!(add_waiting(&mut table, 4).1, Some(crowd[1]));
     // All have one: the oldest goes.
-    assert_eq!(waiting(&mut table, 5).1, Some(crowd[2]));
-    assert_eq!(waiting(&mut table, 6).1, Some(other));
+    assert_eq!(add_waiting(&mut table, 5).1, Some(crowd[2]));
+    assert_eq!(add_waiting(&mut table, 6).1, Some(other));
 }
 
 #[test]
@@ -61,14 +61,14 @@ fn turns_go_round_among_sources_and_the_newest_is_first() {
     let mut table = Table::new(BOUNDS);
     let queued = |table: &mut Table, number| {
         let (id, _) = table.admit(source(number));
-        table.queue(id);
+        table.join_queue(id);
         id
     };
     let running = [queued(&mut table, 1), queued(&mut table, 1)];
     let crowd = [queued(&mut table, 1), queued(&mut table, 1)];
     let other = queued(&mut table, 2);
-    assert_eq!(table.serve(running[0], Phase::GoesOn), Some(crowd[1]));
-    assert_eq!(table.serve(running[1], Phase::Over), Some(other));
+    assert_eq!(table.record_phase(running[0], Phase::GoesOn), Some(crowd[1]));
+    assert_eq!(table.record_phase(running[1], Phase::Over), Some(other));
     assert_eq!(table.remove(crowd[1]), Some(crowd[0]), "a turn of one that ends is passed on");
     assert_eq!(table.remove(other), None);
 }
@@ -77,10 +77,10 @@ fn turns_go_round_among_sources_and_the_newest_is_first() {
 fn those_that_wait_for_a_turn_are_bounded_as_well() {
     let mut table = Table::new(BOUNDS);
     let ids: Vec<Id> = (0..8).map(|_| table.admit(source(1)).0).collect();
-    ids.iter().for_each(|id| table.queue(*id));
+    ids.iter().for_each(|id| table.join_queue(*id));
     let (newest, evicted) = table.admit(source(2));
     assert_eq!(evicted, Some(ids[2]), "the first two have a turn");
-    assert_eq!((table.len(), table.state(newest)), (8, Some(State::Served)));
+    assert_eq!((table.len(), table.state_of(newest)), (8, Some(State::Served)));
 }
 
 /// One step of a simulation, on the connection with this index among those that there are.
@@ -93,7 +93,7 @@ enum Step {
     Remove(usize),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     let index = 0..32_usize;
     let step = prop_oneof![
         3 => prop_oneof![Just(1), Just(1), Just(1), 2..5_u8].prop_map(Step::Admit),
@@ -107,7 +107,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 impl Table {
     /// The invariants after each step.
-    fn check(&self) {
+    fn check_invariants(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
         assert_eq!(self.waiting, in_state(State::Waiting));
         assert!(self.waiting <= self.bounds.waiting);
@@ -132,7 +132,7 @@ impl Table {
 
 proptest! {
     #[test]
-    fn shares_and_turns_hold_whatever_happens(steps in steps()) {
+    fn shares_and_turns_hold_whatever_happens(steps in any_steps()) {
         let mut table = Table::new(BOUNDS);
         let mut ids: Vec<Id> = Vec::new();
         for step in steps {
@@ -141,14 +141,14 @@ proptest! {
                 Step::Admit(number) => {
                     let (id, evicted) = table.admit(source(number));
                     ids.push(id);
-                    prop_assert!(evicted.is_none_or(|it| table.state(it) == Some(State::Evicted)));
+                    prop_assert!(evicted.is_none_or(|it| table.state_of(it) == Some(State::Evicted)));
                 }
                 Step::Wait(index) => {
                     let Some(id) = at(index) else { continue };
                     let is_alone = table.entries.values().all(|entry| {
                         entry.state != State::Waiting || entry.source != table.entries[&id].source
                     });
-                    let evicted = table.wait(id);
+                    let evicted = table.start_waiting(id);
                     // A source that has no other half-open connection is not the one with most.
                     if is_alone && table.shares.len() < BOUNDS.waiting {
                         prop_assert_ne!(evicted, Some(id));
@@ -156,11 +156,11 @@ proptest! {
                 }
                 Step::Serve(index, over) => {
                     let Some(id) = at(index) else { continue };
-                    table.serve(id, if over { Phase::Over } else { Phase::GoesOn });
+                    table.record_phase(id, if over { Phase::Over } else { Phase::GoesOn });
                 }
                 Step::Queue(index) => {
                     let Some(id) = at(index) else { continue };
-                    table.queue(id);
+                    table.join_queue(id);
                 }
                 Step::Remove(index) => {
                     let Some(id) = at(index) else { continue };
@@ -168,11 +168,11 @@ proptest! {
                     ids.retain(|it| *it != id);
                 }
             }
-            table.check();
+            table.check_invariants();
         }
         for id in ids {
             table.remove(id);
-            table.check();
+            table.check_invariants();
         }
         prop_assert!(table.entries.is_empty() && table.shares.is_empty());
         prop_assert!(table.by_waiting.is_empty() && table.by_number.is_empty());

@@ -27,7 +27,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
         request: &'a Request,
         receiving: &'a mut Receiving,
     ) -> Self {
-        receiving.begin(request.answers);
+        receiving.begin_response(request.answers);
         Self { stream, unsent: &request.bytes, refused: false, receiving }
     }
 
@@ -51,10 +51,11 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
         loop {
             let read = ready!(self.poll_read(context, read_buffers));
             let received = match read {
-                Ok(0) => Some(self.receiving.end()?),
+                Ok(0) => Some(self.receiving.finish_at_close()?),
                 Ok(read) => {
                     around.meter.count_received(read);
-                    self.receiving.feed(&mut read_buffers.head, &read_buffers.buffer[..read])?
+                    self.receiving
+                        .parse_bytes(&mut read_buffers.head, &read_buffers.buffer[..read])?
                 }
                 Err(error) => return Poll::Ready(Err(ErrorKind::of_transfer(&error))),
             };

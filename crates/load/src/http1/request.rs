@@ -16,7 +16,7 @@ pub(super) struct Request {
 impl Request {
     /// Serializes the request and parses it as a strict server would.
     pub(super) fn new(target: &Target, reuse: Reuse) -> Result<Self, InvalidPlan> {
-        let mut bytes = head(target, reuse).into_bytes();
+        let mut bytes = render_head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
         let mut read = RequestHead::default();
@@ -29,11 +29,11 @@ impl Request {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });
         }
         bytes.extend_from_slice(&target.body);
-        Ok(Self { bytes, answers: Answers::to(target.method.as_bytes()) })
+        Ok(Self { bytes, answers: Answers::for_method(target.method.as_bytes()) })
     }
 }
 
-fn head(target: &Target, reuse: Reuse) -> String {
+fn render_head(target: &Target, reuse: Reuse) -> String {
     let Target { form, method, path, host, headers, body, .. } = target;
     let scheme_and_authority = match form {
         Form::Origin => String::new(),
@@ -58,7 +58,7 @@ fn head(target: &Target, reuse: Reuse) -> String {
 mod tests {
     use super::*;
 
-    fn target() -> Target {
+    fn sample_target() -> Target {
         Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
     }
 
@@ -68,13 +68,13 @@ mod tests {
             method: "POST".to_owned(),
             headers: vec![("X-A".to_owned(), "b".to_owned())],
             body: b"{}".to_vec(),
-            ..target()
+            ..sample_target()
         };
-        let absolute = Target { form: Form::Absolute, ..target() };
+        let absolute = Target { form: Form::Absolute, ..sample_target() };
         let fresh =
             "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nconnection: close\r\n\r\n";
         for (target, expected) in [
-            (target(), "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n"),
+            (sample_target(), "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n"),
             (
                 absolute,
                 "GET http://ratings:9080/ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n",
@@ -88,7 +88,7 @@ mod tests {
             let request = Request::new(&target, Reuse::Keep).unwrap();
             assert_eq!(String::from_utf8(request.bytes).unwrap(), expected);
         }
-        let request = Request::new(&target(), Reuse::Fresh).unwrap();
+        let request = Request::new(&sample_target(), Reuse::Fresh).unwrap();
         assert_eq!(String::from_utf8(request.bytes).unwrap(), fresh);
     }
 
@@ -96,25 +96,25 @@ mod tests {
     fn requests_that_a_strict_server_refuses_are_not_sent() {
         let with_header = |name: &str, value: &str| Target {
             headers: vec![(name.to_owned(), value.to_owned())],
-            ..target()
+            ..sample_target()
         };
         for bad in [
-            Target { method: "GE T".to_owned(), ..target() },
-            Target { path: "ratings".to_owned(), ..target() },
-            Target { path: "/a b".to_owned(), ..target() },
-            Target { host: "a\r\nx: y\r\n\r\nGET / HTTP/1.1".to_owned(), ..target() },
+            Target { method: "GE T".to_owned(), ..sample_target() },
+            Target { path: "ratings".to_owned(), ..sample_target() },
+            Target { path: "/a b".to_owned(), ..sample_target() },
+            Target { host: "a\r\nx: y\r\n\r\nGET / HTTP/1.1".to_owned(), ..sample_target() },
             with_header("host", "other"),
             with_header("x y", "1"),
             with_header("x", "1\r\n\r\nGET / HTTP/1.1"),
             Target { body: b"1".to_vec(), ..with_header("content-length", "1") },
             Target { body: b"1".to_vec(), ..with_header("transfer-encoding", "chunked") },
-            Target { method: "CONNECT".to_owned(), ..target() },
+            Target { method: "CONNECT".to_owned(), ..sample_target() },
             Target {
                 headers: vec![
                     ("connection".to_owned(), "upgrade".to_owned()),
                     ("upgrade".to_owned(), "websocket".to_owned()),
                 ],
-                ..target()
+                ..sample_target()
             },
         ] {
             assert!(Request::new(&bad, Reuse::Keep).is_err(), "{bad:?}");

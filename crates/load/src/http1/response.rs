@@ -26,7 +26,7 @@ pub(super) struct Receiving {
 
 impl Receiving {
     /// Starts a new response.
-    pub(super) fn begin(&mut self, answers: Answers) {
+    pub(super) fn begin_response(&mut self, answers: Answers) {
         self.answers = answers;
         self.interim = 0;
         self.received = None;
@@ -38,18 +38,18 @@ impl Receiving {
     ///
     /// # Errors
     /// [`ErrorKind::Malformed`].
-    pub(super) fn feed(
+    pub(super) fn parse_bytes(
         &mut self,
         head: &mut ResponseHead,
         bytes: &[u8],
     ) -> Result<Option<Received>, ErrorKind> {
         if self.rest.is_empty() {
-            let consumed = self.take(head, bytes)?;
+            let consumed = self.consume_bytes(head, bytes)?;
             self.rest.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
         } else {
             let mut joined = std::mem::take(&mut self.rest);
             joined.extend_from_slice(bytes);
-            let consumed = self.take(head, &joined)?;
+            let consumed = self.consume_bytes(head, &joined)?;
             joined.drain(..consumed);
             self.rest = joined;
         }
@@ -65,7 +65,7 @@ impl Receiving {
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] unless the close delimits the response.
-    pub(super) fn end(&mut self) -> Result<Received, ErrorKind> {
+    pub(super) fn finish_at_close(&mut self) -> Result<Received, ErrorKind> {
         let (Some(received), Some(body)) = (self.received, &mut self.body) else {
             return Err(ErrorKind::Closed);
         };
@@ -74,7 +74,7 @@ impl Receiving {
     }
 
     /// Parses as much as possible; returns the number of bytes consumed.
-    fn take(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
+    fn consume_bytes(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
         let mut at = 0;
         while self.received.is_none() {
             let rest = bytes.get(at..).unwrap_or_default();
@@ -82,7 +82,7 @@ impl Receiving {
                 Parsed::Partial => return Ok(at),
                 Parsed::Complete(length) => at += length,
             }
-            self.note(head)?;
+            self.record_head(head)?;
         }
         let body = self.body.as_mut().expect("a response that was received has a body");
         while !body.is_complete() {
@@ -96,7 +96,7 @@ impl Receiving {
         Ok(at)
     }
 
-    fn note(&mut self, head: &ResponseHead) -> Result<(), ErrorKind> {
+    fn record_head(&mut self, head: &ResponseHead) -> Result<(), ErrorKind> {
         if head.is_interim() {
             self.interim += 1;
             return match self.interim <= INTERIM_RESPONSES_MAX {

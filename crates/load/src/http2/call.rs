@@ -13,21 +13,24 @@ use crate::report::Answer;
 
 impl Request {
     /// Sends the request and reads its response to the end.
-    pub(super) async fn call(&self, sender: SendRequest<Bytes>) -> Result<Answer, ErrorKind> {
-        let mut sender = sender.ready().await.map_err(|error| kind(&error))?;
+    pub(super) async fn send_request(
+        &self,
+        sender: SendRequest<Bytes>,
+    ) -> Result<Answer, ErrorKind> {
+        let mut sender = sender.ready().await.map_err(|error| error_kind(&error))?;
         let (response, mut upload) = sender
             .send_request(self.head.clone(), self.body.is_empty())
-            .map_err(|error| kind(&error))?;
+            .map_err(|error| error_kind(&error))?;
         if !self.body.is_empty() {
             // The server may reject the rest and respond.
             drop(upload.send_data(self.body.clone(), true));
         }
-        let (head, mut body) = response.await.map_err(|error| kind(&error))?.into_parts();
+        let (head, mut body) = response.await.map_err(|error| error_kind(&error))?.into_parts();
         let status = head.status.as_u16();
         let mut message = Message::default();
         while let Some(bytes) = body.data().await {
-            let bytes = bytes.map_err(|error| kind(&error))?;
-            message.note(&bytes);
+            let bytes = bytes.map_err(|error| error_kind(&error))?;
+            message.record_bytes(&bytes);
             drop(body.flow_control().release_capacity(bytes.len()));
         }
         let grpc = match self.kind {
@@ -46,7 +49,7 @@ async fn grpc_status(
     head: &HeaderMap,
     message: &Message,
 ) -> Result<u8, ErrorKind> {
-    let trailers = body.trailers().await.map_err(|error| kind(&error))?;
+    let trailers = body.trailers().await.map_err(|error| error_kind(&error))?;
     let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS);
     let text = status.and_then(|status| status.to_str().ok()).ok_or(ErrorKind::Malformed)?;
     let code: u32 = text.parse().map_err(|_| ErrorKind::Malformed)?;
@@ -64,7 +67,7 @@ struct Message {
 }
 
 impl Message {
-    fn note(&mut self, bytes: &[u8]) {
+    fn record_bytes(&mut self, bytes: &[u8]) {
         let at = usize::try_from(self.bytes).unwrap_or(GRPC_PREFIX_BYTES).min(GRPC_PREFIX_BYTES);
         for (place, byte) in self.prefix[at..].iter_mut().zip(bytes) {
             *place = *byte;
@@ -80,7 +83,7 @@ impl Message {
 }
 
 /// Classifies an error of a connection or a stream.
-pub(super) fn kind(error: &h2::Error) -> ErrorKind {
+pub(super) fn error_kind(error: &h2::Error) -> ErrorKind {
     if let Some(error) = error.get_io() {
         // `h2` reports the end of a connection as a broken pipe without an OS error.
         let ended = error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
@@ -108,10 +111,10 @@ mod tests {
             let mut message = Message::default();
             for piece in frame.chunks(pieces) {
                 assert!(!message.is_whole());
-                message.note(piece);
+                message.record_bytes(piece);
             }
             assert!(message.is_whole());
-            message.note(b"x");
+            message.record_bytes(b"x");
             assert!(!message.is_whole());
         }
     }

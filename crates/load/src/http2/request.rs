@@ -44,10 +44,13 @@ impl Request {
         let uri = uri.build().map_err(|_| wrong("host or path"))?;
         let body = match kind {
             Kind::Plain => Bytes::from(target.body.clone()),
-            Kind::Grpc => framed(&target.body).ok_or_else(|| wrong("message: it is too long"))?,
+            Kind::Grpc => {
+                frame_message(&target.body).ok_or_else(|| wrong("message: it is too long"))?
+            }
         };
         let mut head = http::Request::new(());
-        *head.headers_mut() = fields(target, kind, &method).ok_or_else(|| wrong("headers"))?;
+        *head.headers_mut() =
+            request_headers(target, kind, &method).ok_or_else(|| wrong("headers"))?;
         *head.method_mut() = method;
         *head.uri_mut() = uri;
         Ok(Self { head, body, kind })
@@ -55,7 +58,7 @@ impl Request {
 }
 
 /// Returns the headers of a request; `None` if one of them cannot be sent.
-fn fields(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
+fn request_headers(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
     let mut fields = HeaderMap::new();
     for (name, value) in &target.headers {
         let name: HeaderName = name.parse().ok()?;
@@ -83,7 +86,7 @@ fn gives_content_a_meaning(method: &Method) -> bool {
 }
 
 /// Frames a gRPC message: the flag "uncompressed", then its length.
-fn framed(message: &[u8]) -> Option<Bytes> {
+fn frame_message(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
     let mut frame = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());
     frame.push(0);
@@ -106,7 +109,7 @@ mod tests {
     const HTTP2: Protocol = Protocol::Http2 { streams: 1 };
     const GRPC: Protocol = Protocol::Grpc { streams: 1 };
 
-    fn target() -> Target {
+    fn sample_target() -> Target {
         Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
     }
 
@@ -117,7 +120,7 @@ mod tests {
             method: "POST".to_owned(),
             headers: vec![header],
             body: b"{}".to_vec(),
-            ..target()
+            ..sample_target()
         };
         let plain = Request::new(&post, HTTP2).unwrap();
         assert_eq!(plain.head.uri(), "http://ratings:9080/ratings/1?x=2");
@@ -138,13 +141,13 @@ mod tests {
     fn requests_that_a_strict_server_refuses_are_not_sent() {
         let with_header = |name: &str, value: &str| Target {
             headers: vec![(name.to_owned(), value.to_owned())],
-            ..target()
+            ..sample_target()
         };
         for bad in [
-            Target { method: "GE T".to_owned(), ..target() },
-            Target { method: "CONNECT".to_owned(), ..target() },
-            Target { path: "/a b".to_owned(), ..target() },
-            Target { host: "a b".to_owned(), ..target() },
+            Target { method: "GE T".to_owned(), ..sample_target() },
+            Target { method: "CONNECT".to_owned(), ..sample_target() },
+            Target { path: "/a b".to_owned(), ..sample_target() },
+            Target { host: "a b".to_owned(), ..sample_target() },
             with_header("host", "other"),
             with_header("x y", "1"),
             with_header("x", "1\r\ny: 2"),

@@ -12,26 +12,26 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_local;
 
-use super::{ms, report, run};
+use super::{drive_plan, ms, run};
 use crate::{ErrorKind, Pace, Plan, Protocol, Report, Reuse, Target, TargetReport};
 
 #[test]
 fn streams_share_the_connections_of_a_run() {
     run(async {
         let server = Server::start(Act::Answer).await;
-        let target = Target { body: vec![b'x'; 10_000], ..server.target() };
+        let target = Target { body: vec![b'x'; 10_000], ..server.target_of() };
         let plan = Plan {
             protocol: Protocol::Http2 { streams: 4 },
             pace: Pace::Closed { connections: 2 },
-            ..plan(target)
+            ..http2_plan(target)
         };
-        let report = report(plan).await;
-        let total = total(&report);
-        assert!(total.requests() > 8, "{total:?}");
-        assert_eq!(total.successes(), total.requests(), "{total:?}");
+        let report = drive_plan(plan).await;
+        let total = total_report(&report);
+        assert!(total.request_count() > 8, "{total:?}");
+        assert_eq!(total.success_count(), total.request_count(), "{total:?}");
         assert_eq!(server.connections.get(), 2);
-        assert!(report.bytes_sent > total.requests() * 10_000);
-        assert!(report.bytes_received > total.requests() * ANSWER.len() as u64);
+        assert!(report.bytes_sent > total.request_count() * 10_000);
+        assert!(report.bytes_received > total.request_count() * ANSWER.len() as u64);
     });
 }
 
@@ -39,10 +39,10 @@ fn streams_share_the_connections_of_a_run() {
 fn fresh_connections_carry_one_request_each() {
     run(async {
         let server = Server::start(Act::Answer).await;
-        let plan = Plan { reuse: Reuse::Fresh, ..plan(server.target()) };
-        let report = report(plan).await;
-        assert_eq!(total(&report).successes(), total(&report).requests());
-        assert_eq!(server.connections.get() as u64, total(&report).requests());
+        let plan = Plan { reuse: Reuse::Fresh, ..http2_plan(server.target_of()) };
+        let report = drive_plan(plan).await;
+        assert_eq!(total_report(&report).success_count(), total_report(&report).request_count());
+        assert_eq!(server.connections.get() as u64, total_report(&report).request_count());
     });
 }
 
@@ -52,9 +52,9 @@ fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
         let server = Server::start(Act::AnswerAndLeave).await;
         // Slow enough to notice it before the next request.
         let pace = Pace::Open { rate: 20, connections: 1 };
-        let plan = Plan { pace, duration: ms(400), ..plan(server.target()) };
-        let report = report(plan).await;
-        assert_eq!(total(&report).successes(), 8, "{report:?}");
+        let plan = Plan { pace, duration: ms(400), ..http2_plan(server.target_of()) };
+        let report = drive_plan(plan).await;
+        assert_eq!(total_report(&report).success_count(), 8, "{report:?}");
         // On a busy machine the client may notice it later.
         assert!(server.connections.get() > 1);
     });
@@ -73,10 +73,14 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
             let server = Server::start(act).await;
             // Only the timeout case may time out.
             let timeout = if kind == "timeout" { ms(50) } else { ms(10_000) };
-            let plan = Plan { timeout, ..plan(server.target()) };
-            let report = report(plan).await;
-            let kinds: Vec<(String, u64)> = total(&report).errors_by_kind().collect();
-            assert_eq!(kinds, [(kind.to_owned(), total(&report).requests())], "{act:?}");
+            let plan = Plan { timeout, ..http2_plan(server.target_of()) };
+            let report = drive_plan(plan).await;
+            let kinds: Vec<(String, u64)> = total_report(&report).errors_by_kind().collect();
+            assert_eq!(
+                kinds,
+                [(kind.to_owned(), total_report(&report).request_count())],
+                "{act:?}"
+            );
         });
     }
 }
@@ -87,9 +91,12 @@ fn a_port_that_nobody_listens_on_is_a_connect_error() {
         let server = Server::start(Act::Answer).await;
         let vacant = tokio::net::TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let target = Target { address: vacant.local_addr().unwrap(), ..server.target() };
-        let report = report(plan(target)).await;
-        assert_eq!(total(&report).error(ErrorKind::Connect), total(&report).requests());
+        let target = Target { address: vacant.local_addr().unwrap(), ..server.target_of() };
+        let report = drive_plan(http2_plan(target)).await;
+        assert_eq!(
+            total_report(&report).error_count(ErrorKind::Connect),
+            total_report(&report).request_count()
+        );
     });
 }
 
@@ -110,24 +117,28 @@ fn calls_succeed_or_fail_by_the_status_of_grpc() {
     ] {
         run(async move {
             let server = Server::start(act).await;
-            let target = Target { body: b"hi".to_vec(), ..server.target() };
-            let plan = Plan { protocol: Protocol::Grpc { streams: 1 }, ..plan(target) };
-            let report = report(plan).await;
-            let kinds: Vec<(String, u64)> = total(&report).errors_by_kind().collect();
-            let expected = kind.map(|kind| (kind.to_owned(), total(&report).requests()));
-            assert!(total(&report).requests() > 0);
+            let target = Target { body: b"hi".to_vec(), ..server.target_of() };
+            let plan = Plan { protocol: Protocol::Grpc { streams: 1 }, ..http2_plan(target) };
+            let report = drive_plan(plan).await;
+            let kinds: Vec<(String, u64)> = total_report(&report).errors_by_kind().collect();
+            let expected =
+                kind.map(|kind| (kind.to_owned(), total_report(&report).request_count()));
+            assert!(total_report(&report).request_count() > 0);
             assert_eq!(kinds, Vec::from_iter(expected), "{act:?}");
-            assert_eq!(total(&report).latency.count(), total(&report).successes());
+            assert_eq!(
+                total_report(&report).latency.count(),
+                total_report(&report).success_count()
+            );
         });
     }
 }
 
-fn plan(target: Target) -> Plan {
+fn http2_plan(target: Target) -> Plan {
     Plan { protocol: Protocol::Http2 { streams: 1 }, duration: ms(100), ..Plan::new(vec![target]) }
 }
 
-fn total(report: &Report) -> &TargetReport {
-    report.target("t").unwrap()
+fn total_report(report: &Report) -> &TargetReport {
+    report.target_report("t").unwrap()
 }
 
 /// The server's action for every request.
@@ -167,18 +178,18 @@ impl Server {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 count.set(count.get() + 1);
-                spawn_local(converse(stream, act));
+                spawn_local(serve_connection(stream, act));
             }
         });
         Self { address, connections }
     }
 
-    fn target(&self) -> Target {
+    fn target_of(&self) -> Target {
         Target::get("t", self.address, "test", "/shop.Cart/Get")
     }
 }
 
-async fn converse(stream: TcpStream, act: Act) {
+async fn serve_connection(stream: TcpStream, act: Act) {
     stream.set_nodelay(true).unwrap();
     if let Act::SpeakHttp1 = act {
         stream.readable().await.unwrap();
@@ -197,11 +208,11 @@ async fn converse(stream: TcpStream, act: Act) {
             Act::AnswerAndLeave => connection.graceful_shutdown(),
             _ => {}
         }
-        spawn_local(answer(request, respond, act));
+        spawn_local(respond_with(request, respond, act));
     }
 }
 
-async fn answer(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, act: Act) {
+async fn respond_with(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, act: Act) {
     let mut body = request.into_body();
     while let Some(Ok(bytes)) = body.data().await {
         body.flow_control().release_capacity(bytes.len()).unwrap();

@@ -24,7 +24,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn of(text: impl Into<std::borrow::Cow<'static, str>>) -> Self {
+    pub(super) fn from_text(text: impl Into<std::borrow::Cow<'static, str>>) -> Self {
         Self { text: text.into(), ..OK }
     }
 
@@ -52,14 +52,14 @@ impl Server {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 connections.set(connections.get() + 1);
-                spawn_local(converse(stream, Rc::clone(&seen), Rc::clone(&answer)));
+                spawn_local(serve_connection(stream, Rc::clone(&seen), Rc::clone(&answer)));
             }
         });
         server
     }
 }
 
-async fn converse(
+async fn serve_connection(
     mut stream: TcpStream,
     seen: Rc<RefCell<Vec<String>>>,
     answer: Rc<impl Fn(usize) -> Answer>,

@@ -19,8 +19,8 @@ use crate::{Counters, Pace, Plan, Report, Stop, Target};
 #[tokio::test(start_paused = true)]
 async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
     let report = run(Pace::Open { rate: 100, connections: 50 }).await;
-    let target = report.total();
-    assert_eq!((target.requests(), target.successes()), (1000, 1000));
+    let target = report.sum_targets();
+    assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
     // Due at 4.00, 4.01 … 4.99, response at 5.00 or shortly after.
     assert_eq!(target.latency.count_from(ms(5)), 100);
     assert_eq!(target.latency.count_from(ms(505)), 50);
@@ -37,8 +37,8 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
 
 #[tokio::test(start_paused = true)]
 async fn a_single_connection_answers_for_the_queue_before_it_too() {
-    let target = run(Pace::Open { rate: 100, connections: 1 }).await.total();
-    assert_eq!((target.requests(), target.successes()), (1000, 1000));
+    let target = run(Pace::Open { rate: 100, connections: 1 }).await.sum_targets();
+    assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
     // After the stall it catches up at 1000 per second, while more become due.
     let slow = target.latency.count_from(ms(5));
     assert!((100..125).contains(&slow), "{slow}");
@@ -46,8 +46,8 @@ async fn a_single_connection_answers_for_the_queue_before_it_too() {
 
 #[tokio::test(start_paused = true)]
 async fn the_closed_loop_forgives_the_stall() {
-    let target = run(Pace::Closed { connections: 1 }).await.total();
-    assert!(target.requests() > 4000, "{}", target.requests());
+    let target = run(Pace::Closed { connections: 1 }).await.sum_targets();
+    assert!(target.request_count() > 4000, "{}", target.request_count());
     assert_eq!(target.latency.count_from(ms(5)), 1);
 }
 
@@ -72,16 +72,16 @@ impl World for Stage {
 
     async fn connect(&self, _: SocketAddr) -> io::Result<DuplexStream> {
         let (ours, theirs) = duplex(4096);
-        spawn_local(serve(theirs, self.still.clone()));
+        spawn_local(serve_with_stall(theirs, self.still.clone()));
         Ok(ours)
     }
 
-    fn alarm(&self) -> io::Result<Alarm> {
+    fn create_alarm(&self) -> io::Result<Alarm> {
         Ok(Alarm::of_the_runtime())
     }
 }
 
-async fn serve(mut stream: DuplexStream, still: Range<Instant>) {
+async fn serve_with_stall(mut stream: DuplexStream, still: Range<Instant>) {
     let mut received = [0; 4096];
     while stream.read(&mut received).await.is_ok_and(|read| read > 0) {
         sleep(SERVICE).await;

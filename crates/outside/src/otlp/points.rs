@@ -7,7 +7,9 @@ use leno_telemetry::names::{Kind, Metric as Named};
 use leno_telemetry::{Durations, Number, Reader};
 use prost::Message;
 
-use super::{ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, nanoseconds};
+use super::{
+    ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, unix_nanoseconds,
+};
 use crate::source::{Source, Value};
 
 /// The time range of cumulative values.
@@ -22,7 +24,7 @@ pub struct Times {
 impl Times {
     /// Creates a range that ends now. It never starts after its end, even if the clock was set back.
     #[must_use]
-    pub fn since(started: SystemTime) -> Self {
+    pub fn from_start(started: SystemTime) -> Self {
         Self { started, now: SystemTime::now().max(started) }
     }
 }
@@ -54,9 +56,9 @@ impl Pages {
 
     pub(crate) fn of_bytes(source: &Source, times: Times, bytes_max: usize) -> Self {
         Self {
-            resource: Resource::of(source),
-            start: nanoseconds(times.started),
-            now: nanoseconds(times.now),
+            resource: Resource::from_source(source),
+            start: unix_nanoseconds(times.started),
+            now: unix_nanoseconds(times.now),
             bytes_max,
             full: Vec::new(),
             metrics: Vec::new(),
@@ -70,14 +72,14 @@ impl Pages {
 
     /// Returns the requests, each with the number of its points.
     #[must_use]
-    pub fn finish(mut self) -> Vec<(Vec<u8>, u64)> {
+    pub fn into_requests(mut self) -> Vec<(Vec<u8>, u64)> {
         self.close_metric();
         self.close_request();
         self.full
     }
 
     /// Accounts for an added point. If the request is full, the rest of the metric goes into the next one.
-    fn added(&mut self, bytes: usize) {
+    fn account_point(&mut self, bytes: usize) {
         self.points += 1;
         self.bytes += bytes + ELEMENT_BYTES;
         if self.bytes >= self.bytes_max {
@@ -106,7 +108,7 @@ impl Pages {
         self.metrics.push(Metric {
             name: named.name.to_owned(),
             description: named.help.to_owned(),
-            unit: unit(named.name).to_owned(),
+            unit: metric_unit(named.name).to_owned(),
             reported: Some(reported),
         });
     }
@@ -116,7 +118,7 @@ impl Pages {
             return;
         }
         let metrics = std::mem::take(&mut self.metrics);
-        let metrics = ScopeMetrics { scope: Some(Scope::ours()), metrics };
+        let metrics = ScopeMetrics { scope: Some(Scope::own_scope()), metrics };
         let resource = Some(self.resource.clone());
         let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
         let request = ExportRequest { resource_metrics: vec![metrics] };
@@ -126,15 +128,15 @@ impl Pages {
 }
 
 impl Reader for Pages {
-    fn metric(&mut self, metric: &'static Named) {
+    fn begin_metric(&mut self, metric: &'static Named) {
         self.close_metric();
         self.named = Some(metric);
         self.bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
     }
 
-    fn number(&mut self, labels: &[(&'static str, &str)], number: Number) {
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: Number) {
         let value = match number {
-            Number::Whole(number) => number_point::Value::Whole(whole(number)),
+            Number::Whole(number) => number_point::Value::Whole(to_i64(number)),
             Number::Seconds(seconds) => number_point::Value::Fraction(seconds),
         };
         let is_gauge = self.named.is_some_and(|named| named.kind == Kind::Gauge);
@@ -142,19 +144,19 @@ impl Reader for Pages {
             start_time_unix_nano: if is_gauge { 0 } else { self.start },
             time_unix_nano: self.now,
             value: Some(value),
-            attributes: attributes(labels),
+            attributes: label_attributes(labels),
         };
         let bytes = point.encoded_len();
         self.numbers.push(point);
-        self.added(bytes);
+        self.account_point(bytes);
     }
 
-    fn durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
+    fn record_durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
         let mut point = HistogramPoint {
             start_time_unix_nano: self.start,
             time_unix_nano: self.now,
             sum: Some(durations.sum().as_secs_f64()),
-            attributes: attributes(labels),
+            attributes: label_attributes(labels),
             ..HistogramPoint::default()
         };
         for (limit, count, exemplar) in durations.buckets() {
@@ -162,7 +164,7 @@ impl Reader for Pages {
             point.bucket_counts.push(count);
             point.explicit_bounds.extend(limit.map(|limit| limit.as_secs_f64()));
             point.exemplars.extend(exemplar.map(|exemplar| Exemplar {
-                time_unix_nano: nanoseconds(exemplar.ended),
+                time_unix_nano: unix_nanoseconds(exemplar.ended),
                 seconds: Some(exemplar.duration.as_secs_f64()),
                 span_id: exemplar.span.0.get().to_be_bytes().into(),
                 trace_id: exemplar.trace.0.get().to_be_bytes().into(),
@@ -170,19 +172,19 @@ impl Reader for Pages {
         }
         let bytes = point.encoded_len();
         self.histograms.push(point);
-        self.added(bytes);
+        self.account_point(bytes);
     }
 }
 
 /// Returns labels that are not empty: Prometheus treats an empty label as absent.
-fn attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
+fn label_attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
     let reported = labels.iter().filter(|(_, value)| !value.is_empty());
     reported.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
 }
 
 /// Returns the UCUM unit from the suffix of a metric name. Counts have no unit: Prometheus bridges would append
 /// it to the name.
-fn unit(name: &str) -> &'static str {
+fn metric_unit(name: &str) -> &'static str {
     let name = name.strip_suffix("_total").unwrap_or(name);
     match name {
         name if name.ends_with("_seconds") => "s",
@@ -191,7 +193,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-fn whole(number: u64) -> i64 {
+fn to_i64(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

@@ -13,7 +13,7 @@ use super::run;
 use crate::{ExportRequest, Fate, Post, message};
 
 /// Returns an HTTP/2 frame (RFC 9113 §4.1).
-fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+fn http2_frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();
     [&[0, 0, length, kind, flags, 0, 0, 0, stream][..], payload].concat()
 }
@@ -33,7 +33,7 @@ async fn read_request(tcp: &mut TcpStream) {
 }
 
 /// Starts a collector that sends `response` in one write and then closes the connection.
-async fn collector(response: Vec<u8>) -> (SocketAddr, Rc<Cell<u32>>) {
+async fn start_collector(response: Vec<u8>) -> (SocketAddr, Rc<Cell<u32>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let calls = Rc::<Cell<u32>>::default();
@@ -51,21 +51,21 @@ async fn collector(response: Vec<u8>) -> (SocketAddr, Rc<Cell<u32>>) {
 #[test]
 fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
     run(async {
-        let settings = frame(SETTINGS, 0, 0, &[]);
-        let head = frame(HEADERS, END_HEADERS, 1, &[0x88]);
-        let data = frame(DATA, 0, 1, &message::framed(&[]));
+        let settings = http2_frame(SETTINGS, 0, 0, &[]);
+        let head = http2_frame(HEADERS, END_HEADERS, 1, &[0x88]);
+        let data = http2_frame(DATA, 0, 1, &message::add_frame(&[]));
         let status = b"\x00\x0bgrpc-status\x010";
-        let trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, status);
-        let goaway = frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
+        let trailers = http2_frame(HEADERS, END_HEADERS | END_STREAM, 1, status);
+        let goaway = http2_frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
         let response = [settings, head, data, trailers].concat();
         for response in [[&*response, &*goaway].concat(), response] {
-            let (address, calls) = collector(response).await;
+            let (address, calls) = start_collector(response).await;
             let url = format!("http://{address}");
             let to = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
             let became = Became::default();
             let mut fate = Fate::new("spans", &became);
-            let export_request = ExportRequest::otlp((b"spans".to_vec(), 7));
-            Post::new(Plain, None).deliver(&to, &export_request, &mut fate).await;
+            let export_request = ExportRequest::new_otlp((b"spans".to_vec(), 7));
+            Post::new(Plain, None).send_request(&to, &export_request, &mut fate).await;
             assert_eq!((calls.get(), became.exported.get(), became.refused.get()), (1, 7, 0));
         }
     });

@@ -17,7 +17,7 @@ use prost::Message as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::receiver::{self, Receiver, answer};
+use super::receiver::{self, Receiver, response_with};
 use super::run;
 use crate::otlp::points::{self, Metric, Reported, number_point};
 use crate::otlp::{ExportAnswer, KeyValue, PartialSuccess, Resource, any_value};
@@ -32,11 +32,11 @@ fn source() -> Source {
 }
 
 /// Returns telemetry with metrics of every kind.
-fn busy(series: u16) -> Arc<Telemetry> {
+fn busy_telemetry(series: u16) -> Arc<Telemetry> {
     let telemetry = Telemetry::new();
-    let shard = telemetry.shard();
+    let shard = telemetry.new_shard();
     for port in 0..series {
-        let series = shard.series(&RequestLabels {
+        let series = shard.series_id(&RequestLabels {
             direction: "inbound",
             service: "bookinfo/ratings".to_owned(),
             port: 9080 + port,
@@ -48,42 +48,42 @@ fn busy(series: u16) -> Arc<Telemetry> {
             let duration = Duration::from_millis(ms);
             let grpc = (status == 200).then_some(GrpcStatus::Ok);
             let outcome = Outcome { status, reason, grpc, duration, bytes_in: 5, bytes_out: 7 };
-            shard.record(series, &outcome);
+            shard.record_request(series, &outcome);
             let ids = (TraceId(7.try_into().unwrap()), SpanId(9.try_into().unwrap()));
-            shard.exemplify(series, ids, (duration, UNIX_EPOCH + Duration::from_secs(5)));
+            shard.store_exemplar(series, ids, (duration, UNIX_EPOCH + Duration::from_secs(5)));
         }
-        shard.audit(series, "denied");
+        shard.count_audited(series, "denied");
     }
     let rule = RuleLabels { kind: "HTTPRoute", name: "r\"1\"".to_owned(), ..RuleLabels::default() };
-    shard.hit(shard.rule(&rule));
-    shard.refuse("too-many");
+    shard.count_match(shard.rule_number(&rule));
+    shard.count_rejected("too-many");
     shard.add(Count::Retries, 3);
     shard.raise(Gauge::LinksUpstream, 2);
-    telemetry.set(Level::ControlConnected, 1);
+    telemetry.set_level(Level::ControlConnected, 1);
     telemetry
 }
 
 /// Encodes all metrics.
-fn encode(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
-    encode_in(telemetry, Pages::new(&source(), times()))
+fn encode_metrics(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
+    encode_in(telemetry, Pages::new(&source(), test_times()))
 }
 
 fn encode_in(telemetry: &Telemetry, mut pages: Pages) -> Vec<(Vec<u8>, u64)> {
     telemetry.read(&mut pages);
-    pages.finish()
+    pages.into_requests()
 }
 
-fn times() -> Times {
+fn test_times() -> Times {
     let now = UNIX_EPOCH + Duration::from_secs(1000);
     Times { started: UNIX_EPOCH + Duration::from_secs(900), now }
 }
 
-fn metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
+fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
     let mut all = Vec::new();
     for (bytes, _) in requests {
         let request = points::ExportRequest::decode(&**bytes).unwrap();
         let [of_sidecar] = &request.resource_metrics[..] else { panic!("one resource") };
-        assert_eq!(of_sidecar.resource, Some(Resource::of(&source())));
+        assert_eq!(of_sidecar.resource, Some(Resource::from_source(&source())));
         let [of_scope] = &of_sidecar.scope_metrics[..] else { panic!("one scope") };
         all.extend(of_scope.metrics.iter().cloned());
     }
@@ -91,7 +91,7 @@ fn metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
 }
 
 /// Formats labels as on the page, without empty ones.
-fn labels(attributes: &[KeyValue], limit: Option<String>) -> String {
+fn format_labels(attributes: &[KeyValue], limit: Option<String>) -> String {
     let of = |it: &KeyValue| match it.value.as_ref().and_then(|it| it.value.as_ref()) {
         Some(any_value::Value::Text(text)) => {
             format!("{}=\"{}\"", it.key, text.replace('"', "\\\""))
@@ -120,18 +120,18 @@ fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
                 number_point::Value::Fraction(value) => value.to_string(),
                 number_point::Value::Whole(value) => value.to_string(),
             };
-            lines.insert(format!("{name}{} {value}", labels(&point.attributes, None)));
+            lines.insert(format!("{name}{} {value}", format_labels(&point.attributes, None)));
         }
         for point in histograms {
             let limits = point.explicit_bounds.iter().map(ToString::to_string);
             let mut below = 0;
             for (limit, count) in limits.chain(["+Inf".to_owned()]).zip(&point.bucket_counts) {
                 below += count;
-                let labels = labels(&point.attributes, Some(limit));
+                let labels = format_labels(&point.attributes, Some(limit));
                 lines.insert(format!("{name}_bucket{labels} {below}"));
             }
             assert_eq!(below, point.count);
-            let labels = labels(&point.attributes, None);
+            let labels = format_labels(&point.attributes, None);
             lines.insert(format!("{name}_sum{labels} {}", point.sum.unwrap()));
             lines.insert(format!("{name}_count{labels} {}", point.count));
         }
@@ -140,7 +140,7 @@ fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
 }
 
 /// Returns the page without empty series and those that change during the test.
-fn page(telemetry: &Telemetry) -> BTreeSet<String> {
+fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
     let mut page = String::new();
     telemetry.expose(Form::Prometheus, &mut page);
     let lines = page.lines().filter(|line| !line.starts_with(['#']));
@@ -157,12 +157,12 @@ fn page(telemetry: &Telemetry) -> BTreeSet<String> {
 
 #[test]
 fn a_push_says_what_the_page_says() {
-    let telemetry = busy(2);
-    let requests = encode(&telemetry);
-    let metrics = metrics(&requests);
+    let telemetry = busy_telemetry(2);
+    let requests = encode_metrics(&telemetry);
+    let metrics = decode_metrics(&requests);
     let own = |line: &String| !line.starts_with("process_");
     let reported: BTreeSet<_> = as_lines(&metrics).into_iter().filter(own).collect();
-    assert_eq!(reported, page(&telemetry));
+    assert_eq!(reported, stable_page(&telemetry));
     let units = metrics.iter().map(|metric| (metric.name.as_str(), metric.unit.as_str()));
     let units: std::collections::BTreeMap<_, _> = units.collect();
     for (name, unit) in [
@@ -177,7 +177,7 @@ fn a_push_says_what_the_page_says() {
 
 #[test]
 fn points_have_their_times_and_examples() {
-    let metrics = metrics(&encode(&busy(1)));
+    let metrics = decode_metrics(&encode_metrics(&busy_telemetry(1)));
     let of =
         |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().reported.clone();
     let Some(Reported::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
@@ -201,10 +201,10 @@ fn points_have_their_times_and_examples() {
 
 #[test]
 fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
-    let telemetry = busy(300);
-    let whole = encode(&telemetry);
+    let telemetry = busy_telemetry(300);
+    let whole = encode_metrics(&telemetry);
     assert_eq!(whole.len(), 1);
-    let parts = encode_in(&telemetry, Pages::of_bytes(&source(), times(), 20_000));
+    let parts = encode_in(&telemetry, Pages::of_bytes(&source(), test_times(), 20_000));
     assert!(parts.len() > 20, "{}", parts.len());
     for (bytes, _) in &parts {
         // The last point, the resource, and the names of metrics are in addition to the limit.
@@ -213,7 +213,8 @@ fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
     let points = |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
     assert_eq!(points(&parts), points(&whole));
     let own = |line: &String| !line.starts_with("process_");
-    let lines = |requests| as_lines(&metrics(requests)).into_iter().filter(own).collect::<Vec<_>>();
+    let lines =
+        |requests| as_lines(&decode_metrics(requests)).into_iter().filter(own).collect::<Vec<_>>();
     assert_eq!(lines(&parts), lines(&whole));
 }
 
@@ -225,13 +226,13 @@ impl Teller for Numbers {
         source()
     }
 
-    async fn tell(&mut self, mut pages: Pages) -> Option<Pages> {
+    async fn write_metrics(&mut self, mut pages: Pages) -> Option<Pages> {
         self.0.read(&mut pages);
         Some(pages)
     }
 
     async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
-        self.tell(pages).await
+        self.write_metrics(pages).await
     }
 }
 
@@ -243,11 +244,11 @@ pub(super) struct Became {
 }
 
 impl Counts for &Became {
-    fn exported(&self, count: u64) {
+    fn add_exported(&self, count: u64) {
         self.exported.set(self.exported.get() + count);
     }
 
-    fn refused(&self, count: u64) {
+    fn add_rejected(&self, count: u64) {
         self.refused.set(self.refused.get() + count);
     }
 }
@@ -260,7 +261,7 @@ impl Dial for Plain {
     }
 }
 
-fn to(receiver: &Receiver) -> Option<Box<MetricsPush>> {
+fn push_settings(receiver: &Receiver) -> Option<Box<MetricsPush>> {
     let url = format!("http://{}", receiver.address);
     let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, &url).unwrap();
     Some(Box::new(MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX }))
@@ -268,23 +269,25 @@ fn to(receiver: &Receiver) -> Option<Box<MetricsPush>> {
 
 /// Exports once to a collector with these responses. Returns the numbers of accepted and rejected points, and
 /// the received requests.
-async fn pushed(answers: Vec<hyper::Response<Full<Bytes>>>) -> (u64, u64, Vec<receiver::Arrived>) {
+async fn push_once(
+    answers: Vec<hyper::Response<Full<Bytes>>>,
+) -> (u64, u64, Vec<receiver::Arrived>) {
     let receiver = Receiver::start(answers).await;
-    let (_says, wanted) = watch::channel(to(&receiver));
+    let (_says, wanted) = watch::channel(push_settings(&receiver));
     let became = Became::default();
     let mut fate = Fate::new("metrics", &became);
     let post = Post::new(Plain, None);
     let since = (UNIX_EPOCH, u64::MAX);
     // The first export is due within an hour; the last one is sent now.
     let over = std::future::ready(());
-    push_metrics((&post, &mut fate), Numbers(busy(1)), wanted, since, over).await;
-    (became.exported.get(), became.refused.get(), receiver.arrived())
+    push_metrics((&post, &mut fate), Numbers(busy_telemetry(1)), wanted, since, over).await;
+    (became.exported.get(), became.refused.get(), receiver.arrived_requests())
 }
 
 #[test]
 fn the_last_push_is_made_when_it_is_over() {
     run(async {
-        let (taken, refused, arrived) = pushed(Vec::new()).await;
+        let (taken, refused, arrived) = push_once(Vec::new()).await;
         assert!(taken > 50 && refused == 0, "{taken} {refused}");
         let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
@@ -296,13 +299,13 @@ fn the_last_push_is_made_when_it_is_over() {
 fn nothing_is_pushed_once_nobody_is_there_to_ask() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
-        let (says, wanted) = watch::channel(to(&receiver));
+        let (says, wanted) = watch::channel(push_settings(&receiver));
         drop(says);
         let (post, became) = (Post::new(Plain, None), Became::default());
         let mut fate = Fate::new("metrics", &became);
         let (since, never) = ((UNIX_EPOCH, u64::MAX), std::future::pending());
-        push_metrics((&post, &mut fate), Numbers(busy(1)), wanted, since, never).await;
-        assert_eq!(receiver.arrived(), []);
+        push_metrics((&post, &mut fate), Numbers(busy_telemetry(1)), wanted, since, never).await;
+        assert_eq!(receiver.arrived_requests(), []);
     });
 }
 
@@ -311,7 +314,7 @@ fn what_a_collector_refuses_of_a_push_is_counted() {
     run(async {
         let partial = PartialSuccess { rejected: 2, message: "no".to_owned() };
         let body = ExportAnswer { partial_success: Some(partial) }.encode_to_vec();
-        let (taken, refused, arrived) = pushed(vec![answer(200, None, body)]).await;
+        let (taken, refused, arrived) = push_once(vec![response_with(200, None, body)]).await;
         assert!(taken > 50 && refused == 2 && arrived.len() == 1, "{taken} {refused}");
     });
 }
@@ -320,13 +323,16 @@ fn what_a_collector_refuses_of_a_push_is_counted() {
 fn a_collector_that_wants_to_be_left_alone_is() {
     run(async {
         // Longer than the maximum retry delay: no retry.
-        let (taken, refused, arrived) = pushed(vec![answer(503, Some("3600"), Vec::new())]).await;
+        let (taken, refused, arrived) =
+            push_once(vec![response_with(503, Some("3600"), Vec::new())]).await;
         assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
         // A short delay: retried.
-        let (taken, refused, arrived) = pushed(vec![answer(429, Some("0"), Vec::new())]).await;
+        let (taken, refused, arrived) =
+            push_once(vec![response_with(429, Some("0"), Vec::new())]).await;
         assert!(taken > 50 && refused == 0 && arrived.len() == 2, "{}", arrived.len());
         // No retry for permanent errors.
-        let (taken, refused, arrived) = pushed(vec![answer(400, None, b"no".to_vec())]).await;
+        let (taken, refused, arrived) =
+            push_once(vec![response_with(400, None, b"no".to_vec())]).await;
         assert!(taken == 0 && refused > 50 && arrived.len() == 1, "{}", arrived.len());
     });
 }

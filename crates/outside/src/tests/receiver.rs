@@ -32,7 +32,7 @@ impl Receiver {
             while let Ok((tcp, _)) = listener.accept().await {
                 let (noted, answers) = (noted.clone(), answers.clone());
                 let service = hyper::service::service_fn(move |request: Request<_>| {
-                    take(request, noted.clone(), answers.clone())
+                    handle_request(request, noted.clone(), answers.clone())
                 });
                 let serving = hyper::server::conn::http1::Builder::new();
                 let serving = serving.serve_connection(TokioIo::new(tcp), service);
@@ -42,12 +42,12 @@ impl Receiver {
         Self { address, arrived }
     }
 
-    pub(super) fn arrived(&self) -> Vec<Arrived> {
+    pub(super) fn arrived_requests(&self) -> Vec<Arrived> {
         self.arrived.borrow().clone()
     }
 }
 
-async fn take(
+async fn handle_request(
     request: Request<hyper::body::Incoming>,
     noted: Rc<RefCell<Vec<Arrived>>>,
     answers: Rc<RefCell<VecDeque<Response<Full<Bytes>>>>>,
@@ -60,7 +60,11 @@ async fn take(
 }
 
 /// Creates a response with this status, an optional `Retry-After` header, and this body.
-pub(super) fn answer(status: u16, after: Option<&str>, body: Vec<u8>) -> Response<Full<Bytes>> {
+pub(super) fn response_with(
+    status: u16,
+    after: Option<&str>,
+    body: Vec<u8>,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status.try_into().unwrap();
     if let Some(after) = after {

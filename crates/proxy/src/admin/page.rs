@@ -12,7 +12,7 @@ use crate::config::Interception;
 use crate::drain::Phase;
 
 /// Returns the reason why the proxy is not ready; `None` if it is.
-pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
+pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
     if *admin.phase.borrow() != Phase::Serving {
         return Some("the proxy is stopping");
     }
@@ -22,10 +22,10 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
     if credential.is_expired(SystemTime::now()) {
         return Some("the certificate has expired");
     }
-    let Some(config) = admin.world.config() else {
+    let Some(config) = admin.world.current_config() else {
         return Some("waiting for the first snapshot");
     };
-    let Some(open_listeners) = admin.open_listeners.now() else {
+    let Some(open_listeners) = admin.open_listeners.current_states() else {
         return Some("opening the outbound listeners");
     };
     let is_open = |name: String| open_listeners.open.contains_key(&name);
@@ -50,8 +50,8 @@ pub(super) fn unready(admin: &Admin) -> Option<&'static str> {
 }
 
 /// Returns the current configuration: the proxy configuration, services and certificate, without secrets.
-pub(super) fn world(admin: &Admin) -> Value {
-    let Some(config) = admin.world.config() else {
+pub(super) fn current_config(admin: &Admin) -> Value {
+    let Some(config) = admin.world.current_config() else {
         return json!({ "version": 0 });
     };
     let snapshot = &config.plans.snapshot;
@@ -65,28 +65,28 @@ pub(super) fn world(admin: &Admin) -> Value {
         "version": config.version,
         "workload": plan.workload.to_string(),
         "ports": ports,
-        "access": access(&plan.access),
+        "access": render_access(&plan.access),
         "audited": plan.inbound.is_audited,
         "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
-        "doors": admin.open_listeners.now().map(|states| states.open.clone()),
-        "closed": admin.open_listeners.now().map(|states| states.closed.clone()),
-        "conditions": conditions(admin),
-        "application": application(admin),
-        "services": snapshot.services.values().map(|view| service(view)).collect::<Vec<_>>(),
-        "addresses": addresses(snapshot),
+        "doors": admin.open_listeners.current_states().map(|states| states.open.clone()),
+        "closed": admin.open_listeners.current_states().map(|states| states.closed.clone()),
+        "conditions": active_conditions(admin),
+        "application": application_ports(admin),
+        "services": snapshot.services.values().map(|view| render_service(view)).collect::<Vec<_>>(),
+        "addresses": address_entries(snapshot),
         "egress": plan.egress.as_str(),
         "plaintext": plan.plaintext.as_str(),
-        "absent": config.absent().map(ToString::to_string).collect::<Vec<_>>(),
-        "tracing": tracing(admin),
+        "absent": config.absent_services().map(ToString::to_string).collect::<Vec<_>>(),
+        "tracing": tracing_settings(admin),
         "access_log": access_log(admin),
-        "metrics": metrics(admin),
-        "taps": taps(admin),
-        "certificate": certificate(admin),
+        "metrics": metrics_push(admin),
+        "taps": active_taps(admin),
+        "certificate": certificate_details(admin),
     })
 }
 
 /// Returns the address entries of the destinations that the application connected to.
-fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
+fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let address_entry = |address_entry: &AddressEntry| match address_entry {
         AddressEntry::Outside => "outside".to_owned(),
         AddressEntry::Service(name) => format!("service {name}"),
@@ -97,7 +97,7 @@ fn addresses(snapshot: &Snapshot) -> BTreeMap<String, String> {
 }
 
 /// Returns the open connections, at most [`SHOWN_MAX`] of them in full.
-pub(super) fn connections(admin: &Admin) -> Value {
+pub(super) fn open_connections(admin: &Admin) -> Value {
     let (open, shown) = admin.connections.snapshot(SHOWN_MAX);
     let shown: Vec<_> = shown
         .iter()
@@ -116,11 +116,11 @@ pub(super) fn connections(admin: &Admin) -> Value {
 }
 
 /// Returns the counts of every request series, for tables.
-pub(super) fn requests(admin: &Admin) -> Value {
+pub(super) fn request_counts(admin: &Admin) -> Value {
     let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     let series: Vec<_> = admin
         .telemetry
-        .summary()
+        .series_summaries()
         .into_iter()
         .map(|series| {
             json!({
@@ -147,7 +147,7 @@ pub(super) fn requests(admin: &Admin) -> Value {
 }
 
 /// Returns the endpoints that outlier detection has ejected.
-pub(super) fn removed(admin: &Admin) -> Value {
+pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
     let removed: Vec<_> = admin
         .removed
         .snapshot()
@@ -170,9 +170,9 @@ pub(super) fn removed(admin: &Admin) -> Value {
 }
 
 /// Returns the circuits that are not closed.
-pub(super) fn circuits(admin: &Admin) -> Value {
+pub(super) fn open_circuits(admin: &Admin) -> Value {
     let now = Instant::now();
-    let circuits = admin.world.conditions.circuits().into_iter().map(|(threads, circuit)| {
+    let circuits = admin.world.conditions.open_circuits().into_iter().map(|(threads, circuit)| {
         json!({
             "service": circuit.subject.service.to_string(),
             "port": circuit.subject.port,
@@ -189,8 +189,8 @@ pub(super) fn circuits(admin: &Admin) -> Value {
     json!({ "circuits": circuits.collect::<Vec<_>>() })
 }
 
-fn conditions(admin: &Admin) -> Value {
-    let conditions = admin.world.conditions.now(Instant::now());
+fn active_conditions(admin: &Admin) -> Value {
+    let conditions = admin.world.conditions.active_conditions(Instant::now());
     let conditions = conditions.into_iter().map(|condition| {
         json!({
             "kind": condition.kind,
@@ -202,7 +202,7 @@ fn conditions(admin: &Admin) -> Value {
 }
 
 /// Returns the state of the application's ports, if a supervisor reports it.
-fn application(admin: &Admin) -> Value {
+fn application_ports(admin: &Admin) -> Value {
     let states = admin.world.application.states();
     let state = |state: &PortState| match state {
         PortState::Open => "open".to_owned(),
@@ -225,7 +225,7 @@ fn access_rule(rule: &PolicyRule) -> Value {
     })
 }
 
-fn access(access: &Access) -> Value {
+fn render_access(access: &Access) -> Value {
     match access {
         Access::Permissive => json!("permissive"),
         Access::Strict(rules) => rules
@@ -249,7 +249,7 @@ fn port_set(ports: &PortSet) -> Value {
     }
 }
 
-fn service(view: &ServiceView) -> Value {
+fn render_service(view: &ServiceView) -> Value {
     let ports: Vec<_> = view
         .ports
         .iter()
@@ -269,7 +269,7 @@ fn service(view: &ServiceView) -> Value {
                 "port": number,
                 "protocol": port.protocol.as_str(),
                 "rules": port.rules.len(),
-                "policies": port.traffic_policy.policies().map(ToString::to_string).collect::<Vec<_>>(),
+                "policies": port.traffic_policy.policy_names().map(ToString::to_string).collect::<Vec<_>>(),
                 "endpoints": endpoints,
             })
         })
@@ -278,15 +278,15 @@ fn service(view: &ServiceView) -> Value {
 }
 
 /// Returns the active taps.
-fn taps(admin: &Admin) -> Vec<Value> {
-    let view = admin.world.sights.view();
+fn active_taps(admin: &Admin) -> Vec<Value> {
+    let view = admin.world.sights.active_settings();
     let taps = view.iter().flat_map(|view| view.taps()).map(|open| open.matcher.tap());
     taps.map(|tap| json!({ "id": tap.id, "service": tap.service.to_string() })).collect()
 }
 
-fn tracing(admin: &Admin) -> Value {
-    let view = admin.world.sights.view();
-    let Some(tracing) = view.as_ref().and_then(|view| view.tracing()) else {
+fn tracing_settings(admin: &Admin) -> Value {
+    let view = admin.world.sights.active_settings();
+    let Some(tracing) = view.as_ref().and_then(|view| view.tracing_settings()) else {
         return Value::Null;
     };
     json!({
@@ -298,8 +298,8 @@ fn tracing(admin: &Admin) -> Value {
 
 /// Returns the destination of the access log if it is not standard output.
 fn access_log(admin: &Admin) -> Value {
-    let view = admin.world.sights.view();
-    let Some(log) = view.as_ref().and_then(|view| view.log()) else {
+    let view = admin.world.sights.active_settings();
+    let Some(log) = view.as_ref().and_then(|view| view.access_log()) else {
         return Value::Null;
     };
     json!({
@@ -309,15 +309,15 @@ fn access_log(admin: &Admin) -> Value {
     })
 }
 
-fn metrics(admin: &Admin) -> Value {
-    let Some(push) = admin.world.sights.metrics().borrow().clone() else {
+fn metrics_push(admin: &Admin) -> Value {
+    let Some(push) = admin.world.sights.subscribe_metrics().borrow().clone() else {
         return Value::Null;
     };
     let interval = format!("{:?}", push.interval);
     json!({ "collector": push.collector.to_string(), "interval": interval })
 }
 
-fn certificate(admin: &Admin) -> Value {
+fn certificate_details(admin: &Admin) -> Value {
     let Some(credential) = admin.world.credential() else {
         return Value::Null;
     };

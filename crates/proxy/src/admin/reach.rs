@@ -11,14 +11,14 @@ use tokio::task::JoinSet;
 
 use super::Admin;
 use crate::tls::{ALPN_LINK, Offer, TlsConfigs};
-use crate::upstream::connect::{Way, session, tcp};
+use crate::upstream::connect::{Way, connect_tcp, open_tls_to};
 
 /// Connects to each endpoint of the service named in a query and reports the results. Queries run one at a
 /// time.
 ///
 /// # Errors
 /// The error in the query.
-pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
+pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
     let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
     let name = name.ok_or("the service is missing: use /reach?service=NAMESPACE/NAME\n")?;
@@ -32,7 +32,7 @@ pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, Strin
         Err(reason) => (Some(reason.label()), Vec::new()),
     };
     let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
-    let mut reached = all(admin, endpoints).await;
+    let mut reached = check_all(admin, endpoints).await;
     reached.sort_by(|one, other| one.0.cmp(&other.0));
     let reached: Vec<Value> = reached.into_iter().map(|(_, reported)| reported).collect();
     Ok(json!({
@@ -44,7 +44,7 @@ pub(super) async fn asked(admin: &Rc<Admin>, query: &str) -> Result<Value, Strin
 }
 
 /// Checks all endpoints concurrently, each with its own timeout.
-async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
+async fn check_all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
     let mut under_way = JoinSet::new();
     for endpoint in endpoints.into_iter().take(ENDPOINTS_MAX) {
         let admin = admin.clone();
@@ -53,7 +53,7 @@ async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, V
             // Uses its own TLS configurations: a resumed session would not verify the current certificates.
             let tls = TlsConfigs::default();
             let began = Instant::now();
-            let outcome = one(&endpoint, &Way { config, world, tls: &tls, shard }).await;
+            let outcome = check_endpoint(&endpoint, &Way { config, world, tls: &tls, shard }).await;
             let reported = json!({
                 "workload": endpoint.id.workload.to_string(),
                 "port": endpoint.id.port,
@@ -73,12 +73,12 @@ async fn all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, V
 
 /// Connects, with mutual TLS if the endpoint has a sidecar, and waits for its first byte: only that byte proves
 /// that the server accepts our certificate.
-async fn one(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
+async fn check_endpoint(endpoint: &Endpoint, way: &Way<'_>) -> Result<(), Reason> {
     let reached = async {
         if endpoint.account.is_none() {
-            return tcp(endpoint.address, way.config).await.map(drop);
+            return connect_tcp(endpoint.address, way.config).await.map(drop);
         }
-        let (mut tls, _) = session(endpoint, way, Offer::All).await?;
+        let (mut tls, _) = open_tls_to(endpoint, way, Offer::All).await?;
         if tls.get_ref().1.alpn_protocol() != Some(ALPN_LINK) {
             return Ok(());
         }
@@ -101,30 +101,33 @@ const DISCOVERY_MAX_WAIT: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::fixture::{Application, Mesh, OK, closed_port, credential, endpoint, run};
+    use crate::tests::fixture::{
+        Application, Mesh, OK, closed_port, meshed_endpoint, run, test_credential,
+    };
 
     #[test]
     fn an_endpoint_is_reached_or_the_reason_is_reported() {
         run(async {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let worker = &mesh.client.worker;
             let (config, world, shard) = (&*worker.config, &*worker.world, &*worker.shard);
             let tls = TlsConfigs::default();
             let way = Way { config, world, tls: &tls, shard };
-            assert_eq!(one(&mesh.endpoint(), &way).await, Ok(()));
-            let other = endpoint("ratings-1", mesh.inbound, "details");
-            assert_eq!(one(&other, &way).await, Err(Reason::WrongIdentity));
-            let closed = endpoint("ratings-9", closed_port(), "ratings");
-            assert_eq!(one(&closed, &way).await, Err(Reason::ConnectFailed));
-            let plain = Endpoint { account: None, address: app.address, ..mesh.endpoint() };
-            assert_eq!(one(&plain, &way).await, Ok(()));
-            assert_eq!(app.requests().len(), 0, "nothing is asked of the application");
+            assert_eq!(check_endpoint(&mesh.server_endpoint(), &way).await, Ok(()));
+            let other = meshed_endpoint("ratings-1", mesh.inbound, "details");
+            assert_eq!(check_endpoint(&other, &way).await, Err(Reason::WrongIdentity));
+            let closed = meshed_endpoint("ratings-9", closed_port(), "ratings");
+            assert_eq!(check_endpoint(&closed, &way).await, Err(Reason::ConnectFailed));
+            let plain = Endpoint { account: None, address: app.address, ..mesh.server_endpoint() };
+            assert_eq!(check_endpoint(&plain, &way).await, Ok(()));
+            assert_eq!(app.received_requests().len(), 0, "nothing is asked of the application");
             // A server reports an untrusted client only after the handshake.
             let folder = tempfile::tempdir().unwrap();
-            let external_client = crate::tests::fixture::authority(folder.path(), "cluster.local");
-            mesh.client.trust(credential(&external_client, "productpage"));
-            assert!(one(&mesh.endpoint(), &way).await.is_err());
+            let external_client =
+                crate::tests::fixture::test_authority(folder.path(), "cluster.local");
+            mesh.client.set_credential(test_credential(&external_client, "productpage"));
+            assert!(check_endpoint(&mesh.server_endpoint(), &way).await.is_err());
         });
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Ends<'a> {
 }
 
 /// Builds the check request, with this excerpt of the body.
-pub(crate) fn question(
+pub(crate) fn build_request(
     rule: &CompiledAuthorization,
     (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
     ends: &Ends<'_>,
@@ -67,7 +67,7 @@ pub(crate) fn question(
         Some(query) => format!("{}?{query}", view.path),
         None => view.path.to_owned(),
     };
-    let first = |name: &str| view.fields.first(name).map(|it| it.into_owned());
+    let first = |name: &str| view.fields.first_value(name).map(|it| it.into_owned());
     let mut headers = reported_headers(rule, (request, view, edits), &path);
     let whole = excerpt.as_ref().filter(|it| !it.is_partial).map(|it| it.bytes.len());
     if let Some(excerpt) = &excerpt {
@@ -79,7 +79,7 @@ pub(crate) fn question(
     let as_bytes = rule.rule.body.is_some_and(|body| body.as_bytes);
     let (body, raw_body) = match excerpt {
         Some(excerpt) if as_bytes => (String::new(), excerpt.bytes),
-        Some(excerpt) => (text(&excerpt), Bytes::new()),
+        Some(excerpt) => (excerpt_text(&excerpt), Bytes::new()),
         None => Default::default(),
     };
     let http = HttpRequest {
@@ -111,7 +111,7 @@ pub(crate) fn question(
 
 /// Returns an excerpt as text, for services that take text only; protobuf strings must be UTF-8. A character
 /// that the end of the excerpt truncates is left out if all bytes before it are valid.
-fn text(excerpt: &Excerpt) -> String {
+fn excerpt_text(excerpt: &Excerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
             excerpt.bytes.slice(..cut.valid_up_to())
@@ -147,8 +147,9 @@ fn reported_headers(
         }
     }
     for field in &request.head.fields {
-        let name = String::from_utf8_lossy(field.name.of(&request.bytes)).to_ascii_lowercase();
-        let value = String::from_utf8_lossy(field.value.of(&request.bytes));
+        let name =
+            String::from_utf8_lossy(field.name.slice_in(&request.bytes)).to_ascii_lowercase();
+        let value = String::from_utf8_lossy(field.value.slice_in(&request.bytes));
         let is_changed = edits.remove.contains(&name) || edits.set.iter().any(|it| it.name == name);
         // Clients must not set the header that marks a partial body.
         if field.hop_by_hop
@@ -169,25 +170,25 @@ fn reported_headers(
 }
 
 /// Converts a response to the decision for a request with these fields.
-pub(crate) fn verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
-    let answer = CheckResponse::decode(answer).map_err(unusable)?;
+pub(crate) fn parse_verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+    let answer = CheckResponse::decode(answer).map_err(unusable_response)?;
     if answer.error.is_some() {
         return Err(NoAnswer::Grpc("it reported an error".to_owned()));
     }
     let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
     match (is_ok, answer.denied, answer.ok) {
         // An empty message allows the request, as in Envoy.
-        (true, None, ok) => allowed(ok.unwrap_or_default(), view),
+        (true, None, ok) => parse_allowed(ok.unwrap_or_default(), view),
         (_, denied, _) => Ok(Verdict::Denied(denied_with(denied.unwrap_or_default()))),
     }
 }
 
-fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
-        return Err(unusable("it changes the query string, which is not supported"));
+        return Err(unusable_response("it changes the query string, which is not supported"));
     }
     let changes = |options: Vec<HeaderValueOption>, default| {
-        options.into_iter().map(move |it| change(it, default)).collect::<Result<Vec<_>, _>>()
+        options.into_iter().map(move |it| header_change(it, default)).collect::<Result<Vec<_>, _>>()
     };
     // The defaults of Envoy for an unspecified append action.
     let request = changes(ok.headers, How::Replace)?;
@@ -195,8 +196,8 @@ fn allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
     let remove: Vec<String> =
         ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
     Ok(Verdict::Allowed {
-        request: request_edits(&request, &remove, view.fields).map_err(unusable)?,
-        response: edits_of(&response).map_err(unusable)?,
+        request: request_edits(&request, &remove, view.fields).map_err(unusable_response)?,
+        response: edits_of(&response).map_err(unusable_response)?,
     })
 }
 
@@ -206,7 +207,9 @@ fn denied_with(denied: Denied) -> FixedAnswer {
     let mut headers = Vec::new();
     for option in denied.headers {
         // The request is denied even if some of the headers are invalid.
-        let Ok(HeaderChange { name, value, .. }) = change(option, How::Append) else { continue };
+        let Ok(HeaderChange { name, value, .. }) = header_change(option, How::Append) else {
+            continue;
+        };
         if HeaderEdits::is_name(&name)
             && HeaderEdits::may_edit(&name)
             && HeaderEdits::is_value(&value)
@@ -220,11 +223,11 @@ fn denied_with(denied: Denied) -> FixedAnswer {
 }
 
 /// Converts a header option. `default` applies if the option does not specify an action.
-fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
+fn header_change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
     let header = option.header.unwrap_or_default();
     let value = match header.raw_value.is_empty() {
         true => header.value,
-        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+        false => String::from_utf8(header.raw_value).map_err(unusable_response)?,
     };
     let how = match (option.append, option.append_action) {
         (Some(append), _) if append.value => How::Append,
@@ -232,12 +235,14 @@ fn change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAns
         (None, 0) => default,
         (None, 1) => How::IfAbsent,
         (None, 3) => How::IfPresent,
-        (None, action) => return Err(unusable(format!("append_action {action} is unknown"))),
+        (None, action) => {
+            return Err(unusable_response(format!("append_action {action} is unknown")));
+        }
     };
     Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how })
 }
 
-fn unusable(why: impl std::fmt::Display) -> NoAnswer {
+fn unusable_response(why: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Unusable(why.to_string())
 }
 

@@ -13,24 +13,24 @@ use leno_wire::link::StreamKind;
 use super::outside::ATTEMPTS_MAX;
 use super::{NoAnswer, Question};
 use crate::error::lost_reason;
-use crate::http::body::send;
+use crate::http::body::send_data;
 use crate::http::grpc::{Call, message};
-use crate::http::route::tagged;
+use crate::http::route::permitted_endpoints;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
-use crate::upstream::pick::pick;
+use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 
 /// Sends a check request, again if the other sidecar did not process it, for example because its link was
 /// closed.
-pub(super) async fn ask(
+pub(super) async fn send_check(
     worker: &Rc<Worker>,
     at: (&ServiceName, u16),
     question: &Question,
 ) -> Result<Bytes, NoAnswer> {
     let mut attempts = 1;
     loop {
-        match attempt(worker, at, question).await {
+        match send_once(worker, at, question).await {
             Err(NoAnswer::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
                 attempts += 1
             }
@@ -39,7 +39,7 @@ pub(super) async fn ask(
     }
 }
 
-async fn attempt(
+async fn send_once(
     worker: &Rc<Worker>,
     (service, number): (&ServiceName, u16),
     question: &Question,
@@ -51,24 +51,24 @@ async fn attempt(
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
     // Check requests are never sent in plaintext.
-    let priorities = tagged(worker, port, None)?.with_sidecars();
-    let cluster = worker.cluster(port.traffic_policy.as_ref(), (port, config.version));
-    let upstream = pick(worker, (&priorities, cluster.as_deref()), None, None)?;
+    let priorities = permitted_endpoints(worker, port, None)?.with_sidecars();
+    let cluster = worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version));
+    let upstream = pick_endpoint(worker, (&priorities, cluster.as_deref()), None, None)?;
     // The limits on requests to a service apply to check requests.
     let trial = match &cluster {
         None => None,
-        Some(cluster) => Some(cluster.begin(&upstream, Some(|it| &it.requests))?),
+        Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
     };
     let host = format!("{}.{}:{number}", service.name, service.namespace);
-    let _under_way = upstream.enter();
-    let outcome = match upstream.lease(worker, None, Wait::Whole).await {
-        Ok(Lease::Link(link)) => converse(worker, (&link, &host), question).await,
+    let _under_way = upstream.start_request();
+    let outcome = match upstream.acquire(worker, None, Wait::Whole).await {
+        Ok(Lease::Link(link)) => exchange_messages(worker, (&link, &host), question).await,
         // Check services of the mesh have a sidecar.
         Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
     };
     if let Some(trial) = trial {
-        trial.end(
+        trial.finish(
             worker,
             match &outcome {
                 Ok(_) | Err(NoAnswer::Protocol(_) | NoAnswer::Unusable(_) | NoAnswer::Grpc(_)) => {
@@ -85,29 +85,30 @@ async fn attempt(
     outcome
 }
 
-async fn converse(
+async fn exchange_messages(
     worker: &Worker,
     (link, host): (&LinkHandle, &str),
     question: &Question,
 ) -> Result<Bytes, NoAnswer> {
     let max_wait = worker.config.limits.connect_timeout;
-    let uncongested = link.uncongested(max_wait).await;
+    let uncongested = link.wait_uncongested(max_wait).await;
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let head = format!(
         "POST {} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/grpc\r\nte: trailers\r\n\
          grpc-timeout: {}\r\n\r\n",
         question.method,
-        question.timeout()
+        question.timeout_value()
     );
-    let opened = link.open(StreamKind::Http, false, |out| out.extend_from_slice(head.as_bytes()));
+    let opened =
+        link.open_stream(StreamKind::Http, false, |out| out.extend_from_slice(head.as_bytes()));
     let stream = opened.map_err(|_| Reason::UpstreamRefused)?;
-    let sent = send(&stream, question.message.clone(), true, max_wait).await;
+    let sent = send_data(&stream, question.message.clone(), true, max_wait).await;
     sent.map_err(|_| Reason::UpstreamReset)?;
-    answer(&stream).await
+    read_response(&stream).await
 }
 
 /// Reads the response to its end. A rejection by the endpoint's sidecar is an error.
-pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
+pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
     let reported = Cell::new(None);
     let call = Call(&reported);
     let mut answer = BytesMut::new();
@@ -121,7 +122,7 @@ pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
                     Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
                 }
                 let received = ReceivedHead { bytes, rejected };
-                if let Some(reason) = received.rejection(&head) {
+                if let Some(reason) = received.rejection_reason(&head) {
                     return Err(NoAnswer::Mesh(reason));
                 }
                 let bytes = received.bytes;
@@ -129,24 +130,24 @@ pub(crate) async fn answer(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
                     return Err(NoAnswer::Status(head.status));
                 }
                 if end {
-                    call.ended(&bytes, &head);
+                    call.finish_response(&bytes, &head);
                     break;
                 }
             }
             Incoming::Data { data, end } => {
-                message::take(&mut answer, &data)?;
+                message::append_part(&mut answer, &data)?;
                 if end {
                     break;
                 }
             }
             Incoming::Trailers(section) => {
-                call.trailers(&section);
+                call.record_trailers(&section);
                 break;
             }
         }
     }
     match reported.get() {
-        Some(GrpcStatus::Ok) => Ok(message::unframed(answer.freeze())?),
+        Some(GrpcStatus::Ok) => Ok(message::single_message(answer.freeze())?),
         Some(status) => Err(NoAnswer::Grpc(status.code().to_string())),
         None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
     }

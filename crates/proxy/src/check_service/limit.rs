@@ -26,7 +26,7 @@ pub(crate) enum Verdict {
 }
 
 /// Builds the rate limit request for these descriptors.
-pub(crate) fn question(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
+pub(crate) fn build_request(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
     let first = described.first().map_or(1, |it| it.hits);
     // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
     let same = described.iter().all(|it| it.hits == first);
@@ -43,7 +43,7 @@ pub(crate) fn question(limit: &CompiledGlobalLimit, described: Vec<Described>) -
 }
 
 /// Converts a response to the decision for a request with these fields.
-pub(crate) fn verdict(
+pub(crate) fn parse_verdict(
     answer: Bytes,
     limit: &CompiledGlobalLimit,
     view: &RequestView<'_>,
@@ -54,22 +54,23 @@ pub(crate) fn verdict(
         response_headers_to_add,
         request_headers_to_add,
         raw_body,
-    } = RateLimitResponse::decode(answer).map_err(unusable)?;
+    } = RateLimitResponse::decode(answer).map_err(unusable_response)?;
     let reported_limits = if limit.rule.tells { reported_limits(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
-            let mut reported = changes(response_headers_to_add)?;
+            let mut reported = header_changes(response_headers_to_add)?;
             reported.extend(reported_limits);
-            let response = edits_of(&reported).map_err(unusable)?;
-            let request = changes(request_headers_to_add)?;
-            let request = request_edits(&request, &[], view.fields).map_err(unusable)?;
+            let response = edits_of(&reported).map_err(unusable_response)?;
+            let request = header_changes(request_headers_to_add)?;
+            let request = request_edits(&request, &[], view.fields).map_err(unusable_response)?;
             Ok(Verdict::Room { request, response })
         }
         OVER_LIMIT => {
             let own = limit.answer.as_deref().cloned().unwrap_or_default();
             let said = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
             // The request is over the limit even if some of the headers are invalid.
-            let reported = response_headers_to_add.into_iter().filter_map(|it| change(it).ok());
+            let reported =
+                response_headers_to_add.into_iter().filter_map(|it| header_change(it).ok());
             let reported =
                 reported.chain(reported_limits).filter_map(|change| edits_of(&[change]).ok());
             let reported =
@@ -79,18 +80,18 @@ pub(crate) fn verdict(
             let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
         }
-        code => Err(unusable(format!("overall_code {code} is unknown"))),
+        code => Err(unusable_response(format!("overall_code {code} is unknown"))),
     }
 }
 
-fn changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, NoAnswer> {
-    headers.into_iter().map(change).collect()
+fn header_changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, NoAnswer> {
+    headers.into_iter().map(header_change).collect()
 }
 
-fn change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
+fn header_change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
     let value = match header.raw_value.is_empty() {
         true => header.value,
-        false => String::from_utf8(header.raw_value).map_err(unusable)?,
+        false => String::from_utf8(header.raw_value).map_err(unusable_response)?,
     };
     Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
 }
@@ -138,7 +139,7 @@ fn seconds_of(unit: i32) -> Option<u64> {
     Some(seconds)
 }
 
-fn unusable(why: impl std::fmt::Display) -> NoAnswer {
+fn unusable_response(why: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Unusable(why.to_string())
 }
 

@@ -49,7 +49,7 @@ impl From<NoAnswer> for Unanswered {
 impl Connections {
     /// Sends a check request, again if the server did not process it. As long as the server processes other
     /// requests, the timeout is the only bound.
-    pub(super) async fn ask(
+    pub(super) async fn send_check(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
@@ -57,12 +57,12 @@ impl Connections {
     ) -> Result<Bytes, NoAnswer> {
         let mut attempts = 1;
         loop {
-            let (lease, is_reset, error) = match self.attempt(worker, server, question).await {
+            let (lease, is_reset, error) = match self.send_once(worker, server, question).await {
                 Ok(answer) => return Ok(answer),
                 Err(Unanswered::Final(error)) => return Err(error),
                 Err(Unanswered::Unprocessed { lease, is_reset, error }) => (lease, is_reset, error),
             };
-            if !lease.progresses(is_reset).await {
+            if !lease.wait_for_progress(is_reset).await {
                 if attempts == ATTEMPTS_MAX {
                     return Err(error);
                 }
@@ -71,21 +71,21 @@ impl Connections {
         }
     }
 
-    async fn attempt(
+    async fn send_once(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
         question: &Question,
     ) -> Result<Bytes, Unanswered> {
-        let mut lease = self.lease(worker, server).await?;
+        let mut lease = self.acquire(worker, server).await?;
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
             .header(TE, "trailers")
-            .header("grpc-timeout", question.timeout())
+            .header("grpc-timeout", question.timeout_value())
             .body(())
-            .map_err(protocol)?;
-        let (response, mut stream) = match lease.send(request, false) {
+            .map_err(protocol_error)?;
+        let (response, mut stream) = match lease.open_stream(request, false) {
             Ok(opened) => opened,
             Err(reason) => {
                 return Err(Unanswered::Unprocessed {
@@ -101,11 +101,15 @@ impl Connections {
             Ok(response) => response,
             Err(error) if is_unprocessed(&error) => {
                 let is_reset = error.is_reset();
-                return Err(Unanswered::Unprocessed { lease, is_reset, error: protocol(error) });
+                return Err(Unanswered::Unprocessed {
+                    lease,
+                    is_reset,
+                    error: protocol_error(error),
+                });
             }
-            Err(error) => return Err(protocol(error).into()),
+            Err(error) => return Err(protocol_error(error).into()),
         };
-        lease.processed();
+        lease.record_processed();
         self.late.set(0);
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
@@ -113,13 +117,13 @@ impl Connections {
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
-            let chunk = chunk.map_err(protocol)?;
-            body.flow_control().release_capacity(chunk.len()).map_err(protocol)?;
-            message::take(&mut answer, &chunk).map_err(NoAnswer::from)?;
+            let chunk = chunk.map_err(protocol_error)?;
+            body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
+            message::append_part(&mut answer, &chunk).map_err(NoAnswer::from)?;
         }
-        let trailers = body.trailers().await.map_err(protocol)?.unwrap_or_default();
-        match status(&trailers).or_else(|| status(&head.headers)).as_deref() {
-            Some("0") => Ok(message::unframed(answer.freeze()).map_err(NoAnswer::from)?),
+        let trailers = body.trailers().await.map_err(protocol_error)?.unwrap_or_default();
+        match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)).as_deref() {
+            Some("0") => Ok(message::single_message(answer.freeze()).map_err(NoAnswer::from)?),
             Some(status) => Err(NoAnswer::Grpc(status.to_owned()).into()),
             None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned()).into()),
         }
@@ -139,13 +143,13 @@ impl Connections {
     /// another one, so that the next request finds it open even if this one times out. Free streams of open
     /// connections are used as soon as available, also while no other connection can be opened: a server may
     /// accept only a few.
-    async fn lease(
+    async fn acquire(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
     ) -> Result<Http2Lease, NoAnswer> {
         loop {
-            if let Some(lease) = self.pool.room().await {
+            if let Some(lease) = self.pool.wait_for_room().await {
                 return Ok(lease);
             }
             let opened = self.opened.notified();
@@ -153,7 +157,9 @@ impl Connections {
             opened.as_mut().enable();
             if !self.is_opening.replace(true) {
                 // The task ends by itself, soon: with a connection or without.
-                tokio::task::spawn_local(self.clone().open(worker.clone(), server.clone()));
+                tokio::task::spawn_local(
+                    self.clone().open_connection(worker.clone(), server.clone()),
+                );
             }
             tokio::select! {
                 biased;
@@ -170,12 +176,12 @@ impl Connections {
         }
     }
 
-    async fn open(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
+    async fn open_connection(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
         let max_wait = worker.config.limits.connect_timeout;
         let opened = timeout(max_wait, connect(&worker, &server)).await;
         let failed = match opened.unwrap_or(Err(NoAnswer::Late)) {
             Ok(send) => {
-                self.pool.keep(send, None);
+                self.pool.add_connection(send, None);
                 None
             }
             Err(error) => Some(error),
@@ -188,7 +194,7 @@ impl Connections {
 
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
     // The server is named by a rule of a namespace; it must not be a cloud metadata service.
-    let permits = |address| AddressClass::of(address) != AddressClass::Special;
+    let permits = |address| AddressClass::from_address(address) != AddressClass::Special;
     let dial = &worker.config.interception;
     let connect = async || -> Result<_, NoAnswer> {
         let tcp = leno_outside::connect_permitted(server, dial, permits).await;
@@ -196,7 +202,8 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
         let stream = match server.scheme {
             Scheme::Http => Stream::Plain(tcp),
             Scheme::Https => {
-                let session = worker.check_services.sessions.open((server, b"h2"), tcp).await;
+                let session =
+                    worker.check_services.sessions.open_session((server, b"h2"), tcp).await;
                 let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
                 Stream::Client(Box::new(session))
             }
@@ -212,12 +219,12 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
     })
 }
 
-fn status(fields: &HeaderMap) -> Option<String> {
+fn grpc_status(fields: &HeaderMap) -> Option<String> {
     let status = fields.get("grpc-status")?;
     Some(status.to_str().unwrap_or("2").chars().take(STATUS_CHARACTERS_MAX).collect())
 }
 
-fn protocol(error: impl std::fmt::Display) -> NoAnswer {
+fn protocol_error(error: impl std::fmt::Display) -> NoAnswer {
     NoAnswer::Protocol(error.to_string())
 }
 

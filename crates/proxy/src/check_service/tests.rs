@@ -23,8 +23,8 @@ use super::protobuf::{
 };
 use super::*;
 use crate::tests::fixture::{
-    Application, Client, Mesh, OK, PORT, Peer, Setup, at_once, closed_port, credential, run,
-    service, until, view,
+    Application, Client, Mesh, OK, PORT, Peer, Setup, at_once, closed_port, run, service_config,
+    test_credential, test_service, wait_until,
 };
 
 /// A gRPC server that responds to each check request, or leaves it without a response.
@@ -42,7 +42,7 @@ struct Heard {
 }
 
 impl Asked {
-    async fn answering(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
+    async fn respond_with(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (questions, connections) = (Rc::<RefCell<Vec<_>>>::default(), Rc::<Cell<_>>::default());
@@ -78,7 +78,7 @@ impl Asked {
                                 .body(())
                                 .unwrap();
                             let mut stream = respond.send_response(head, false).unwrap();
-                            stream.send_data(message::framed(&answer), false).unwrap();
+                            stream.send_data(message::add_frame(&answer), false).unwrap();
                             let mut trailers = http::HeaderMap::new();
                             trailers.insert("grpc-status", "0".parse().unwrap());
                             stream.send_trailers(trailers).unwrap();
@@ -91,10 +91,10 @@ impl Asked {
     }
 
     fn check_service(&self, unanswered: Unanswered) -> CheckService {
-        at(self.address, unanswered)
+        check_service_at(self.address, unanswered)
     }
 
-    fn checks(&self) -> Vec<CheckRequest> {
+    fn check_requests(&self) -> Vec<CheckRequest> {
         let questions = self.questions.borrow();
         questions.iter().map(|heard| CheckRequest::decode(&*heard.message).unwrap()).collect()
     }
@@ -103,12 +103,12 @@ impl Asked {
 /// Long enough for a busy machine; tests of timeouts use a shorter time.
 const TIME: Duration = Duration::from_secs(20);
 
-fn at(address: SocketAddr, unanswered: Unanswered) -> CheckService {
+fn check_service_at(address: SocketAddr, unanswered: Unanswered) -> CheckService {
     let server = Server::parse(&format!("http://{address}")).unwrap();
     CheckService { at: CheckServiceAddress::Outside(server), timeout: TIME, unanswered }
 }
 
-fn authorization(check_service: CheckService) -> Authorization {
+fn authorization_rule(check_service: CheckService) -> Authorization {
     Authorization {
         check_service,
         requests: Vec::new(),
@@ -118,38 +118,38 @@ fn authorization(check_service: CheckService) -> Authorization {
     }
 }
 
-fn guard(rule: Authorization) -> PortGuard {
+fn port_guard(rule: Authorization) -> PortGuard {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::ExternalAuthorization, "bookinfo", "ask");
     PortGuard { policy: policy.unwrap(), guard: Guard::Authorization(Box::new(rule)) }
 }
 
-fn header(key: &str, value: &str) -> HeaderValueOption {
+fn header_option(key: &str, value: &str) -> HeaderValueOption {
     let header = HeaderValue { key: key.to_owned(), value: value.to_owned(), raw_value: vec![] };
     HeaderValueOption { header: Some(header), append: None, append_action: 0 }
 }
 
-fn allowed() -> Vec<u8> {
+fn allow_response() -> Vec<u8> {
     let ok = Okay {
-        headers: vec![header("x-user", "ann")],
+        headers: vec![header_option("x-user", "ann")],
         headers_to_remove: vec!["cookie".to_owned()],
-        response_headers_to_add: vec![header("x-decided", "yes")],
+        response_headers_to_add: vec![header_option("x-decided", "yes")],
         ..Okay::default()
     };
     CheckResponse { ok: Some(ok), ..CheckResponse::default() }.encode_to_vec()
 }
 
-fn denied() -> Vec<u8> {
+fn deny_response() -> Vec<u8> {
     let denied = Denied {
         status: Some(Status { code: 401 }),
-        headers: vec![header("www-authenticate", "Basic")],
+        headers: vec![header_option("www-authenticate", "Basic")],
         body: "who are you?".to_owned(),
     };
     let status = Some(Status { code: 7 });
     CheckResponse { status, denied: Some(denied), ..CheckResponse::default() }.encode_to_vec()
 }
 
-fn counted(mesh: &Mesh, count: Count) -> u64 {
+fn server_count(mesh: &Mesh, count: Count) -> u64 {
     mesh.server.telemetry.count(count)
 }
 
@@ -158,7 +158,7 @@ fn by_key(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
     let has_key = http.headers.iter().any(|header| header.key == "x-key");
-    Some(if has_key { allowed() } else { denied() })
+    Some(if has_key { allow_response() } else { deny_response() })
 }
 
 const KEYED: &str =
@@ -168,32 +168,35 @@ const BARE: &str = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n";
 #[test]
 fn a_service_decides_and_changes_what_it_lets_in() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_key).await;
+        let asked = Asked::respond_with(by_key).await;
         let rule = Authorization {
             context: vec![("rule".to_owned(), "all".to_owned())],
-            ..authorization(asked.check_service(Unanswered::Deny))
+            ..authorization_rule(asked.check_service(Unanswered::Deny))
         };
-        mesh.guard(vec![guard(rule)], Vec::new());
+        mesh.set_guards(vec![port_guard(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.ask(KEYED).await;
-        assert_eq!((answer.status, answer.field("x-decided")), (200, Some("yes")));
-        let request = app.requests().remove(0);
-        assert_eq!((request.field("x-user"), request.field("cookie")), (Some("ann"), None));
+        let answer = client.send_request(KEYED).await;
+        assert_eq!((answer.status, answer.field_value("x-decided")), (200, Some("yes")));
+        let request = app.received_requests().remove(0);
+        assert_eq!(
+            (request.field_value("x-user"), request.field_value("cookie")),
+            (Some("ann"), None)
+        );
         assert_eq!(request.head.matches("x-user").count(), 1);
-        let answer = client.ask(BARE).await;
+        let answer = client.send_request(BARE).await;
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
-        assert_eq!(answer.field("www-authenticate"), Some("Basic"));
+        assert_eq!(answer.field_value("www-authenticate"), Some("Basic"));
         assert_eq!(answer.body, b"who are you?");
         // The connections to the service and of the client were reused.
-        assert_eq!(client.ask(KEYED).await.status, 200);
+        assert_eq!(client.send_request(KEYED).await.status, 200);
         assert_eq!(asked.connections.get(), 1);
-        assert_eq!(app.requests().len(), 2);
+        assert_eq!(app.received_requests().len(), 2);
 
         let path = asked.questions.borrow()[0].path.clone();
         assert_eq!(path, "/envoy.service.auth.v3.Authorization/Check");
-        let attributes = asked.checks().remove(0).attributes.unwrap();
+        let attributes = asked.check_requests().remove(0).attributes.unwrap();
         let (source, destination) = (attributes.source.unwrap(), attributes.destination.unwrap());
         assert_eq!(source.principal, "spiffe://cluster.local/ns/bookinfo/sa/productpage");
         assert_eq!(destination.principal, "spiffe://cluster.local/ns/bookinfo/sa/ratings");
@@ -206,35 +209,38 @@ fn a_service_decides_and_changes_what_it_lets_in() {
             |name: &str| http.headers.iter().find(|it| it.key == name).map(|it| &*it.value);
         assert_eq!((reported("cookie"), reported(":path")), (Some("c"), Some("/ratings/1?a=b")));
         assert_eq!(attributes.context_extensions[0].value, "all");
-        assert_eq!(counted(&mesh, Count::AuthorizationAllowed), 2);
-        assert_eq!(counted(&mesh, Count::AuthorizationDenied), 1);
-        until(|| mesh.server.failures() == [("denied-by-service", 1)].into()).await;
+        assert_eq!(server_count(&mesh, Count::AuthorizationAllowed), 2);
+        assert_eq!(server_count(&mesh, Count::AuthorizationDenied), 1);
+        wait_until(|| mesh.server.failure_counts() == [("denied-by-service", 1)].into()).await;
     });
 }
 
 #[test]
 fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_key).await;
+        let asked = Asked::respond_with(by_key).await;
         let admin = PathMatch::Prefix("/admin".to_owned());
         let rule = Authorization {
             requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
             headers: Some(vec!["x-key".to_owned()]),
-            ..authorization(asked.check_service(Unanswered::Deny))
+            ..authorization_rule(asked.check_service(Unanswered::Deny))
         };
-        mesh.guard(vec![guard(rule)], Vec::new());
+        mesh.set_guards(vec![port_guard(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(BARE).await.status, 200);
+        assert_eq!(client.send_request(BARE).await.status, 200);
         assert!(asked.questions.borrow().is_empty());
         for path in ["/admin", "/%61dmin", "/x/../admin/users"] {
             let bare = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
-            assert_eq!(client.ask(&bare).await.verdict(), (401, Some("denied-by-service")));
+            assert_eq!(
+                client.send_request(&bare).await.verdict(),
+                (401, Some("denied-by-service"))
+            );
         }
         let request = "GET /admin HTTP/1.1\r\nhost: x\r\nx-key: k\r\nauthorization: s\r\n\r\n";
-        assert_eq!(client.ask(request).await.status, 200);
-        let http = asked.checks().pop().unwrap().attributes.unwrap().request.unwrap().http;
+        assert_eq!(client.send_request(request).await.status, 200);
+        let http = asked.check_requests().pop().unwrap().attributes.unwrap().request.unwrap().http;
         let reported: Vec<String> = http.unwrap().headers.into_iter().map(|it| it.key).collect();
         assert_eq!(reported, ["x-key"]);
     });
@@ -243,14 +249,14 @@ fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
 #[test]
 fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let silent = Asked::answering(|_| None).await;
-        let garbled = Asked::answering(|_| Some(vec![0xff; 9])).await;
+        let silent = Asked::respond_with(|_| None).await;
+        let garbled = Asked::respond_with(|_| Some(vec![0xff; 9])).await;
         let soon = Duration::from_millis(50);
         for (check_service, becomes, status) in [
-            (at(closed_port(), Unanswered::Deny), Unanswered::Deny, 403),
-            (at(closed_port(), Unanswered::Allow), Unanswered::Allow, 200),
+            (check_service_at(closed_port(), Unanswered::Deny), Unanswered::Deny, 403),
+            (check_service_at(closed_port(), Unanswered::Allow), Unanswered::Allow, 200),
             (
                 CheckService { timeout: soon, ..silent.check_service(Unanswered::Deny) },
                 Unanswered::Deny,
@@ -266,13 +272,13 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
             (garbled.check_service(Unanswered::Allow), Unanswered::Deny, 403),
         ] {
             let before = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
-                .map(|it| counted(&mesh, it));
-            mesh.guard(vec![guard(authorization(check_service))], Vec::new());
-            let answer = Client::connect(mesh.listener).await.ask(BARE).await;
+                .map(|it| server_count(&mesh, it));
+            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+            let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
             let reason = (status == 403).then_some("authorization-unavailable");
             assert_eq!(answer.verdict(), (status, reason));
             let after = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
-                .map(|it| counted(&mesh, it));
+                .map(|it| server_count(&mesh, it));
             let skipped = u64::from(becomes == Unanswered::Allow);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
         }
@@ -283,35 +289,35 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
                 path: PathMatch::Prefix("/slow".to_owned()),
                 ..RequestMatch::default()
             }],
-            ..authorization(silent.check_service(Unanswered::Deny))
+            ..authorization_rule(silent.check_service(Unanswered::Deny))
         };
-        mesh.guard(vec![guard(rule)], vec![at_once("x", 1)]);
+        mesh.set_guards(vec![port_guard(rule)], vec![at_once("x", 1)]);
         let asked = silent.questions.borrow().len();
         let mut waiting = Client::connect(mesh.listener).await;
-        waiting.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until(|| silent.questions.borrow().len() > asked).await;
-        assert_eq!(Client::connect(mesh.listener).await.ask(BARE).await.status, 200);
+        waiting.send_bytes("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        wait_until(|| silent.questions.borrow().len() > asked).await;
+        assert_eq!(Client::connect(mesh.listener).await.send_request(BARE).await.status, 200);
     });
 }
 
 #[test]
 fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, leno_model::Access::Strict(Vec::new())).await;
-        let asked = Asked::answering(by_key).await;
-        let rule = guard(authorization(asked.check_service(Unanswered::Deny)));
-        mesh.guard(vec![rule], Vec::new());
-        let answer = Client::connect(mesh.listener).await.ask(KEYED).await;
+        let asked = Asked::respond_with(by_key).await;
+        let rule = port_guard(authorization_rule(asked.check_service(Unanswered::Deny)));
+        mesh.set_guards(vec![rule], Vec::new());
+        let answer = Client::connect(mesh.listener).await.send_request(KEYED).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
         assert!(asked.questions.borrow().is_empty());
 
         let mesh = Mesh::permissive(app.address).await;
-        let rule = guard(authorization(asked.check_service(Unanswered::Deny)));
-        mesh.guard(vec![rule], Vec::new());
-        let identity = credential(&mesh.authority, "productpage");
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        peer.open(StreamKind::Tcp, "", false);
+        let rule = port_guard(authorization_rule(asked.check_service(Unanswered::Deny)));
+        mesh.set_guards(vec![rule], Vec::new());
+        let identity = test_credential(&mesh.authority, "productpage");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        peer.open_stream(StreamKind::Tcp, "", false);
         let refused = peer.next().await;
         assert!(
             matches!(refused, Some(Event::Reset { code: ResetCode::Denied, .. })),
@@ -324,28 +330,32 @@ fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
 #[test]
 fn a_service_of_the_mesh_is_asked_over_links() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_key).await;
+        let asked = Asked::respond_with(by_key).await;
         let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
         let (_sidecar, endpoint) = mesh.server_with("authz-1", asked.address, &setup).await;
-        let known = vec![view(Protocol::Grpc, &[endpoint])];
-        let at = CheckServiceAddress::Service { service: service(), port: PORT };
+        let known = vec![service_config(Protocol::Grpc, &[endpoint])];
+        let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
         let check_service = CheckService { at, timeout: TIME, unanswered: Unanswered::Deny };
-        mesh.guard_knowing(vec![guard(authorization(check_service.clone()))], Vec::new(), known);
+        mesh.guard_knowing(
+            vec![port_guard(authorization_rule(check_service.clone()))],
+            Vec::new(),
+            known,
+        );
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(KEYED).await.status, 200);
-        assert_eq!(client.ask(BARE).await.verdict(), (401, Some("denied-by-service")));
+        assert_eq!(client.send_request(KEYED).await.status, 200);
+        assert_eq!(client.send_request(BARE).await.verdict(), (401, Some("denied-by-service")));
         assert_eq!(asked.questions.borrow().len(), 2);
         // The service has no endpoints any more.
-        let none = vec![view(Protocol::Grpc, &[])];
-        mesh.guard_knowing(vec![guard(authorization(check_service))], Vec::new(), none);
-        let answer = client.ask(KEYED).await;
+        let none = vec![service_config(Protocol::Grpc, &[])];
+        mesh.guard_knowing(vec![port_guard(authorization_rule(check_service))], Vec::new(), none);
+        let answer = client.send_request(KEYED).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
     });
 }
 
-fn limits(check_service: CheckService) -> PortLimits {
+fn port_limits(check_service: CheckService) -> PortLimits {
     let entry = DescriptorEntry { key: "client".to_owned(), value: DescriptorValue::Client };
     let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits: 2 };
     let answer = FixedAnswer { body: Some("slowly".to_owned()), ..FixedAnswer::default() };
@@ -362,10 +372,10 @@ fn limits(check_service: CheckService) -> PortLimits {
 #[test]
 fn a_rate_limit_service_counts_for_all() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let room = Cell::new(2);
-        let asked = Asked::answering(move |_| {
+        let asked = Asked::respond_with(move |_| {
             let overall_code = if room.replace(room.get() - 1) > 0 { 1 } else { 2 };
             let name = HeaderValue {
                 key: "x-limited-by".to_owned(),
@@ -378,14 +388,14 @@ fn a_rate_limit_service_counts_for_all() {
             Some(answer.encode_to_vec())
         })
         .await;
-        mesh.guard(Vec::new(), vec![limits(asked.check_service(Unanswered::Allow))]);
+        mesh.set_guards(Vec::new(), vec![port_limits(asked.check_service(Unanswered::Allow))]);
         let mut client = Client::connect(mesh.listener).await;
         for (status, reason, body) in
             [(200, None, &b"ok"[..]), (200, None, b"ok"), (429, Some("rate-limited"), b"slowly")]
         {
-            let answer = client.ask(BARE).await;
+            let answer = client.send_request(BARE).await;
             assert_eq!((answer.verdict(), &*answer.body), ((status, reason), body));
-            assert_eq!(answer.field("x-limited-by"), Some("shop"));
+            assert_eq!(answer.field_value("x-limited-by"), Some("shop"));
         }
         let Heard { path, message } = asked.questions.borrow()[0].clone();
         assert_eq!(path, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
@@ -393,34 +403,40 @@ fn a_rate_limit_service_counts_for_all() {
         assert_eq!((question.domain.as_str(), question.hits_addend), ("shop", 2));
         let entry = &question.descriptors[0].entries[0];
         assert_eq!((&*entry.key, &*entry.value), ("client", "bookinfo/productpage"));
-        assert_eq!(counted(&mesh, Count::GlobalLimitAllowed), 2);
-        assert_eq!(counted(&mesh, Count::GlobalLimitDenied), 1);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitAllowed), 2);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitDenied), 1);
 
         for (unanswered, verdict) in [
             (Unanswered::Allow, (200, None)),
             (Unanswered::Deny, (500, Some("rate-limit-unavailable"))),
         ] {
-            mesh.guard(Vec::new(), vec![limits(at(closed_port(), unanswered))]);
-            assert_eq!(client.ask(BARE).await.verdict(), verdict);
+            mesh.set_guards(
+                Vec::new(),
+                vec![port_limits(check_service_at(closed_port(), unanswered))],
+            );
+            assert_eq!(client.send_request(BARE).await.verdict(), verdict);
         }
-        assert_eq!(counted(&mesh, Count::GlobalLimitSkipped), 1);
-        assert_eq!(counted(&mesh, Count::GlobalLimitUnanswered), 1);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitSkipped), 1);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitUnanswered), 1);
     });
 }
 
 #[test]
 fn an_answer_that_goes_on_and_on_is_none() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(|_| {
+        let asked = Asked::respond_with(|_| {
             let body = "a".repeat(message::ANSWER_BYTES_MAX);
             let denied = Denied { body, ..Denied::default() };
             Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
         })
         .await;
-        mesh.guard(vec![guard(authorization(asked.check_service(Unanswered::Deny)))], Vec::new());
-        let answer = Client::connect(mesh.listener).await.ask(BARE).await;
+        mesh.set_guards(
+            vec![port_guard(authorization_rule(asked.check_service(Unanswered::Deny)))],
+            Vec::new(),
+        );
+        let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
     });
 }

@@ -10,7 +10,7 @@ use leno_telemetry::{Count, Telemetry};
 use super::*;
 use crate::config::Config;
 use crate::state::StateDir;
-use crate::tests::fixture::{plan, run, workload};
+use crate::tests::fixture::{proxy_config, run, workload_name};
 use crate::world::World;
 
 /// The control thread of a sidecar, and the control plane that it subscribes to.
@@ -35,11 +35,14 @@ impl Fixture {
     fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
-        let config =
-            Config::sidecar(workload("web-1"), TrustDomain::new("a").unwrap(), path.clone());
+        let config = Config::for_sidecar(
+            workload_name("web-1"),
+            TrustDomain::new("a").unwrap(),
+            path.clone(),
+        );
         let state = StateDir::open(&path).unwrap();
         let started = Instant::now();
-        let (world, _) = World::new(state.names(), started);
+        let (world, _) = World::new(state.stored_names(), started);
         let telemetry = Telemetry::new();
         let reported = (telemetry.clone(), world);
         let admin = ([127, 0, 0, 1], 0).into();
@@ -49,16 +52,16 @@ impl Fixture {
 
     /// Sends uses of requests; the control plane receives the subscriptions and answers for services that do
     /// not exist.
-    fn want(&mut self, wants: impl IntoIterator<Item = Want>) {
+    fn send_wants(&mut self, wants: impl IntoIterator<Item = Want>) {
         let wants: Vec<Want> = wants.into_iter().collect();
         for part in wants.chunks(BATCH_MAX) {
-            let requests = subscribe(&self.follower, &mut part.to_vec());
-            self.receive(requests);
-            self.answer();
+            let requests = subscribe_batch(&self.follower, &mut part.to_vec());
+            self.receive_requests(requests);
+            self.send_snapshot();
         }
     }
 
-    fn receive(&mut self, requests: Requests) {
+    fn receive_requests(&mut self, requests: Requests) {
         let ControlPlane { services, addresses, names, .. } = &mut self.control;
         for request in requests.into_iter().flatten() {
             match request {
@@ -73,7 +76,7 @@ impl Fixture {
         }
     }
 
-    fn answer(&self) {
+    fn send_snapshot(&self) {
         let ControlPlane { existing, services, addresses, names } = &self.control;
         let (known, absent): (BTreeSet<_>, BTreeSet<_>) =
             services.iter().cloned().partition(|name| existing.contains(name));
@@ -85,14 +88,14 @@ impl Fixture {
         let outside = Arc::new(AddressEntry::Outside);
         let nowhere: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
-            plan: Arc::new(plan("web", Access::Permissive)),
+            plan: Arc::new(proxy_config("web", Access::Permissive)),
             services: known.iter().map(|it| (it.clone(), view(it))).collect(),
             addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
             names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),
         };
         let snapshot = Arc::new(snapshot);
         let update = Update { snapshot, absent, change: ChangeId(1) };
-        self.follower.world.swap(&update).unwrap();
+        self.follower.world.apply_update(&update).unwrap();
     }
 
     /// The time of a use has a resolution of one second.
@@ -104,29 +107,30 @@ impl Fixture {
     }
 
     fn full_tables(&self) -> Vec<String> {
-        let full = self.follower.report().conditions.into_iter();
+        let full = self.follower.status_report().conditions.into_iter();
         full.filter(|it| it.kind == kind::TABLE_FULL).map(|it| it.subject).collect()
     }
 }
 
-fn named(index: usize) -> ServiceName {
+fn service_name(index: usize) -> ServiceName {
     format!("shop/s{index}").parse().unwrap()
 }
 
 #[test]
 fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
     let mut control_loop = Fixture::new();
-    control_loop.want((0..UNKNOWN_MAX).map(|index| Want::Service(named(index))));
+    control_loop.send_wants((0..UNKNOWN_MAX).map(|index| Want::Service(service_name(index))));
     assert_eq!(
         (control_loop.control.services.len(), control_loop.full_tables()),
         (UNKNOWN_MAX, vec![])
     );
-    control_loop
-        .want((UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX).map(|index| Want::Service(named(index))));
+    control_loop.send_wants(
+        (UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX).map(|index| Want::Service(service_name(index))),
+    );
     let known = control_loop.control.services.len();
     assert!((UNKNOWN_KEPT..=UNKNOWN_MAX + BATCH_MAX).contains(&known), "{known}");
-    assert!(!control_loop.control.services.contains(&named(0)), "the oldest is evicted");
-    assert!(control_loop.control.services.contains(&named(2 * SUBSCRIPTIONS_MAX - 1)));
+    assert!(!control_loop.control.services.contains(&service_name(0)), "the oldest is evicted");
+    assert!(control_loop.control.services.contains(&service_name(2 * SUBSCRIPTIONS_MAX - 1)));
     assert_eq!(control_loop.full_tables(), ["unknown-services"]);
     let evicted = control_loop.telemetry.count(Count::EvictedUnknownService);
     assert_eq!(evicted, (2 * SUBSCRIPTIONS_MAX - known) as u64);
@@ -145,17 +149,25 @@ fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
 fn the_existing_service_that_was_used_last_survives_an_eviction() {
     run(async {
         let mut control_loop = Fixture::new();
-        control_loop.control.existing = (0..=SUBSCRIPTIONS_MAX).map(named).collect();
-        control_loop.want((0..SUBSCRIPTIONS_MAX).map(|index| Want::Service(named(index))));
+        control_loop.control.existing = (0..=SUBSCRIPTIONS_MAX).map(service_name).collect();
+        control_loop
+            .send_wants((0..SUBSCRIPTIONS_MAX).map(|index| Want::Service(service_name(index))));
         assert_eq!(control_loop.control.services.len(), SUBSCRIPTIONS_MAX);
         control_loop.next_second();
-        assert!(control_loop.follower.world.with_service(&named(0), Duration::ZERO).await.is_ok());
-        control_loop.want([Want::Service(named(SUBSCRIPTIONS_MAX))]);
+        assert!(
+            control_loop
+                .follower
+                .world
+                .with_service(&service_name(0), Duration::ZERO)
+                .await
+                .is_ok()
+        );
+        control_loop.send_wants([Want::Service(service_name(SUBSCRIPTIONS_MAX))]);
         assert_eq!(control_loop.full_tables(), ["services"]);
         let services = &control_loop.control.services;
-        assert!(services.contains(&named(0)), "the oldest, and used last");
-        assert!(!services.contains(&named(1)), "not used since");
-        assert!(services.contains(&named(SUBSCRIPTIONS_MAX)));
+        assert!(services.contains(&service_name(0)), "the oldest, and used last");
+        assert!(!services.contains(&service_name(1)), "not used since");
+        assert!(services.contains(&service_name(SUBSCRIPTIONS_MAX)));
     });
 }
 
@@ -163,13 +175,19 @@ fn the_existing_service_that_was_used_last_survives_an_eviction() {
 fn services_without_an_answer_leave_room_for_new_ones() {
     let mut control_loop = Fixture::new();
     for first in (0..SUBSCRIPTIONS_MAX + 2 * BATCH_MAX).step_by(BATCH_MAX) {
-        let mut batch = (first..first + BATCH_MAX).map(|it| Want::Service(named(it))).collect();
-        let requests = subscribe(&control_loop.follower, &mut batch);
-        control_loop.receive(requests);
+        let mut batch =
+            (first..first + BATCH_MAX).map(|it| Want::Service(service_name(it))).collect();
+        let requests = subscribe_batch(&control_loop.follower, &mut batch);
+        control_loop.receive_requests(requests);
     }
     assert!(control_loop.control.services.len() <= SUBSCRIPTIONS_MAX);
-    assert!(control_loop.control.services.contains(&named(SUBSCRIPTIONS_MAX + 2 * BATCH_MAX - 1)));
-    assert!(!control_loop.control.services.contains(&named(0)));
+    assert!(
+        control_loop
+            .control
+            .services
+            .contains(&service_name(SUBSCRIPTIONS_MAX + 2 * BATCH_MAX - 1))
+    );
+    assert!(!control_loop.control.services.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["services"]);
 }
 
@@ -177,12 +195,14 @@ fn services_without_an_answer_leave_room_for_new_ones() {
 fn full_tables_of_addresses_and_names_take_new_entries() {
     let mut control_loop = Fixture::new();
     let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
-    control_loop.want((0..ADDRESSES_MAX + BATCH_MAX).map(|index| Want::Address(address(index))));
-    control_loop.want((0..NAMES_MAX + BATCH_MAX).map(|index| Want::Name(named(index))));
+    control_loop
+        .send_wants((0..ADDRESSES_MAX + BATCH_MAX).map(|index| Want::Address(address(index))));
+    control_loop
+        .send_wants((0..NAMES_MAX + BATCH_MAX).map(|index| Want::Name(service_name(index))));
     let ControlPlane { addresses, names, .. } = &control_loop.control;
     assert!(addresses.len() <= ADDRESSES_MAX && names.len() <= NAMES_MAX);
     assert!(addresses.contains(&address(ADDRESSES_MAX + BATCH_MAX - 1)));
-    assert!(names.contains(&named(NAMES_MAX + BATCH_MAX - 1)));
-    assert!(!addresses.contains(&address(0)) && !names.contains(&named(0)));
+    assert!(names.contains(&service_name(NAMES_MAX + BATCH_MAX - 1)));
+    assert!(!addresses.contains(&address(0)) && !names.contains(&service_name(0)));
     assert_eq!(control_loop.full_tables(), ["addresses", "names"]);
 }

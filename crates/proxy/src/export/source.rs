@@ -22,7 +22,7 @@ pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -
 }
 
 /// Returns the name of a span: the method and the service, both of low cardinality.
-pub(super) fn name(seen: &Seen) -> String {
+pub(super) fn span_name(seen: &Seen) -> String {
     let method = if is_known(&seen.method) { &seen.method } else { "HTTP" };
     match seen.labels.service.as_str() {
         "" => method.to_owned(),
@@ -42,7 +42,7 @@ pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
 
 /// Returns the attributes of a span, named by OpenTelemetry's semantic conventions if defined there. Empty
 /// texts are left out. Headers, bodies and the query are never included.
-pub(crate) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
+pub(crate) fn span_attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
     let text = |text: &str| (!text.is_empty()).then(|| Value::Text(text.to_owned()));
     let number = |number: u64| Some(Value::Number(i64::try_from(number).unwrap_or(i64::MAX)));
     let shown = |value: Option<String>| value.map(Value::Text);
@@ -58,7 +58,7 @@ pub(crate) fn attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
         ("server.address", text(host)),
         ("http.response.status_code", status.and_then(|status| number(status.into()))),
         ("rpc.grpc.status_code", grpc.and_then(|grpc| number(grpc.code().into()))),
-        ("error.type", error(seen).map(Value::Text)),
+        ("error.type", span_error(seen).map(Value::Text)),
         ("user_agent.original", text(&seen.user_agent)),
         ("client.address", Some(Value::Text(seen.downstream.ip().to_string()))),
         ("network.peer.address", shown(other_end(seen).map(|it| it.ip().to_string()))),
@@ -86,7 +86,7 @@ fn is_sampled(seen: &Seen) -> bool {
 }
 
 /// Returns the error of a failed request: its reason, or the status.
-pub(super) fn error(seen: &Seen) -> Option<String> {
+pub(super) fn span_error(seen: &Seen) -> Option<String> {
     let outcome = &seen.outcome;
     if !outcome.is_failure() {
         return None;

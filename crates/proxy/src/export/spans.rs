@@ -8,7 +8,7 @@ use leno_outside::ExportRequest;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
-use super::{BATCH_MAX, Courier, GATHER, gather, zipkin};
+use super::{BATCH_MAX, Courier, GATHER, collect_batch, zipkin};
 use crate::seen::Seen;
 
 /// Exports spans until all data threads have ended and the queue is empty.
@@ -16,15 +16,15 @@ pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receive
     let mut batch = Vec::new();
     let mut fate = courier.fate_of_spans();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        gather(&mut intake, &mut batch, GATHER).await;
-        let view = courier.world.sights.view();
-        match view.as_ref().and_then(|view| view.tracing()) {
+        collect_batch(&mut intake, &mut batch, GATHER).await;
+        let view = courier.world.sights.active_settings();
+        match view.as_ref().and_then(|view| view.tracing_settings()) {
             Some(tracing) => {
                 let export_request = export_request(&courier, &tracing.collector, &batch);
-                courier.post.deliver(&tracing.collector, &export_request, &mut fate).await;
+                courier.post.send_request(&tracing.collector, &export_request, &mut fate).await;
             }
             // Tracing was turned off meanwhile: the spans are dropped.
-            None => fate.forget(),
+            None => fate.reset_state(),
         }
         batch.clear();
     }
@@ -35,11 +35,13 @@ fn export_request(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>])
     let count = batch.len() as u64;
     match collector.protocol {
         CollectorProtocol::OtlpHttp | CollectorProtocol::OtlpGrpc => {
-            ExportRequest::otlp((spans::encode(&source, batch), count))
+            ExportRequest::new_otlp((spans::encode_request(&source, batch), count))
         }
-        CollectorProtocol::Zipkin => {
-            ExportRequest { kind: "application/json", bytes: zipkin::encode(&source, batch), count }
-        }
+        CollectorProtocol::Zipkin => ExportRequest {
+            kind: "application/json",
+            bytes: zipkin::encode_spans(&source, batch),
+            count,
+        },
     }
 }
 
@@ -50,7 +52,7 @@ pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<Seen>>) {
     let source = super::source::source(&workload, None);
     let mut batch = Vec::new();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        std::hint::black_box(spans::encode(&source, &batch));
+        std::hint::black_box(spans::encode_request(&source, &batch));
         batch.clear();
     }
 }

@@ -19,12 +19,12 @@ use prost::Message;
 
 use super::*;
 use crate::names::Names;
-use crate::tests::fixture::{closed_port, run, workload};
+use crate::tests::fixture::{closed_port, run, workload_name};
 
-fn seen(direction: &'static str, status: u16, reason: Option<&'static str>) -> Arc<Seen> {
+fn trace_entry(direction: &'static str, status: u16, reason: Option<&'static str>) -> Arc<Seen> {
     let mut carrier = Carrier::default();
     let parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    carrier.note(b"traceparent", parent);
+    carrier.record_header(b"traceparent", parent);
     Arc::new(Seen {
         ended: SystemTime::UNIX_EPOCH + Duration::from_secs(1000),
         labels: RequestLabels {
@@ -55,7 +55,7 @@ fn seen(direction: &'static str, status: u16, reason: Option<&'static str>) -> A
         upstream: Some(SocketAddr::from(([127, 0, 0, 2], 9080))),
         policy: None,
         audited: None,
-        span: Some(Span::of(&carrier, Forms::default(), &mut || 7, |_| false)),
+        span: Some(Span::from_carrier(&carrier, Forms::default(), &mut || 7, |_| false)),
     })
 }
 
@@ -69,8 +69,9 @@ fn source() -> Source {
 
 #[test]
 fn zipkin_is_reported_what_happened_and_no_secret() {
-    let batch = [seen("inbound", 200, None), seen("outbound", 503, Some("connect-failed"))];
-    let bytes = zipkin::encode(&source(), &batch);
+    let batch =
+        [trace_entry("inbound", 200, None), trace_entry("outbound", 503, Some("connect-failed"))];
+    let bytes = zipkin::encode_spans(&source(), &batch);
     let text = String::from_utf8(bytes).unwrap();
     assert!(!text.contains("hunter2"), "{text}");
     let spans: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -118,8 +119,8 @@ fn zipkin_is_reported_what_happened_and_no_secret() {
 
 #[test]
 fn otlp_says_the_same() {
-    let batch = [seen("inbound", 200, None), seen("outbound", 500, None)];
-    let bytes = otlp::spans::encode(&source(), &batch);
+    let batch = [trace_entry("inbound", 200, None), trace_entry("outbound", 500, None)];
+    let bytes = otlp::spans::encode_request(&source(), &batch);
     let request = otlp::spans::ExportRequest::decode(&*bytes).unwrap();
     let [resource] = &request.resource_spans[..] else { panic!("one resource") };
     let spans = &resource.scope_spans[0].spans;
@@ -135,10 +136,10 @@ fn otlp_says_the_same() {
 
 #[test]
 fn methods_that_clients_invent_make_no_names() {
-    let mut invented = Arc::into_inner(seen("inbound", 200, None)).unwrap();
+    let mut invented = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
     invented.method = "BREW-1234".to_owned();
-    assert_eq!(source::name(&invented), "HTTP bookinfo/ratings");
-    let attributes = source::attributes(&invented);
+    assert_eq!(source::span_name(&invented), "HTTP bookinfo/ratings");
+    let attributes = source::span_attributes(&invented);
     let of = |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
     assert_eq!(of("http.request.method"), Some(&Value::Text("_OTHER".to_owned())));
     assert!(of("http.request.method_original").is_some());
@@ -160,14 +161,15 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
                 begins: ContextForm::W3c,
                 collector: collector.unwrap(),
             };
-            world.sights.say(&Sight { tracing: Some(tracing), ..Sight::default() });
+            world.sights.apply_settings(&Sight { tracing: Some(tracing), ..Sight::default() });
             let telemetry = Telemetry::new();
             let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-            let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
-            let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
+            let config =
+                Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
+            let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
             let (queue, intake) = mpsc::channel(4);
-            queue.try_send(seen("inbound", 200, None)).unwrap();
-            queue.try_send(seen("inbound", 200, None)).unwrap();
+            queue.try_send(trace_entry("inbound", 200, None)).unwrap();
+            queue.try_send(trace_entry("inbound", 200, None)).unwrap();
             drop(queue);
             export_spans(Rc::new(courier), intake).await;
             assert_eq!(telemetry.count(Count::SpansRefused), 2, "{protocol:?}");
@@ -203,14 +205,14 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
         begins: ContextForm::W3c,
         collector: Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, &url).unwrap(),
     };
-    world.sights.say(&Sight { tracing: Some(tracing), ..Sight::default() });
+    world.sights.apply_settings(&Sight { tracing: Some(tracing), ..Sight::default() });
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-    let mut config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
+    let mut config = Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
     config.collector_roots = trusts.then_some(roots);
-    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
+    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
     let (queue, intake) = mpsc::channel(4);
-    queue.try_send(seen("inbound", 200, None)).unwrap();
+    queue.try_send(trace_entry("inbound", 200, None)).unwrap();
     drop(queue);
     let serving = async {
         loop {

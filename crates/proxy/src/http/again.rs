@@ -28,17 +28,17 @@ pub(crate) struct Prospect<'a> {
 
 impl From<Prospect<'_>> for Wait {
     fn from(Prospect { bound, retries }: Prospect<'_>) -> Self {
-        Self::under(bound.cluster.as_deref(), || unlimited(bound, retries))
+        Self::for_cluster(bound.cluster.as_deref(), || unlimited_wait(bound, retries))
     }
 }
 
 /// Returns the wait of an attempt that no policy limits.
-fn unlimited(bound: &Bound, retries: u32) -> Wait {
+fn unlimited_wait(bound: &Bound, retries: u32) -> Wait {
     let rule = bound.actions.as_ref().and_then(|actions| actions.retry.as_ref());
     match rule.is_some_and(|rule| rule.attempts == 0) {
         // No other attempt follows.
         true => Wait::Whole,
-        false => wait_for(retries, bound.destination.endpoints()),
+        false => wait_for(retries, bound.destination.endpoint_count()),
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct KeptBack {
 impl<'a> KeepBack<'a> {
     /// Returns `None` without a retry policy and without a buffered body. `held`: the buffered part of the
     /// body; `None` if there is no body. `kept_back` receives the decision.
-    pub(crate) fn under(
+    pub(crate) fn for_attempt(
         actions: Option<&'a CompiledActions>,
         (worker, request): (&'a Worker, &'a Request<'a>),
         bears: (Option<&'a ServiceName>, u32),
@@ -91,7 +91,7 @@ impl<'a> KeepBack<'a> {
 
     /// Returns true if a response is withheld; the retry is then charged to the budget. Otherwise the request
     /// is not sent again, and its buffered body is released. `observer`: the observer of the response.
-    pub(crate) fn keeps(
+    pub(crate) fn withhold(
         &self,
         bytes: &[u8],
         head: &ResponseHead,
@@ -116,7 +116,7 @@ impl<'a> KeepBack<'a> {
         };
         let (service, retries) = self.bears;
         // A hedged attempt counts as a retry.
-        let beside = observer.and_then(ResponseObserver::beside);
+        let beside = observer.and_then(ResponseObserver::hedge_state);
         let retries = retries + u32::from(beside.is_some_and(Beside::is_sent));
         let attempt = Attempt {
             sent: Sent::HeadOrMore,
@@ -128,19 +128,19 @@ impl<'a> KeepBack<'a> {
             waited: Duration::ZERO,
         };
         let keeps = retry::retry_by_rule(rule, Setback::Answered(status), &attempt)
-            && self.retrying.1.claim(self.retrying.0)
-            && pays(self.worker, service);
+            && self.retrying.1.try_claim(self.retrying.0)
+            && charge_retry(self.worker, service);
         if !keeps {
             self.retrying.1.give_back();
         }
-        let kept = || KeptBack { status: head.status, grpc: grpc::reported(bytes, head) };
+        let kept = || KeptBack { status: head.status, grpc: grpc::head_status(bytes, head) };
         self.kept_back.set(keeps.then(kept));
         keeps
     }
 }
 
 /// Charges a retry to the budget of a service. Returns false if the budget is exhausted.
-pub(crate) fn pays(worker: &Worker, service: Option<&ServiceName>) -> bool {
+pub(crate) fn charge_retry(worker: &Worker, service: Option<&ServiceName>) -> bool {
     let paid = service.is_some_and(|service| {
         let now = Instant::now();
         worker.with_budget(service, || now, |budget| budget.withdraw(now))

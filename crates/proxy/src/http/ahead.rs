@@ -80,30 +80,30 @@ impl Beginning {
                 Poll::Pending if self.bytes == most && until == Until::Filled(most) => break,
                 Poll::Pending => poll_fn(|cx| source.poll_next(cx)).await,
             };
-            self.take(next?, source.is_exhausted())?;
+            self.take_piece(next?, source.is_exhausted())?;
         }
         Ok(())
     }
 
-    fn take(&mut self, piece: Option<Piece>, is_last: bool) -> Result<(), Unread> {
+    fn take_piece(&mut self, piece: Option<Piece>, is_last: bool) -> Result<(), Unread> {
         self.is_whole = is_last || piece.is_none();
         match piece {
             None => {}
             Some(Piece::Trailers(section)) => {
-                self.room.take(section.len())?;
+                self.room.reserve(section.len())?;
                 self.trailers = Some(Bytes::copy_from_slice(&section));
                 self.is_whole = true;
             }
             Some(Piece::Data(data)) => {
-                self.room.take(data.len())?;
+                self.room.reserve(data.len())?;
                 self.bytes += data.len();
-                self.put(&data);
+                self.append_data(&data);
             }
         }
         Ok(())
     }
 
-    fn put(&mut self, mut data: &[u8]) {
+    fn append_data(&mut self, mut data: &[u8]) {
         while !data.is_empty() {
             let room = self.blocks.last().map_or(0, |block| BLOCK_BYTES - block.len());
             if room == 0 {
@@ -161,7 +161,7 @@ impl Ahead<'_> {
     ) -> Poll<Result<Option<Piece>, ReadError>> {
         let Some(piece) = self.pieces.pop_front() else { return self.source.poll_next(cx) };
         let (Piece::Data(bytes) | Piece::Trailers(bytes)) = &piece;
-        self.room.give(bytes.len());
+        self.room.release(bytes.len());
         Poll::Ready(Ok(Some(piece)))
     }
 }

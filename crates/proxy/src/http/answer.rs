@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use http::header::{DATE, HeaderName, HeaderValue};
 use leno_traffic::FieldEdits;
 
-use super::body::{send, send_http2};
+use super::body::{send_data, send_http2};
 use super::date;
 use super::respond::Responder;
 use crate::link::REJECTED;
@@ -29,19 +29,20 @@ impl Answer<'_> {
         let body = if bodiless { "" } else { self.text };
         match responder {
             Responder::Http1 { writer, keep_alive, .. } => {
-                let head = self.head();
-                writer.room().extend_from_slice(head.as_bytes());
+                let head = self.http1_head();
+                writer.output_buffer().extend_from_slice(head.as_bytes());
                 if self.rejects && self.to_sidecar {
                     let mark = format!("connection: {REJECTED}\r\n");
-                    writer.room().extend_from_slice(mark.as_bytes());
+                    writer.output_buffer().extend_from_slice(mark.as_bytes());
                 }
                 let close: &[u8] = if *keep_alive { b"\r\n" } else { b"connection: close\r\n\r\n" };
-                writer.room().extend_from_slice(close);
-                writer.room().extend_from_slice(body.as_bytes());
+                writer.output_buffer().extend_from_slice(close);
+                writer.output_buffer().extend_from_slice(body.as_bytes());
                 writer.flush().await.is_ok()
             }
             Responder::Http2 { reply, max_wait, .. } => {
-                let Some(Ok(stream)) = self.response().map(|it| reply.answer(it, body.is_empty()))
+                let Some(Ok(stream)) =
+                    self.http2_head().map(|it| reply.send_head(it, body.is_empty()))
                 else {
                     return false;
                 };
@@ -49,10 +50,10 @@ impl Answer<'_> {
                 body.is_empty() || send_http2(&stream, body, true, *max_wait).await.is_ok()
             }
             Responder::Link { stream, max_wait } => {
-                let Some(Ok(())) = stream.uncongested(*max_wait).await else {
+                let Some(Ok(())) = stream.wait_uncongested(*max_wait).await else {
                     return false;
                 };
-                let head = self.head();
+                let head = self.http1_head();
                 let body = bytes::Bytes::copy_from_slice(body.as_bytes());
                 let write = |out: &mut BytesMut| {
                     out.extend_from_slice(head.as_bytes());
@@ -63,18 +64,18 @@ impl Answer<'_> {
                     false => stream.send_head(false, body.is_empty(), write),
                 };
                 let sent = sent.is_ok();
-                sent && (body.is_empty() || send(stream, body, true, *max_wait).await.is_ok())
+                sent && (body.is_empty() || send_data(stream, body, true, *max_wait).await.is_ok())
             }
         }
     }
 
     /// Returns the HTTP/1.1 head, up to the field before its end.
-    fn head(&self) -> String {
-        let mut head = format!("HTTP/1.1 {} {}\r\n", self.status, phrase(self.status));
-        for (name, value) in self.kept() {
+    fn http1_head(&self) -> String {
+        let mut head = format!("HTTP/1.1 {} {}\r\n", self.status, reason_phrase(self.status));
+        for (name, value) in self.kept_fields() {
             head.extend([name, ": ", value, "\r\n"]);
         }
-        let now = date::now();
+        let now = date::current_date();
         if !self.is_removed("date") {
             let now = std::str::from_utf8(&now).unwrap_or_default();
             head.extend(["date: ", now, "\r\n"]);
@@ -85,22 +86,22 @@ impl Answer<'_> {
     }
 
     /// Returns the head for HTTP/2.
-    fn response(&self) -> Option<http::Response<()>> {
+    fn http2_head(&self) -> Option<http::Response<()>> {
         let mut response = http::Response::builder().status(self.status);
-        for (name, value) in self.kept() {
+        for (name, value) in self.kept_fields() {
             response = response.header(name, value);
         }
         if !self.is_removed("date") {
-            response = response.header(DATE, &date::now()[..]);
+            response = response.header(DATE, &date::current_date()[..]);
         }
         let mut response = response.header("content-length", self.text.len()).body(()).ok()?;
         if let Some(edits) = self.edits {
-            append(edits, response.headers_mut())?;
+            append_fields(edits, response.headers_mut())?;
         }
         Some(response)
     }
 
-    fn kept(&self) -> impl Iterator<Item = (&str, &str)> {
+    fn kept_fields(&self) -> impl Iterator<Item = (&str, &str)> {
         self.fields.iter().copied().filter(|(name, _)| !self.is_removed(name))
     }
 
@@ -110,15 +111,15 @@ impl Answer<'_> {
 }
 
 /// Edits a head according to a rule.
-pub(crate) fn edit(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
+pub(crate) fn edit_fields(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for name in &edits.remove {
         fields.remove(&**name);
     }
-    append(edits, fields)
+    append_fields(edits, fields)
 }
 
 /// Appends the fields that a rule appends.
-fn append(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
+fn append_fields(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
     for (name, value) in edits.appended() {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
         fields.append(name, HeaderValue::from_bytes(value.as_bytes()).ok()?);
@@ -127,7 +128,7 @@ fn append(edits: &FieldEdits, fields: &mut http::HeaderMap) -> Option<()> {
 }
 
 /// Returns the reason phrase (RFC 9110 §15) of a status that the sidecar generates.
-fn phrase(status: u16) -> &'static str {
+fn reason_phrase(status: u16) -> &'static str {
     match status {
         301 => "Moved Permanently",
         302 => "Found",
@@ -162,10 +163,13 @@ mod tests {
     #[test]
     fn every_status_of_ours_has_its_phrase() {
         for reason in Reason::ALL {
-            assert!(reason.status() == 0 || phrase(reason.status()) != "Error", "{reason:?}");
+            assert!(
+                reason.status() == 0 || reason_phrase(reason.status()) != "Error",
+                "{reason:?}"
+            );
         }
         for status in Redirect::STATUSES {
-            assert_ne!(phrase(status), "Error", "{status}");
+            assert_ne!(reason_phrase(status), "Error", "{status}");
         }
     }
 }

@@ -18,7 +18,7 @@ use super::message::{ReadError, Reader, Writer};
 use super::replay::{Hold, Kept};
 use crate::http2::stream::{Outgoing, Received};
 use crate::link::{Incoming, LinkStream, Lost};
-use crate::max_wait::within;
+use crate::max_wait::poll_within;
 use crate::record::Record;
 
 /// The source of a body.
@@ -81,7 +81,7 @@ pub(crate) enum Broken {
 }
 
 impl<'a> Source<'a> {
-    pub(crate) fn http1(reader: &'a mut Reader, length: BodyLength) -> Self {
+    pub(crate) fn from_http1(reader: &'a mut Reader, length: BodyLength) -> Self {
         match length {
             BodyLength::Empty | BodyLength::Known(0) => Self::Empty,
             BodyLength::Known(_) | BodyLength::Chunked | BodyLength::UntilClose => {
@@ -91,7 +91,7 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the body that follows a head on a link, with the length that the head declares, if any.
-    pub(crate) fn link(stream: &'a LinkStream, length: BodyLength) -> Self {
+    pub(crate) fn from_link(stream: &'a LinkStream, length: BodyLength) -> Self {
         let owed = match length {
             BodyLength::Empty => return Self::Empty,
             BodyLength::Known(bytes) => Some(bytes),
@@ -130,7 +130,7 @@ impl<'a> Source<'a> {
     }
 
     /// Buffers all data from now on, so that it can be sent again.
-    pub(crate) fn keep(&mut self, hold: Rc<Hold>) {
+    pub(crate) fn start_buffering(&mut self, hold: Rc<Hold>) {
         let source = std::mem::replace(self, Self::Empty);
         *self = Self::Kept(Box::new(Kept::new(source, hold)));
     }
@@ -142,10 +142,10 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the whole body if it was read to its end and buffered; an absent body yields no pieces.
-    pub(crate) fn kept(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn buffered_pieces(&self) -> Option<Vec<Piece>> {
         match self {
             Self::Empty => Some(Vec::new()),
-            Self::Kept(kept) => kept.whole(),
+            Self::Kept(kept) => kept.whole_body(),
             Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } | Self::Ahead(_) => None,
         }
     }
@@ -153,14 +153,14 @@ impl<'a> Source<'a> {
     /// Starts again at the first byte, if it is buffered.
     pub(crate) fn rewind(&mut self) {
         if let Self::Kept(kept) = self {
-            kept.rewind();
+            kept.restart();
         }
     }
 
     /// Skips the buffered part, which another attempt has sent.
     pub(crate) fn skip_kept(&mut self) {
         if let Self::Kept(kept) = self {
-            kept.skip();
+            kept.skip_buffered();
         }
     }
 
@@ -180,7 +180,7 @@ impl<'a> Source<'a> {
             Self::Ahead(ahead) => ahead.poll_next(cx),
             Self::Link { stream, ended, owed } => {
                 let next = ready!(poll_link(stream, ended, cx))?;
-                Poll::Ready(settle(owed, next))
+                Poll::Ready(check_length(owed, next))
             }
         }
     }
@@ -264,7 +264,7 @@ fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
 }
 
 /// Enforces the declared length: with any other, the receiver would confuse this message with the next one.
-fn settle(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, ReadError> {
+fn check_length(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, ReadError> {
     if let Some(owed) = owed {
         let arrived = match &next {
             Some(Piece::Data(data)) => data.len() as u64,
@@ -282,7 +282,7 @@ impl Sink<'_> {
     pub(crate) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
         match (self, piece) {
             (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
-                let room = writer.room();
+                let room = writer.output_buffer();
                 if *chunked {
                     write_chunk_size(data.len(), room);
                 }
@@ -294,14 +294,14 @@ impl Sink<'_> {
             }
             (Self::Http1 { writer, chunked }, Piece::Trailers(trailers)) => {
                 if *chunked {
-                    writer.room().extend_from_slice(TRAILERS_FOLLOW);
-                    writer.room().extend_from_slice(&trailers);
+                    writer.output_buffer().extend_from_slice(TRAILERS_FOLLOW);
+                    writer.output_buffer().extend_from_slice(&trailers);
                     *chunked = false;
                 }
                 Ok(())
             }
             (Self::Link { stream, max_wait }, Piece::Data(data)) => {
-                send(stream, data, last, *max_wait).await
+                send_data(stream, data, last, *max_wait).await
             }
             (Self::Http2 { stream, max_wait }, Piece::Data(data)) => {
                 send_http2(stream, data, last, *max_wait).await
@@ -324,11 +324,11 @@ impl Sink<'_> {
     }
 
     /// Marks the body complete; `reported`: its last piece has already done so.
-    pub(super) async fn finish(&mut self, reported: bool) -> Result<(), Broken> {
+    pub(super) async fn finish_body(&mut self, reported: bool) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {
-                    writer.room().extend_from_slice(LAST_CHUNK);
+                    writer.output_buffer().extend_from_slice(LAST_CHUNK);
                 }
                 flush(writer).await
             }
@@ -336,12 +336,14 @@ impl Sink<'_> {
             Self::Http2 { stream, max_wait } => {
                 send_http2(stream, Bytes::new(), true, *max_wait).await
             }
-            Self::Link { stream, max_wait } => send(stream, Bytes::new(), true, *max_wait).await,
+            Self::Link { stream, max_wait } => {
+                send_data(stream, Bytes::new(), true, *max_wait).await
+            }
         }
     }
 
     /// Ends this direction of an upgraded connection.
-    pub(super) async fn end(&mut self) -> Result<(), Broken> {
+    pub(super) async fn end_direction(&mut self) -> Result<(), Broken> {
         match self {
             Self::Http1 { writer, .. } => {
                 poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
@@ -360,7 +362,7 @@ async fn flush(writer: &mut Writer) -> Result<(), Broken> {
 }
 
 /// Sends all of `data` on a stream of a link.
-pub(crate) async fn send(
+pub(crate) async fn send_data(
     stream: &LinkStream,
     data: Bytes,
     end: bool,
@@ -387,7 +389,7 @@ async fn push_all(
 ) -> Result<(), Broken> {
     loop {
         let before = data.len();
-        match within(max_wait, |cx| poll(cx, &mut data)).await {
+        match poll_within(max_wait, |cx| poll(cx, &mut data)).await {
             Some(sent) => return sent.map_err(|()| Broken::Sink),
             None if data.len() < before => {}
             None => return Err(Broken::SinkStalled),
@@ -407,7 +409,7 @@ pub(crate) struct Noted<'a> {
 
 impl<'a> Noted<'a> {
     /// Counts the body of a request.
-    pub(crate) const fn request(
+    pub(crate) const fn for_request(
         bytes: &'a Cell<u64>,
         permitted: &'a dyn Fn(Bytes) -> Option<Bytes>,
     ) -> Self {
@@ -415,7 +417,7 @@ impl<'a> Noted<'a> {
     }
 
     /// Counts the body of a response, or one direction of a connection.
-    pub(crate) const fn response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
+    pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
         Self { bytes, call, permitted: None }
     }
 
@@ -423,7 +425,7 @@ impl<'a> Noted<'a> {
     #[cold]
     fn lets_pass(&self, section: &mut Bytes) -> bool {
         if let Some(call) = self.call {
-            call.trailers(section);
+            call.record_trailers(section);
         }
         let Some(permitted) = self.permitted else { return true };
         match permitted(std::mem::take(section)) {
@@ -438,7 +440,7 @@ impl<'a> Noted<'a> {
 
 /// Moves a whole body from source to sink. Available pieces are coalesced into one write; a pause of the source
 /// flushes.
-pub(crate) async fn pump(
+pub(crate) async fn forward_body(
     source: &mut Source<'_>,
     sink: &mut Sink<'_>,
     silence: Silence<'_>,
@@ -457,7 +459,7 @@ pub(crate) async fn pump(
             }
         };
         let Some(mut piece) = next.map_err(Broken::Source)? else {
-            return sink.finish(false).await;
+            return sink.finish_body(false).await;
         };
         let last = match &mut piece {
             Piece::Data(data) => {
@@ -466,14 +468,14 @@ pub(crate) async fn pump(
             }
             Piece::Trailers(section) => {
                 if !noted.lets_pass(section) {
-                    return sink.finish(false).await;
+                    return sink.finish_body(false).await;
                 }
                 true
             }
         };
         sink.push(piece, last).await?;
         if last {
-            return sink.finish(true).await;
+            return sink.finish_body(true).await;
         }
     }
 }
@@ -483,14 +485,14 @@ impl Silence<'_> {
         if let Self::Bounded { limit, answered } = self
             && !answered.get()
         {
-            match within(limit, |cx| source.poll_next(cx)).await {
+            match poll_within(limit, |cx| source.poll_next(cx)).await {
                 Some(next) => return next,
                 None if answered.get() => {}
                 None => return Err(ReadError::Stalled),
             }
         }
         if let Self::Limited(limit) = self {
-            let next = within(limit, |cx| source.poll_next(cx)).await;
+            let next = poll_within(limit, |cx| source.poll_next(cx)).await;
             return next.unwrap_or(Err(ReadError::Stalled));
         }
         poll_fn(|cx| source.poll_next(cx)).await

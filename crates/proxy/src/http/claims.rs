@@ -7,8 +7,8 @@
 use leno_wire::http1::RequestHead;
 
 /// Removes such fields: neither rules nor applications see them.
-pub(crate) fn disown(head: &mut RequestHead, bytes: &[u8]) {
-    head.fields.retain(|field| !is_claim(field.name.of(bytes)));
+pub(crate) fn remove_claims(head: &mut RequestHead, bytes: &[u8]) {
+    head.fields.retain(|field| !is_claim(field.name.slice_in(bytes)));
 }
 
 /// True for such a field. Servers treat names as equal that differ in case or in punctuation: CGI replaces each
@@ -20,21 +20,21 @@ pub(super) fn is_claim(name: &[u8]) -> bool {
         _ => b'-',
     };
     let begins = |known: &&str| match known.strip_suffix('*') {
-        Some(begin) => name.get(..begin.len()).is_some_and(|name| is(name, begin)),
-        None => is(name, known),
+        Some(begin) => name.get(..begin.len()).is_some_and(|name| is_same_name(name, begin)),
+        None => is_same_name(name, known),
     };
     let ends = |known: &&str| {
         let begin = name.len().checked_sub(known.len());
-        begin.is_some_and(|begin| name.get(begin..).is_some_and(|name| is(name, known)))
+        begin.is_some_and(|begin| name.get(begin..).is_some_and(|name| is_same_name(name, known)))
     };
     // A quick check: few names match the first or last letters of these.
-    let mut listed = listed(first.to_ascii_lowercase()).iter();
+    let mut listed = listed_names(first.to_ascii_lowercase()).iter();
     listed.any(|known| known.as_bytes().get(2) == Some(&third) && begins(known))
-        || endings(last.to_ascii_lowercase()).iter().any(ends)
+        || listed_suffixes(last.to_ascii_lowercase()).iter().any(ends)
 }
 
 /// Compares a name with a listed one of the same length.
-fn is(name: &[u8], known: &str) -> bool {
+fn is_same_name(name: &[u8], known: &str) -> bool {
     let same = |(byte, known): (&u8, u8)| match known {
         b'-' => !byte.is_ascii_alphanumeric(),
         _ => byte.eq_ignore_ascii_case(&known),
@@ -43,7 +43,7 @@ fn is(name: &[u8], known: &str) -> bool {
 }
 
 /// Returns the names by their first letter; `*` stands for any rest.
-fn listed(first: u8) -> &'static [&'static str] {
+fn listed_names(first: u8) -> &'static [&'static str] {
     match first {
         b'x' => OF_X,
         b'b' => &["base-url"],
@@ -132,7 +132,7 @@ const OF_X: &[&str] = &[
     "x-peer-address",
 ];
 /// Returns the suffixes of names that claim a client address, by their last letter.
-fn endings(last: u8) -> &'static [&'static str] {
+fn listed_suffixes(last: u8) -> &'static [&'static str] {
     match last {
         b'p' => &["-ip", "-clientip", "-socketip", "-realip", "-userip", "-remoteip"],
         b'4' => &["-ipv4"],
@@ -153,8 +153,12 @@ mod tests {
     #[test]
     fn names_stand_where_they_are_looked_for() {
         for letter in 0..=u8::MAX {
-            assert!(listed(letter).iter().all(|known| known.as_bytes()[0] == letter));
-            assert!(endings(letter).iter().all(|known| known.as_bytes().last() == Some(&letter)));
+            assert!(listed_names(letter).iter().all(|known| known.as_bytes()[0] == letter));
+            assert!(
+                listed_suffixes(letter)
+                    .iter()
+                    .all(|known| known.as_bytes().last() == Some(&letter))
+            );
         }
     }
 

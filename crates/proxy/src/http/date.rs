@@ -10,17 +10,17 @@ use time::OffsetDateTime;
 pub(crate) type Stamp = [u8; STAMP_BYTES];
 
 /// Returns the `Date` for a final response that has none (RFC 9110 §6.6.1).
-pub(crate) fn lacking(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
-    (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(now)
+pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
+    (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }
 
 /// Returns the current time.
-pub(crate) fn now() -> Stamp {
+pub(crate) fn current_date() -> Stamp {
     let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
         (of, stamp) if of == second => stamp,
         _ => {
-            let stamp = stamp(second);
+            let stamp = format_date(second);
             latest.set((second, stamp));
             stamp
         }
@@ -32,7 +32,7 @@ pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn stamp(second: u64) -> Stamp {
+fn format_date(second: u64) -> Stamp {
     let seconds = i64::try_from(second).unwrap_or_default();
     let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let day = usize::from(at.weekday().number_days_from_monday()) * 3;
@@ -70,8 +70,8 @@ mod tests {
             (1_709_251_199, "Thu, 29 Feb 2024 23:59:59 GMT"),
             (253_402_300_799, "Fri, 31 Dec 9999 23:59:59 GMT"),
         ] {
-            assert_eq!(std::str::from_utf8(&stamp(second)), Ok(text));
+            assert_eq!(std::str::from_utf8(&format_date(second)), Ok(text));
         }
-        assert_eq!(now().len(), STAMP_BYTES);
+        assert_eq!(current_date().len(), STAMP_BYTES);
     }
 }

@@ -18,14 +18,14 @@ use crate::session::{Edge, Session};
 use crate::world::ConfigSnapshot;
 
 /// Routes a request that arrived on a port of the gateway.
-pub(crate) async fn route(
+pub(crate) async fn route_request(
     session: &Session,
     edge: &Edge,
     (request, aim): (&Request<'_>, &Aim<'_>),
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
-    let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     record.subject.port = edge.port;
     // The connection may be older than the configuration.
     let plan = config.plans.gateway.as_ref().and_then(|plan| plan.ports.get(&edge.port).cloned());
@@ -37,10 +37,10 @@ pub(crate) async fn route(
         }
         _ => return Err(Reason::NoRoute.into()),
     };
-    let view = request.view(aim);
-    let mut choice = listeners.choose(&view, server_name, worker.draw());
+    let view = request.request_view(aim);
+    let mut choice = listeners.choose_backend(&view, server_name, worker.random_number());
     let stay = match &mut choice {
-        GatewayChoice::Route(choice) => Stay::of(
+        GatewayChoice::Route(choice) => Stay::for_request(
             choice,
             (&config.plans, may_keep(worker, (&config, None), &view)),
             &view,
@@ -50,7 +50,7 @@ pub(crate) async fn route(
     };
     match choice {
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
@@ -58,17 +58,17 @@ pub(crate) async fn route(
             Ok(Bound { timeout: rule.request_timeout, actions, stay, ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let at = (edge.scheme, edge.port);
             let redirection = actions.as_ref().and_then(|it| it.redirection_at(&view, at));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
-            let bound = Bound::to(config.clone(), Destination::Redirected(redirection));
+            let bound = Bound::to_destination(config.clone(), Destination::Redirected(redirection));
             Ok(Bound { actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend.into())
         }
@@ -91,7 +91,7 @@ pub(crate) async fn service_of(
         Reason::UnknownService => Reason::InvalidBackend,
         reason => reason,
     })?;
-    worker.sweep(&config);
+    worker.retire_removed(&config);
     match plan.view.reach {
         Reach::Denied => Err(Reason::DeniedOutbound),
         Reach::Allowed => Ok((config, plan)),

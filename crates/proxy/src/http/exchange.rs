@@ -33,12 +33,12 @@ use smallvec::SmallVec;
 use super::again;
 use super::body::Source;
 use super::date;
-use super::forward::{Progress, forward};
+use super::forward::{Progress, forward_request};
 use super::replay::Hold;
 use super::request::{Aim, Request};
 use super::rescue;
 use super::respond::Responder;
-use super::route::{Bound, Destination, route};
+use super::route::{Bound, Destination, route_request};
 use super::scheme;
 use crate::error::Failure;
 use crate::hits;
@@ -47,7 +47,7 @@ use crate::record::{Hedge, Record};
 use crate::session::{ListenerKind, Session};
 use crate::upstream::cluster::{Trial, UpstreamCluster};
 use crate::upstream::gate::Retrying;
-use crate::upstream::pick::{kept, pick};
+use crate::upstream::pick::{pick_endpoint, session_endpoint};
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{Destined, Timed, Upstream};
 
@@ -120,7 +120,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             keeps: None,
         };
         if let Some(trace) = &mut exchange.record.trace {
-            trace.request(request, &session.worker);
+            trace.record_request(request, &session.worker);
         }
         exchange
     }
@@ -129,7 +129,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// request.
     #[cold]
     pub(crate) fn abandon(&mut self) {
-        self.record.abandon();
+        self.record.mark_abandoned();
     }
 
     /// Forwards the request to its destination and the response back.
@@ -137,11 +137,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// # Errors
     /// The connection or stream of the client cannot continue, and is reset with this code.
     pub(crate) async fn run(&mut self) -> Result<(), ResetCode> {
-        let Err(mut failure) = self.walk().await else {
-            self.record.succeed();
+        let Err(mut failure) = self.run_stages().await else {
+            self.record.mark_succeeded();
             return Ok(());
         };
-        self.record.fail(&failure);
+        self.record.record_failure(&failure);
         if self.started.get() {
             // A part of the response has been sent: only a broken connection tells the client that it is
             // incomplete.
@@ -162,46 +162,46 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let edits = self.edits_of_failure();
         let form = (bodiless, is_call);
         let answered =
-            rescue::answer(&failure, self.session, self.responder, form, edits.as_ref()).await;
+            rescue::send_error(&failure, self.session, self.responder, form, edits.as_ref()).await;
         if answered { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
     /// The stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
-    async fn walk(&mut self) -> Result<(), Failure> {
-        let mut aim = match self.request.aim() {
+    async fn run_stages(&mut self) -> Result<(), Failure> {
+        let mut aim = match self.request.parse_target() {
             Ok(aim) => aim,
-            Err(reason) => scheme::aim(self.session, self.request, reason)?,
+            Err(reason) => scheme::parse_target(self.session, self.request, reason)?,
         };
-        let bound = route(self.session, self.request, &aim, &mut self.record).await?;
+        let bound = route_request(self.session, self.request, &aim, &mut self.record).await?;
         match &bound.config.plans.guards {
-            None => self.authorize(&aim, &bound)?,
+            None => self.authorize_request(&aim, &bound)?,
             // Boxed to keep the future small for other requests.
             Some(guards) => Box::pin(self.authorize_guarded(guards, &aim, &bound)).await?,
         }
         if let Some(cors) = bound.actions.as_ref().and_then(|actions| actions.cors.as_ref())
             && let Some(preflight) = self.judge_origin(cors, &aim, &bound)
         {
-            return self.answer(200, &preflight, None).await;
+            return self.send_empty(200, &preflight, None).await;
         }
         if let Destination::Redirected(redirection) = &bound.destination {
-            return self.redirect(redirection, bound.actions.as_deref()).await;
+            return self.send_redirect(redirection, bound.actions.as_deref()).await;
         }
         if let Some(actions) = &bound.actions {
-            if let Some(target) = actions.target(aim.path, aim.query) {
+            if let Some(target) = actions.rewritten_target(aim.path, aim.query) {
                 aim.origin = Some(Cow::Owned(target));
             }
             self.actions = Some(actions.clone());
         }
-        self.mark(&aim, &bound);
+        self.add_marks(&aim, &bound);
         // The time limit of a request does not apply to an upgraded connection.
         let one = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let one = one.map(AttemptLimit::time);
+        let one = one.map(AttemptLimit::time_limit);
         let soonest = bound.timeout.into_iter().chain(one).min();
         self.agree_within = soonest.filter(|_| self.request.upgrade);
-        let copies = self.copies(&bound);
+        let copies = self.prepare_mirrors(&bound);
         let outcome = self.in_time(&aim, &bound).await;
         if let Some(copies) = copies {
-            copies.send(self.kept_body());
+            copies.send_all(self.kept_body());
         }
         outcome
     }
@@ -209,19 +209,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Makes all attempts, within the timeout of the rule.
     async fn in_time(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         match bound.timeout.filter(|_| !self.request.upgrade) {
-            None => self.attempts(aim, bound).await,
+            None => self.send_attempts(aim, bound).await,
             Some(limit) => {
                 let outcome = {
                     let _abandoned = cancel::Attempt;
-                    let mut attempts = pin!(self.attempts(aim, bound));
+                    let mut attempts = pin!(self.send_attempts(aim, bound));
                     let outcome = tokio::time::timeout(limit, &mut attempts).await;
                     if outcome.is_err() {
-                        cancel::Attempt::abandon();
+                        cancel::Attempt::mark_abandoned();
                     }
                     outcome
                 };
                 outcome.unwrap_or_else(|_| {
-                    self.settle(Hedge::Lost);
+                    self.record_hedge(Hedge::Lost);
                     self.end_attempt(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
                 })
@@ -230,11 +230,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Authorizes a request from another sidecar. Requests of the local application need no authorization.
-    fn authorize(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+    fn authorize_request(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if self.session.is_inbound() {
             let request = self.request;
-            self.let_in(&request.view(aim), bound)?;
-            self.limit(&request.view(aim), bound)?;
+            self.let_in(&request.request_view(aim), bound)?;
+            self.apply_limits(&request.request_view(aim), bound)?;
         }
         Ok(())
     }
@@ -242,24 +242,24 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Evaluates the authorization policies of the mesh.
     fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let access = &bound.config.plans.access;
-        let permit = self.session.permit(&bound.config, self.record.started)?;
-        let permit = access.request(&permit, view)?;
-        self.record.permit(access, permit);
+        let permit = self.session.authorize_peer(&bound.config, self.record.started)?;
+        let permit = access.authorize_request(&permit, view)?;
+        self.record.record_permit(access, permit);
         Ok(())
     }
 
     /// Applies the local rate and concurrency limits.
-    fn limit(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let Some(port) = self.limited(bound) else { return Ok(()) };
-        self.admit(port, view, bound)?;
-        self.enter(port, view, bound)
+    fn apply_limits(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+        let Some(port) = self.limited_port(bound) else { return Ok(()) };
+        self.take_tokens(port, view, bound)?;
+        self.acquire_permit(port, view, bound)
     }
 
     /// Returns the port on which the request arrived, if any limit applies to it.
-    fn limited(&self, bound: &Bound) -> Option<u16> {
+    fn limited_port(&self, bound: &Bound) -> Option<u16> {
         match &self.session.listener_kind {
             ListenerKind::Inbound { port } => {
-                Some(*port).filter(|it| bound.config.plans.limits.concern(*it))
+                Some(*port).filter(|it| bound.config.plans.limits.has_limits(*it))
             }
             _ => None,
         }
@@ -267,31 +267,36 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Takes tokens of rate limits.
     #[inline(never)]
-    fn admit(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+    fn take_tokens(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let now = self.session.worker.world.age();
-        Ok(bound.config.plans.limits.admit(port, (view, self.caller()), now)?)
+        Ok(bound.config.plans.limits.admit_request(port, (view, self.caller_account()), now)?)
     }
 
     /// Acquires a concurrency permit of the application; returns the tokens if there is none.
     #[inline(never)]
-    fn enter(&mut self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
+    fn acquire_permit(
+        &mut self,
+        port: u16,
+        view: &RequestView<'_>,
+        bound: &Bound,
+    ) -> Result<(), Failure> {
         let (worker, limits) = (&self.session.worker, &bound.config.plans.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
-        let place = limits.enter(port, is_whole, worker.world.age());
-        let place = place.inspect_err(|_| limits.give_back(port, (view, self.caller())))?;
+        let place = limits.acquire_permit(port, is_whole, worker.world.age());
+        let place = place.inspect_err(|_| limits.give_back(port, (view, self.caller_account())))?;
         let seat =
             |place| ResponseObserver::Place(Box::new(Seat { place, worker: worker.clone() }));
         self.observer = place.map(seat);
         Ok(())
     }
 
-    fn caller(&self) -> Option<&ServiceAccount> {
+    fn caller_account(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }
 
     /// Adds the marks of a lane to an inbound request, for the application to propagate; at a gateway, adds
     /// headers about the client.
-    fn mark(&mut self, aim: &Aim<'_>, bound: &Bound) {
+    fn add_marks(&mut self, aim: &Aim<'_>, bound: &Bound) {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else {
             if let Some(edge) = &self.session.edge {
                 self.tell_of_client(edge, bound.actions.as_ref());
@@ -299,13 +304,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
             return;
         };
         let lanes = &bound.config.plans.lanes;
-        if lanes.concern(*port) {
-            let view = self.request.view(aim);
-            let marks = lanes.mark(*port, &view, &mut || self.session.worker.draw());
+        if lanes.may_mark(*port) {
+            let view = self.request.request_view(aim);
+            let marks = lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
             if let Some(rule) = marks.rule {
-                hits::tags(&self.session.worker.shard, rule);
+                hits::count_tags(&self.session.worker.shard, rule);
             }
-            let missing = marks.missing(&view);
+            let missing = marks.missing_headers(&view);
             self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         }
     }
@@ -316,7 +321,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Returns the headers that are added to the request, `context` among them.
-    pub(crate) fn added<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
+    pub(crate) fn added_headers<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
         if self.marks.is_empty() && context.is_none() && !self.session.found_http2 {
             return Added::new();
         }
@@ -332,25 +337,25 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
-    async fn attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+    async fn send_attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
         if let Some(traffic_policy) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
-            self.inject(aim, bound, traffic_policy).await?;
+            self.inject_fault(aim, bound, traffic_policy).await?;
         }
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let limit = actions.as_ref().and_then(|actions| actions.attempt_limit);
         let limit = limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.started));
         if let Some(rule) = rule {
-            self.prepare(rule);
+            self.prepare_retry(rule);
         }
         let mut tried = None;
         loop {
             let outcome = {
                 // Dropped before the backoff: other requests run meanwhile.
                 let _abandoned = limit.map(|_| cancel::Attempt);
-                match self.hedge(aim, bound) {
+                match self.hedge_rule(aim, bound) {
                     None => {
-                        let attempt = pin!(self.attempt(aim, bound, &mut tried));
+                        let attempt = pin!(self.send_attempt(aim, bound, &mut tried));
                         match limit {
                             None => attempt.await,
                             Some(limit) => in_limit(limit, attempt).await,
@@ -358,12 +363,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     }
                     // Boxed to keep the future small for other requests.
                     Some(rule) => {
-                        let both = Box::pin(self.hedged((aim, bound), rule, &mut tried));
+                        let both = Box::pin(self.send_hedged((aim, bound), rule, &mut tried));
                         let outcome = match limit {
                             None => both.await,
                             Some(limit) => in_limit(limit, both).await,
                         };
-                        self.settle(Hedge::Lost);
+                        self.record_hedge(Hedge::Lost);
                         outcome
                     }
                 }
@@ -377,19 +382,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let again = match rule {
                 None => {
                     self.may_repeat(reason, bound)
-                        && retry::retry(reason, &self.attempt_so_far((aim, bound)))
-                        && self.retrying.claim(bound.cluster.as_deref())
+                        && retry::may_retry(reason, &self.attempt_so_far((aim, bound)))
+                        && self.retrying.try_claim(bound.cluster.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
             };
             if !again {
                 let failure = match &bound.cluster {
-                    Some(cluster) => cluster.failure(reason),
+                    Some(cluster) => cluster.failure_for(reason),
                     None => reason.into(),
                 };
                 // Boxed to keep the future small for other requests.
-                return match self.outdated(reason, (aim, bound)) {
-                    Some(outdated) => Box::pin(self.reroute(failure, outdated)).await,
+                return match self.detect_outdated(reason, (aim, bound)) {
+                    Some(outdated) => Box::pin(self.reroute_request(failure, outdated)).await,
                     None => Err(failure),
                 };
             }
@@ -398,7 +403,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Credits the retry budget, and buffers the request's body for another attempt.
-    fn prepare(&mut self, rule: &RetryRule) {
+    fn prepare_retry(&mut self, rule: &RetryRule) {
         if rule.attempts == 0 {
             return;
         }
@@ -420,10 +425,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
         // A withheld response has already been charged to the budget.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
-                && self.retrying.claim(bound.cluster.as_deref())
-                && again::pays(worker, self.record.subject.service.as_ref()));
+                && self.retrying.try_claim(bound.cluster.as_deref())
+                && again::charge_retry(worker, self.record.subject.service.as_ref()));
         if again {
-            tokio::time::sleep(retry::pause(rule, attempt.number, worker.draw())).await;
+            tokio::time::sleep(retry::retry_pause(rule, attempt.number, worker.random_number()))
+                .await;
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
@@ -442,24 +448,24 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    async fn attempt(
+    async fn send_attempt(
         &mut self,
         aim: &Aim<'_>,
         bound: &Bound,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
         let (destined, own) = match self.is_private() {
-            false => (self.pick(bound, tried.as_ref())?, None),
-            true => self.private(bound, tried.as_ref())?,
+            false => (self.pick_destination(bound, tried.as_ref())?, None),
+            true => self.private_destination(bound, tried.as_ref())?,
         };
-        *tried = destined.endpoint();
+        *tried = destined.endpoint_id();
         if self.observer.is_some() || bound.stay.is_some() {
             self.goes_to(tried.as_ref(), bound);
         }
         if let Some(cluster) = &bound.cluster {
-            self.trial = destined.begin(cluster)?;
+            self.trial = destined.start_attempt(cluster)?;
         }
-        self.timed = destined.enter();
+        self.timed = destined.start_timed();
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(destined.address());
         }
@@ -467,22 +473,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let lease = Box::pin(self.lease_private(&destined, own));
             match &bound.cluster {
                 None => lease.await,
-                Some(cluster) => Box::pin(cluster.wait(lease)).await,
+                Some(cluster) => Box::pin(cluster.wait_for_connection(lease)).await,
             }
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
             let wait = again::Prospect { bound, retries: self.record.retries };
-            let lease = destined.lease(worker, self.timed.as_ref(), (found_http2, wait));
+            let lease = destined.acquire(worker, self.timed.as_ref(), (found_http2, wait));
             let lease = pin!(lease);
             match &bound.cluster {
                 None => lease.await,
-                Some(cluster) => cluster.wait(lease).await,
+                Some(cluster) => cluster.wait_for_connection(lease).await,
             }
         };
         let outcome = match lease {
             Ok(lease) => {
-                let outcome = forward(self, aim, &destined, lease).await;
-                destined.learn(&self.session.worker, outcome);
+                let outcome = forward_request(self, aim, &destined, lease).await;
+                destined.record_outcome(&self.session.worker, outcome);
                 outcome
             }
             // The connection attempt has already recorded its own failure.
@@ -496,7 +502,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     #[inline]
     fn end_attempt(&mut self, outcome: Result<(), Reason>) {
         if let (Some(timed), Err(reason)) = (&self.timed, outcome) {
-            timed.ends(reason);
+            timed.record_failure(reason);
         }
         self.timed = None;
         if let Some(trial) = self.trial.take() {
@@ -515,18 +521,23 @@ impl<'a, 'io> Exchange<'a, 'io> {
             (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
             (Err(reason), None) => Ending::Broken(reason),
         };
-        trial.end(&self.session.worker, ending);
+        trial.finish(&self.session.worker, ending);
     }
 
-    fn pick(&self, bound: &Bound, avoid: Option<&EndpointId>) -> Result<Destined, Reason> {
+    fn pick_destination(
+        &self,
+        bound: &Bound,
+        avoid: Option<&EndpointId>,
+    ) -> Result<Destined, Reason> {
         match &bound.destination {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
             Destination::Endpoints(priorities) => {
                 let at = (priorities, bound.cluster.as_deref());
-                let kept = bound.stay.as_ref().and_then(|stay| self.kept(stay, at, avoid));
+                let kept =
+                    bound.stay.as_ref().and_then(|stay| self.session_endpoint(stay, at, avoid));
                 let upstream = match kept {
                     Some(kept) => kept,
-                    None => pick(&self.session.worker, at, bound.hashed.as_ref(), avoid)?,
+                    None => pick_endpoint(&self.session.worker, at, bound.hashed.as_ref(), avoid)?,
                 };
                 Ok(Destined::Upstream(upstream))
             }
@@ -536,22 +547,22 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// With session persistence: returns the endpoint of the session, if it may be used.
     #[inline(never)]
-    fn kept(
+    fn session_endpoint(
         &self,
         stay: &Stay,
         (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
         avoid: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
         let worker = &self.session.worker;
-        let endpoints = priorities.serving(worker, cluster, avoid);
-        kept(worker, (stay.endpoint(endpoints)?, cluster), avoid)
+        let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
+        session_endpoint(worker, (stay.find_endpoint(endpoints)?, cluster), avoid)
     }
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
     fn goes_to(&mut self, endpoint: Option<&EndpointId>, bound: &Bound) {
-        if let Some(beside) = self.observer.as_ref().and_then(ResponseObserver::beside) {
-            beside.went(endpoint.cloned());
+        if let Some(beside) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
+            beside.record_first(endpoint.cloned());
         }
         if let Some(stay) = &bound.stay {
             self.keeps = self.known_of(stay, endpoint);
@@ -561,7 +572,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// With session persistence: returns the response field for a response of this endpoint.
     fn known_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
         let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
-        stay.field(answers?, date::since_epoch(), is_safe).map(Box::new)
+        stay.response_field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }
 }
 
@@ -576,11 +587,11 @@ async fn in_limit(
     attempt: impl Future<Output = Result<(), Reason>>,
 ) -> Result<(), Reason> {
     let mut attempt = pin!(attempt);
-    match tokio::time::timeout(limit.time(), &mut attempt).await {
+    match tokio::time::timeout(limit.time_limit(), &mut attempt).await {
         Ok(outcome) => outcome,
         Err(_) if limit.is_of_head() && started.get() => attempt.await,
         Err(_) => {
-            cancel::Attempt::abandon();
+            cancel::Attempt::mark_abandoned();
             Err(Reason::AttemptTimeout)
         }
     }

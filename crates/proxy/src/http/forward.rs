@@ -24,7 +24,7 @@ use self::interim::Allowance;
 pub(super) use self::interim::{Awaited, Http2Answer, Unanswered};
 use self::sending::Sending;
 use super::again::{KeepBack, KeptBack};
-use super::body::{Noted, Silence, Sink, Source, pump};
+use super::body::{Noted, Silence, Sink, Source, forward_body};
 use super::exchange::{Exchange, Named, ResponseObserver};
 use super::grpc::{self, Call};
 use super::message::Reader;
@@ -63,7 +63,7 @@ pub(crate) struct Progress {
 }
 
 /// Sends the request on a connection, and its response back to the client.
-pub(crate) async fn forward(
+pub(crate) async fn forward_request(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
@@ -98,7 +98,7 @@ pub(crate) async fn forward(
             }
             let clean = over_http1(exchange, aim, &mut connection).await?;
             match exchange.progress.pins {
-                true if clean => exchange.pin(destined, connection),
+                true if clean => exchange.pin_connection(destined, connection),
                 false if clean && !exchange.request.head.authenticates_connection => {
                     destined.give_back(connection);
                 }
@@ -116,15 +116,16 @@ async fn over_link(
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
     let max_wait = limits.body_stall_timeout;
-    let uncongested = link.uncongested(limits.connect_timeout).await;
+    let uncongested = link.wait_uncongested(limits.connect_timeout).await;
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
     let opened = {
-        let context = exchange.span().map(Written::of);
-        let added = exchange.added(context.as_ref());
-        let edits = edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
+        let context = exchange.span().map(Written::from_span);
+        let added = exchange.added_headers(context.as_ref());
+        let edits =
+            request_edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
         let request = exchange.request;
-        link.open(StreamKind::Http, bodiless, |out| {
+        link.open_stream(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
         })
     };
@@ -134,18 +135,18 @@ async fn over_link(
     })?;
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, max_wait };
-    let sending = Sending::of(exchange);
-    converse(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
+    let sending = Sending::at_start(exchange);
+    run_directions(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
 /// Forwards the response to a request that was sent completely.
-pub(crate) async fn answer(
+pub(crate) async fn forward_response(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
     let sink = Sink::Link { stream, max_wait };
-    converse(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
+    run_directions(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
 }
 
 async fn over_http2(
@@ -155,19 +156,19 @@ async fn over_http2(
     lease: &mut Http2Lease,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
-    let head = asked::of(exchange, aim, destined)?;
+    let head = asked::http2_request(exchange, aim, destined)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.hold_briefly();
-    let (response, stream) = lease.send(head, exchange.body.is_empty())?;
+    let (response, stream) = lease.open_stream(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
     let outgoing = Outgoing::new(stream);
     let asked = Asked::new(&outgoing);
     let sink = Sink::Http2 { stream: outgoing, max_wait };
-    let sending = Sending::of(exchange);
+    let sending = Sending::at_start(exchange);
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
-    let outcome = converse(exchange, (sink, sending), upstream).await;
-    asked.finish();
-    outcome.map(|_| lease.processed())
+    let outcome = run_directions(exchange, (sink, sending), upstream).await;
+    asked.complete();
+    outcome.map(|_| lease.record_processed())
 }
 
 /// Returns true if the connection may serve another request.
@@ -184,30 +185,30 @@ async fn over_http1(
     let sharing = connection.sharing(exchange.progress.pins);
     let Http1Upstream { reader, writer, .. } = connection;
     {
-        let context = exchange.span().map(Written::of);
-        let added = exchange.added(context.as_ref());
-        let edits = edits(exchange, (aim, exchange.actions.as_deref()), framing, &added);
-        write_request(&request.bytes, request.head, &edits, writer.room());
+        let context = exchange.span().map(Written::from_span);
+        let added = exchange.added_headers(context.as_ref());
+        let edits = request_edits(exchange, (aim, exchange.actions.as_deref()), framing, &added);
+        write_request(&request.bytes, request.head, &edits, writer.output_buffer());
     }
     exchange.progress.request_sent = true;
     if exchange.body.is_empty() || request.upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
-    let sending = Sending::of(exchange);
+    let sending = Sending::at_start(exchange);
     let upstream = Upstreamed::Http1(reader, sharing);
-    converse(exchange, (sink, sending), upstream).await
+    run_directions(exchange, (sink, sending), upstream).await
 }
 
 /// Returns the edits of the request's head: by rules on the way to endpoints, by check services and tokens at
 /// the application.
-pub(crate) fn edits<'a>(
+pub(crate) fn request_edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     (aim, rule): (&'a Aim<'_>, Option<&'a CompiledActions>),
     framing: Framing,
     add: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
-    let host = rule.and_then(|rule| rule.host()).or(exchange.session.host.as_deref());
+    let host = rule.and_then(|rule| rule.rewritten_host()).or(exchange.session.host.as_deref());
     RequestEdits {
         target: aim.origin.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
@@ -220,7 +221,7 @@ pub(crate) fn edits<'a>(
         add,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
-        replace: exchange.span().map_or(&[], Span::replaces),
+        replace: exchange.span().map_or(&[], Span::replaced_headers),
         connection: match exchange.request.upgrade {
             true => Connection::Upgrade,
             false => Connection::KeepAlive,
@@ -237,7 +238,7 @@ enum Upstreamed<'a> {
 
 /// Returns the limit on pauses of the request's body. A gRPC call may pause as long as its server has nothing
 /// to send.
-fn silence<'a>(
+fn silence_limit<'a>(
     session: &Session,
     record: &'a Record<'a>,
     (is_call, answered): (bool, &'a Cell<bool>),
@@ -261,7 +262,7 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 
 /// Runs both directions concurrently. Once the response is complete, the exchange is over, even if the
 /// request's body was not sent to its end. Returns true if the upstream connection is clean.
-async fn converse(
+async fn run_directions(
     exchange: &mut Exchange<'_, '_>,
     (mut sink, sending): (Sink<'_>, Sending),
     upstream: Upstreamed<'_>,
@@ -272,29 +273,30 @@ async fn converse(
     } = exchange;
     let (observer, keeps) = (exchange.observer.as_ref(), exchange.keeps.as_deref());
     let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
-    let retrying = (trial.map(Trial::cluster), &exchange.retrying);
     let Progress { body_taken, kept_back, reset, .. } = progress;
+    let kept = (&*kept_back, (trial.map(Trial::upstream_cluster), &exchange.retrying));
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let (record, at) = (&*record, (&*session.worker, &**request));
-    let keep_back =
-        KeepBack::under(actions.as_deref(), at, bears, held.as_deref(), (kept_back, retrying));
+    let keep_back = KeepBack::for_attempt(actions.as_deref(), at, bears, held.as_deref(), kept);
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
-    let silence = silence(session, record, (is_call, started));
-    let (upgrade, sending, client) = (request.upgrade, Cell::new(sending), responder.connection());
+    let silence = silence_limit(session, record, (is_call, started));
+    let (upgrade, sending) = (request.upgrade, Cell::new(sending));
+    let client = responder.client_connection();
     let mut send = pin!(async {
         *body_taken = has_body;
-        let permitted = |section| trailers::permitted(session, actions.as_deref(), section);
-        let noted = Noted::request(&record.bytes_in, &permitted);
+        let permitted = |section| trailers::permitted_section(session, actions.as_deref(), section);
+        let noted = Noted::for_request(&record.bytes_in, &permitted);
         if sending.get() != Sending::UnderWay {
             // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
             // the future small for other requests.
-            return Box::pin(tunnel::forth((body, &mut sink), session, &noted, &sending)).await;
+            let source = (&mut **body, &mut sink);
+            return Box::pin(tunnel::forward_client(source, session, &noted, &sending)).await;
         }
-        pump(body, &mut sink, silence, &noted).await
+        forward_body(body, &mut sink, silence, &noted).await
     });
     let mut reply = Reply {
         worker: &session.worker,
-        answers: request.answers(),
+        answers: request.response_rules(),
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
@@ -305,17 +307,17 @@ async fn converse(
         timed,
         sending: &sending,
         responder,
-        given: Noted::response(&record.bytes_out, is_call.then_some(Call(&record.grpc))),
+        given: Noted::for_response(&record.bytes_out, is_call.then_some(Call(&record.grpc))),
         record,
         started,
         reset,
     };
-    let mut receive = pin!(receive(upstream, &mut reply));
+    let mut receive = pin!(receive_response(upstream, &mut reply));
     let reusable = poll_fn(|cx| {
         if sending.get().is_under_way()
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            sending.set(Sending::after(sent, started.get(), (observer, timed))?);
+            sending.set(Sending::after_body(sent, started.get(), (observer, timed))?);
         }
         let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
@@ -328,12 +330,11 @@ async fn converse(
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        match &client {
-            Some(io) if sending.get().is_watched(upgrade) && io.poll_gone(cx).is_ready() => {
-                Poll::Ready(Err(Reason::DownstreamClosed))
-            }
-            _ => Poll::Pending,
+        let watched = client.as_ref().filter(|_| sending.get().is_watched(upgrade));
+        if watched.is_some_and(|io| io.poll_gone(cx).is_ready()) {
+            return Poll::Ready(Err(Reason::DownstreamClosed));
         }
+        Poll::Pending
     })
     .await?;
     Ok(reusable && matches!(sending.get(), Sending::Whole | Sending::Held))
@@ -368,33 +369,36 @@ struct Reply<'a, 'io> {
 }
 
 /// Forwards the response. Returns true if the upstream connection is clean.
-async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<bool, Reason> {
+async fn receive_response(
+    upstream: Upstreamed<'_>,
+    reply: &mut Reply<'_, '_>,
+) -> Result<bool, Reason> {
     let mut allowance = Allowance::new();
     match upstream {
         Upstreamed::Link(stream) => loop {
-            let arrived = stream.next().await.map_err(|lost| reply.lost(lost, stream))?;
+            let arrived = stream.next().await.map_err(|lost| reply.loss_reason(lost, stream))?;
             // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = reply.worker.response_heads.lend();
-            parse(&mut head, &bytes, (reply.answers, reply.upgrade), interim)?;
+            parse_head(&mut head, &bytes, (reply.answers, reply.upgrade), interim)?;
             if interim {
-                allowance.spend(&bytes)?;
-                reply.interim(&bytes, &head).await?;
+                allowance.spend_head(&bytes)?;
+                reply.send_interim(&bytes, &head).await?;
                 continue;
             }
             let received = ReceivedHead { bytes, rejected };
-            if let Some(reason) = received.rejection(&head) {
-                reply.rejected(reason)?;
+            if let Some(reason) = received.rejection_reason(&head) {
+                reply.record_rejection(reason)?;
             }
             let bytes = received.bytes;
             let source = match (end, head.tunnel) {
-                (true, _) => ended(&head)?,
-                (false, true) => Source::link(stream, BodyLength::UntilClose),
-                (false, false) => Source::link(stream, head.body),
+                (true, _) => bodiless_source(&head)?,
+                (false, true) => Source::from_link(stream, BodyLength::UntilClose),
+                (false, false) => Source::from_link(stream, head.body),
             };
-            let finished = reply.finish(&bytes, &head, source).await;
+            let finished = reply.send_final(&bytes, &head, source).await;
             if finished.is_err() && reply.is_kept_back() {
                 stream.abandon();
             }
@@ -403,11 +407,13 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
         Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
         Upstreamed::Http1(reader, sharing) => loop {
             let mut head = reply.worker.response_heads.lend();
-            let bytes =
-                reader.response(&mut head, reply.answers).await.map_err(|e| upstream_reason(&e))?;
+            let bytes = reader
+                .read_response(&mut head, reply.answers)
+                .await
+                .map_err(|e| upstream_reason(&e))?;
             if head.is_interim() {
-                allowance.spend(&bytes)?;
-                reply.interim(&bytes, &head).await?;
+                allowance.spend_head(&bytes)?;
+                reply.send_interim(&bytes, &head).await?;
                 continue;
             }
             if head.tunnel && !reply.upgrade {
@@ -419,7 +425,7 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
                 Sharing::Pinned => true,
                 Sharing::PinnedAtSidecar => {
                     if let Some(reason) = rejection_over_http1(&bytes, &head) {
-                        reply.rejected(reason)?;
+                        reply.record_rejection(reason)?;
                     }
                     true
                 }
@@ -427,8 +433,8 @@ async fn receive(upstream: Upstreamed<'_>, reply: &mut Reply<'_, '_>) -> Result<
             let reusable =
                 head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
-            let source = Source::http1(reader, length);
-            reply.finish(&bytes, &head, source).await?;
+            let source = Source::from_http1(reader, length);
+            reply.send_final(&bytes, &head, source).await?;
             return Ok(reusable);
         },
     }
@@ -448,35 +454,35 @@ async fn receive_http2(
         })?;
         let (mut parts, body) = match answer {
             Http2Answer::Interim(bytes) => {
-                parse(&mut head, &bytes, asked, true)?;
-                awaited.meanwhile(reply.interim(&bytes, &head)).await??;
+                parse_head(&mut head, &bytes, asked, true)?;
+                awaited.collect_during(reply.send_interim(&bytes, &head)).await??;
                 continue;
             }
             Http2Answer::Final(parts, body) => (parts, body),
         };
         let agreed = reply.upgrade && parts.status.is_success();
         let bytes = match agreed {
-            true => connect::switching(&mut parts, reply.request),
-            false => head::response(&parts),
+            true => connect::switching_response(&mut parts, reply.request),
+            false => head::response_to_http1(&parts),
         };
-        parse(&mut head, &bytes, asked, false)?;
+        parse_head(&mut head, &bytes, asked, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => Source::Http2(Received::new(body)),
             // Further bytes would be taken for the next response.
             (_, BodyLength::Empty) => Source::Empty,
-            (true, _) => ended(&head)?,
+            (true, _) => bodiless_source(&head)?,
             (false, _) => Source::Http2(Received::new(body)),
         };
         if source.is_empty() && head.body == BodyLength::UntilClose {
             head.body = BodyLength::Known(0);
         }
-        reply.finish(&bytes, &head, source).await?;
+        reply.send_final(&bytes, &head, source).await?;
         return Ok(true);
     }
 }
 
 /// Rejects a head that declares a body but ends the stream.
-fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
+fn bodiless_source<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
     match head.body {
         BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
         _ => Ok(Source::Empty),
@@ -485,7 +491,7 @@ fn ended<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
 
 /// Parses a head from a link. The receiver distinguishes final and interim heads by their status, whatever the
 /// frame says: after a mismatch it would take the next response for this one.
-fn parse(
+fn parse_head(
     head: &mut ResponseHead,
     bytes: &[u8],
     (answers, upgrade): (Answers, bool),
@@ -504,33 +510,33 @@ fn parse(
 }
 
 impl Reply<'_, '_> {
-    async fn interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
-        self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        self.responder.interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
+    async fn send_interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
+        self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        self.responder.send_interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
     }
 
     /// Forwards the final head and its body.
-    async fn finish(
+    async fn send_final(
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
         if let Some(timed) = self.timed {
-            timed.answers(match self.given.call {
+            timed.record_response(match self.given.call {
                 None => head.status,
                 Some(_) => grpc::stands_for(bytes, head),
             });
         }
         let keep_back = self.keep_back.as_ref();
-        if keep_back.is_some_and(|keep_back| keep_back.keeps(bytes, head, self.observer)) {
+        if keep_back.is_some_and(|keep_back| keep_back.withhold(bytes, head, self.observer)) {
             // This reason is not reported.
             return Err(Reason::UpstreamReset);
         }
         if let Some(observer) = self.observer {
-            observer.answers(self.request, (bytes, head));
+            observer.record_response(self.request, (bytes, head));
         }
-        self.responder.uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
+        self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::may_tell(self.request, bytes, head)?;
         }
@@ -542,7 +548,7 @@ impl Reply<'_, '_> {
         }
         if head.tunnel {
             // Boxed to keep the future small for other requests.
-            return Box::pin(self.tunnel((bytes, head), source)).await;
+            return Box::pin(self.forward_upstream((bytes, head), source)).await;
         }
         self.record.head.status.set(head.status);
         self.started.set(true);
@@ -553,7 +559,7 @@ impl Reply<'_, '_> {
             .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {
-                call.ended(bytes, head);
+                call.finish_response(bytes, head);
             }
             return Ok(());
         }
@@ -564,11 +570,11 @@ impl Reply<'_, '_> {
                 Silence::OfStream(self.record)
             }
         };
-        let pumped = pump(&mut source, &mut sink, silence, &self.given).await;
+        let pumped = forward_body(&mut source, &mut sink, silence, &self.given).await;
         if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
-            call.ended(bytes, head);
+            call.finish_response(bytes, head);
         }
-        pumped.map_err(|broken| self.broken(&broken))
+        pumped.map_err(|broken| self.failure_reason(&broken))
     }
 
     /// True if this response is withheld and another attempt follows.
@@ -580,17 +586,17 @@ impl Reply<'_, '_> {
     /// Records that the peer's sidecar rejected the request, so that the response is not the application's. An
     /// error if the workload no longer has the port: a newer configuration may contain another endpoint.
     #[cold]
-    fn rejected(&mut self, reason: Reason) -> Result<(), Reason> {
+    fn record_rejection(&mut self, reason: Reason) -> Result<(), Reason> {
         self.record.head.rejection.set(Some(reason));
         if let Some(trial) = self.trial {
-            trial.rejected(reason);
+            trial.record_rejection(reason);
         }
         let is_whole = self.request.head.body == BodyLength::Empty;
         if reason == Reason::UnknownService && is_whole { Err(reason) } else { Ok(()) }
     }
 
     #[cold]
-    fn lost(&self, lost: Lost, stream: &LinkStream) -> Reason {
+    fn loss_reason(&self, lost: Lost, stream: &LinkStream) -> Reason {
         if let Lost::Http2(code) = lost {
             self.reset.set(Some(code));
         }

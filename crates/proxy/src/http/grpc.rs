@@ -24,7 +24,7 @@ pub(crate) struct Call<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
 
 impl Call<'_> {
     /// Reads the status from the trailers of the response.
-    pub(crate) fn trailers(self, section: &[u8]) {
+    pub(crate) fn record_trailers(self, section: &[u8]) {
         let mut lines = section.split(|byte| *byte == b'\n');
         let value = lines.find_map(|line| {
             let colon = line.iter().position(|byte| *byte == b':')?;
@@ -32,22 +32,24 @@ impl Call<'_> {
             name.eq_ignore_ascii_case(STATUS.as_bytes()).then(|| value.get(1..))?
         });
         if let Some(value) = value {
-            self.0.set(Some(GrpcStatus::of(value.trim_ascii())));
+            self.0.set(Some(GrpcStatus::from_value(value.trim_ascii())));
         }
     }
 
     /// Ends the response: without a status in the trailers, that of the head counts.
-    pub(crate) fn ended(self, bytes: &[u8], head: &ResponseHead) {
+    pub(crate) fn finish_response(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
             let reported = head.find(bytes, STATUS).next();
-            self.0.set(Some(reported.map_or(GrpcStatus::of_http(head.status), GrpcStatus::of)));
+            self.0.set(Some(
+                reported.map_or(GrpcStatus::of_http(head.status), GrpcStatus::from_value),
+            ));
         }
     }
 }
 
 /// Returns the gRPC status for a failure of this proxy: the one to which clients map our HTTP status
 /// (grpc/doc/http-grpc-status-mapping.md), else the nearest one, and `DEADLINE_EXCEEDED` for timeouts.
-pub(crate) fn status(reason: Reason) -> GrpcStatus {
+pub(crate) fn status_for(reason: Reason) -> GrpcStatus {
     match (reason, reason.status()) {
         (Reason::RequestTimeout | Reason::AttemptTimeout, _) => GrpcStatus::DeadlineExceeded,
         (Reason::RateLimited | Reason::BodyTooLarge, _) => GrpcStatus::ResourceExhausted,
@@ -87,21 +89,21 @@ pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
 }
 
 /// Returns the gRPC status in the head of a response.
-pub(crate) fn reported(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
-    head.find(bytes, STATUS).next().map(GrpcStatus::of)
+pub(crate) fn head_status(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
+    head.find(bytes, STATUS).next().map(GrpcStatus::from_value)
 }
 
 /// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
 /// of its gRPC status.
 pub(crate) fn stands_for(bytes: &[u8], head: &ResponseHead) -> u16 {
-    match (head.status, reported(bytes, head)) {
-        (200, Some(reported)) => class(reported),
+    match (head.status, head_status(bytes, head)) {
+        (200, Some(reported)) => status_class(reported),
         (status, _) => status,
     }
 }
 
 /// Returns the HTTP status by which rules refer to a gRPC status; 200 if there is none.
-const fn class(status: GrpcStatus) -> u16 {
+const fn status_class(status: GrpcStatus) -> u16 {
     match status {
         GrpcStatus::Unavailable => 503,
         GrpcStatus::DeadlineExceeded => 504,
@@ -154,8 +156,8 @@ mod tests {
             parsed.parse(head.as_bytes(), leno_wire::http1::Answers::Other).unwrap();
             let status = Cell::new(None);
             let call = Call(&status);
-            call.trailers(trailers.as_bytes());
-            call.ended(head.as_bytes(), &parsed);
+            call.record_trailers(trailers.as_bytes());
+            call.finish_response(head.as_bytes(), &parsed);
             status.get()
         };
         let ok = "HTTP/1.1 200 OK\r\n\r\n";

@@ -13,7 +13,7 @@ use leno_wire::link::ResetCode;
 
 use crate::buffers::{self, Size};
 use crate::io::Io;
-use crate::max_wait::within;
+use crate::max_wait::poll_within;
 
 /// The read half, with the bytes received after the last message.
 pub(crate) struct Reader {
@@ -59,7 +59,7 @@ impl Reader {
     }
 
     /// Waits for the first byte of the next message. False after a clean end of the connection.
-    pub(crate) async fn wait(&mut self) -> Result<bool, ReadError> {
+    pub(crate) async fn wait_for_message(&mut self) -> Result<bool, ReadError> {
         loop {
             // RFC 9112 §2.2: empty lines before a request are ignored; they do not begin one.
             while self.buffer.starts_with(b"\r\n") {
@@ -68,14 +68,14 @@ impl Reader {
             if !self.buffer.is_empty() && *self.buffer != b"\r"[..] {
                 return Ok(true);
             }
-            if self.more().await? == 0 {
+            if self.read_more().await? == 0 {
                 return Ok(false);
             }
         }
     }
 
     /// Reads more bytes. Returns 0 at the end.
-    pub(crate) async fn more(&mut self) -> io::Result<usize> {
+    pub(crate) async fn read_more(&mut self) -> io::Result<usize> {
         poll_fn(|cx| self.poll_more(cx)).await
     }
 
@@ -84,7 +84,10 @@ impl Reader {
     }
 
     /// Reads one complete request head. The head's spans refer to the returned bytes.
-    pub(crate) async fn request(&mut self, head: &mut RequestHead) -> Result<Bytes, ReadError> {
+    pub(crate) async fn read_request(
+        &mut self,
+        head: &mut RequestHead,
+    ) -> Result<Bytes, ReadError> {
         loop {
             match head.parse(&self.buffer)? {
                 Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
@@ -96,7 +99,7 @@ impl Reader {
     /// Reads until a request head is complete or malformed. It stays in the buffer, for [`Reader::request`];
     /// `head` is used for parsing only.
     pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
-        if !matches!(self.wait().await, Ok(true)) {
+        if !matches!(self.wait_for_message().await, Ok(true)) {
             return;
         }
         while let Ok(Parsed::Partial) = head.parse(&self.buffer) {
@@ -107,7 +110,7 @@ impl Reader {
     }
 
     /// Reads one complete response head. The head's spans refer to the returned bytes.
-    pub(crate) async fn response(
+    pub(crate) async fn read_response(
         &mut self,
         head: &mut ResponseHead,
         answers: Answers,
@@ -117,7 +120,7 @@ impl Reader {
                 Ok(Parsed::Complete(length)) => return Ok(self.buffer.split_to(length).freeze()),
                 _ if begins_http2(&self.buffer) => return Err(ReadError::SpeaksHttp2),
                 Ok(Parsed::Partial) => self.more_of_head().await?,
-                Err(malformed) => match self.mend(head, answers) {
+                Err(malformed) => match self.parse_leniently(head, answers) {
                     Some(bytes) => return Ok(bytes),
                     None if self.is_tolerant && self.may_be_mended() => {
                         self.more_of_head().await.map_err(|_| malformed)?;
@@ -130,7 +133,7 @@ impl Reader {
 
     /// Parses a head with deviations that recipients may accept.
     #[cold]
-    fn mend(&mut self, head: &mut ResponseHead, answers: Answers) -> Option<Bytes> {
+    fn parse_leniently(&mut self, head: &mut ResponseHead, answers: Answers) -> Option<Bytes> {
         let mended = Some(&self.buffer).filter(|_| self.is_tolerant);
         let mended = mended.and_then(|bytes| mend_response(bytes))?;
         let whole = Ok(Parsed::Complete(mended.head.len()));
@@ -158,7 +161,7 @@ impl Reader {
         if self.buffer.len() > HEAD_BYTES_MAX + HEAD_SLACK {
             return Err(Malformed::HeadTooLarge.into());
         }
-        if self.more().await? == 0 { Err(ReadError::Ended) } else { Ok(()) }
+        if self.read_more().await? == 0 { Err(ReadError::Ended) } else { Ok(()) }
     }
 }
 
@@ -178,8 +181,8 @@ impl Writer {
     }
 
     /// Returns the buffer for further output.
-    pub(crate) fn room(&mut self) -> &mut BytesMut {
-        buffers::furnish(&mut self.buffer, Size::Message);
+    pub(crate) fn output_buffer(&mut self) -> &mut BytesMut {
+        buffers::ensure_capacity(&mut self.buffer, Size::Message);
         &mut self.buffer
     }
 
@@ -200,7 +203,7 @@ impl Writer {
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         loop {
             let before = self.buffer.len();
-            match within(self.max_wait, |cx| self.poll_flush(cx)).await {
+            match poll_within(self.max_wait, |cx| self.poll_flush(cx)).await {
                 Some(flushed) => return flushed,
                 None if self.buffer.len() < before => {}
                 None => return Err(io::ErrorKind::TimedOut.into()),
@@ -211,7 +214,7 @@ impl Writer {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.buffer.is_empty() || self.io.is_unflushed() {
             ready!(self.io.poll_write_all(cx, &mut self.buffer))?;
-            buffers::give(&mut self.buffer, Size::Message);
+            buffers::return_buffer(&mut self.buffer, Size::Message);
         }
         Poll::Ready(Ok(()))
     }

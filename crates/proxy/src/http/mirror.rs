@@ -16,11 +16,11 @@ use leno_traffic::removal::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
-use super::body::{Piece, send};
-use super::route::{Bound, tagged};
+use super::body::{Piece, send_data};
+use super::route::{Bound, permitted_endpoints};
 use crate::error::lost_reason;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
-use crate::upstream::pick::pick;
+use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Lease, Wait};
 use crate::worker::Worker;
 use crate::world::ConfigSnapshot;
@@ -34,9 +34,9 @@ pub(crate) struct Copies {
 }
 
 /// Selects the services that receive a copy of this request, by their percentages.
-pub(crate) fn drawn(worker: &Worker, bound: &Bound) -> Vec<WeightedBackend> {
+pub(crate) fn select_mirrors(worker: &Worker, bound: &Bound) -> Vec<WeightedBackend> {
     let mirrors = bound.actions.iter().flat_map(|actions| &actions.mirrors);
-    mirrors.filter(|mirror| is_drawn(mirror.weight, worker.draw())).cloned().collect()
+    mirrors.filter(|mirror| is_drawn(mirror.weight, worker.random_number())).cloned().collect()
 }
 
 impl Copies {
@@ -52,10 +52,10 @@ impl Copies {
     }
 
     /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
-    pub(crate) fn send(mut self, body: Option<Vec<Piece>>) {
+    pub(crate) fn send_all(mut self, body: Option<Vec<Piece>>) {
         for backend in std::mem::take(&mut self.to) {
             let shard = &self.worker.shard;
-            let Some(place) = Place::take(&self.worker).filter(|_| body.is_some()) else {
+            let Some(place) = Place::try_acquire(&self.worker).filter(|_| body.is_some()) else {
                 shard.add(Count::MirrorsDropped, 1);
                 continue;
             };
@@ -69,7 +69,7 @@ impl Copies {
             // The task ends by itself, soon, and holds its permit until then.
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
-                let sent = tokio::time::timeout(TIME_MAX, copy.send()).await;
+                let sent = tokio::time::timeout(TIME_MAX, copy.send_copy()).await;
                 worker.shard.add(
                     match sent {
                         Ok(Ok(())) => Count::MirrorsAnswered,
@@ -96,7 +96,7 @@ impl Drop for Copies {
 struct Place(Rc<Cell<usize>>);
 
 impl Place {
-    fn take(worker: &Worker) -> Option<Self> {
+    fn try_acquire(worker: &Worker) -> Option<Self> {
         let taken = worker.mirrors.get();
         (taken < UNDER_WAY_MAX).then(|| {
             worker.mirrors.set(taken + 1);
@@ -121,14 +121,14 @@ struct Copy {
 }
 
 impl Copy {
-    async fn send(self) -> Result<(), Reason> {
+    async fn send_copy(self) -> Result<(), Reason> {
         let Self { worker, config, backend, head, body } = self;
         let service = config.plans.service(&backend.service);
         let port = service.and_then(|plan| plan.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
-        let priorities = tagged(&worker, port, None)?;
-        let cluster = worker.cluster(port.traffic_policy.as_ref(), (port, config.version));
-        let upstream = pick(&worker, (&priorities, cluster.as_deref()), None, None)?;
+        let priorities = permitted_endpoints(&worker, port, None)?;
+        let cluster = worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version));
+        let upstream = pick_endpoint(&worker, (&priorities, cluster.as_deref()), None, None)?;
         // A member with a foreign proxy would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
@@ -136,16 +136,16 @@ impl Copy {
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
         let trial = match &cluster {
             None => None,
-            Some(cluster) => Some(cluster.begin(&upstream, Some(|it| &it.requests))?),
+            Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
         };
-        let _under_way = upstream.enter();
-        let lease = upstream.lease(&worker, None, Wait::Whole);
+        let _under_way = upstream.start_request();
+        let lease = upstream.acquire(&worker, None, Wait::Whole);
         let lease = match &cluster {
             None => lease.await,
-            Some(cluster) => cluster.wait(lease).await,
+            Some(cluster) => cluster.wait_for_connection(lease).await,
         };
         let outcome = match lease {
-            Ok(Lease::Link(link)) => exchange(&worker, &link, &head, body).await,
+            Ok(Lease::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
             Ok(Lease::Http1(connection)) if upstream.is_plain() => {
                 plain::over_http1(&worker, (&upstream, connection), head, body).await
             }
@@ -157,7 +157,7 @@ impl Copy {
             Err(reason) => Err(reason),
         };
         if let Some(trial) = trial {
-            trial.end(
+            trial.finish(
                 &worker,
                 match outcome {
                     Ok(status) => Ending::Answered { status, grpc: None },
@@ -170,14 +170,14 @@ impl Copy {
 }
 
 /// Sends a copy on a link, and reads the response to its end. Returns its status.
-async fn exchange(
+async fn exchange_copy(
     worker: &Worker,
     link: &LinkHandle,
     head: &[u8],
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
     let stream = send_whole(worker, link, head, body).await?;
-    discard(&stream).await
+    discard_response(&stream).await
 }
 
 /// Sends a request with a buffered head and body.
@@ -188,25 +188,29 @@ pub(crate) async fn send_whole(
     body: Vec<Piece>,
 ) -> Result<LinkStream, Reason> {
     let max_wait = worker.config.limits.connect_timeout;
-    link.uncongested(max_wait).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    link.wait_uncongested(max_wait).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let stream = link
-        .open(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
+        .open_stream(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
-    match give(&stream, body, max_wait).await {
+    match send_body(&stream, body, max_wait).await {
         // A peer that responds early needs no more of the body (RFC 9112 §9.5).
         Err(_) if stream.has_more() => Ok(stream),
         given => given.map(|()| stream),
     }
 }
 
-async fn give(stream: &LinkStream, body: Vec<Piece>, max_wait: Duration) -> Result<(), Reason> {
+async fn send_body(
+    stream: &LinkStream,
+    body: Vec<Piece>,
+    max_wait: Duration,
+) -> Result<(), Reason> {
     let mut rest = body.len();
     for piece in body {
         rest -= 1;
         match piece {
-            Piece::Data(data) => {
-                send(stream, data, rest == 0, max_wait).await.map_err(|_| Reason::UpstreamReset)?
-            }
+            Piece::Data(data) => send_data(stream, data, rest == 0, max_wait)
+                .await
+                .map_err(|_| Reason::UpstreamReset)?,
             Piece::Trailers(trailers) => {
                 stream.send_trailers(&trailers).map_err(lost_reason)?;
             }
@@ -216,12 +220,12 @@ async fn give(stream: &LinkStream, body: Vec<Piece>, max_wait: Duration) -> Resu
 }
 
 /// Reads a response to its end, up to a limit. A rejection by the endpoint's sidecar is an error.
-pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
+pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason> {
     let (mut status, mut bytes) = (0, 0_usize);
     while bytes < ANSWER_BYTES_MAX {
         match stream.next().await.map_err(lost_reason)? {
             Incoming::Head { head: bytes, rejected: true, .. } => {
-                return Err(rejection(bytes));
+                return Err(parse_rejection(bytes));
             }
             Incoming::Head { head, end, .. } => {
                 status = status_of(&head).ok_or(Reason::UpstreamMalformed)?;
@@ -237,11 +241,11 @@ pub(crate) async fn discard(stream: &LinkStream) -> Result<u16, Reason> {
 }
 
 #[cold]
-fn rejection(bytes: Bytes) -> Reason {
+fn parse_rejection(bytes: Bytes) -> Reason {
     let mut head = ResponseHead::default();
     let received = ReceivedHead { bytes, rejected: true };
     match head.parse(&received.bytes, Answers::Other) {
-        Ok(Parsed::Complete(_)) => received.rejection(&head),
+        Ok(Parsed::Complete(_)) => received.rejection_reason(&head),
         Ok(Parsed::Partial) | Err(_) => None,
     }
     .unwrap_or(Reason::UpstreamMalformed)

@@ -15,26 +15,26 @@ use crate::upstream::Application;
 
 /// Routes a request to an address outside the mesh, if an egress rule permits its host, or all traffic to that
 /// address.
-pub(crate) fn route(
+pub(crate) fn route_outside(
     session: &Session,
     at: SocketAddr,
     (request, aim): (&Request<'_>, &Aim<'_>),
 ) -> Result<Bound, Reason> {
-    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &config.plans;
     if plans.snapshot.plan.egress == Egress::Deny
-        && plans.egress_rules.way(at) != Way::Open
-        && plans.egress_rules.by_request(at, &request.view(aim)).is_none()
+        && plans.egress_rules.permission_for(at) != Way::Open
+        && plans.egress_rules.by_request(at, &request.request_view(aim)).is_none()
     {
         return Err(Reason::EgressDenied);
     }
     let mut known = session.outside.borrow_mut();
     let there = match known.take().filter(|it| it.is_at(at)) {
         Some(there) => there,
-        None => Rc::new(Application::outside(at)),
+        None => Rc::new(Application::outside_mesh(at)),
     };
     *known = Some(there.clone());
-    Ok(Bound::to(Arc::clone(&config), Destination::Application(there)))
+    Ok(Bound::to_destination(Arc::clone(&config), Destination::Application(there)))
 }
 
 /// The destination that a client of the HTTP proxy names.
@@ -51,13 +51,13 @@ pub(crate) enum Named {
 /// `unknown-service` for a service that does not exist, and for a host without an address; `egress-denied` if
 /// no rule permits requests to the host. A name of two labels, such as `example.com`, is a host unless its
 /// second label is a known namespace.
-pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, Reason> {
+pub(crate) async fn resolve_authority(session: &Session, authority: &str) -> Result<Named, Reason> {
     let worker = &session.worker;
     let (host, port) = host_and_port(authority)?;
     let service = match host.eq_ignore_ascii_case("localhost") {
         // RFC 6761 §6.3: always a name of this machine, whatever its resolver returns.
         true => Err(Reason::UnknownService),
-        false => route::named(session, authority),
+        false => route::parse_authority(session, authority),
     };
     match &service {
         Ok((service, port)) => {
@@ -72,7 +72,7 @@ pub(crate) async fn named(session: &Session, authority: &str) -> Result<Named, R
         Err(reason) => return Err(*reason),
     }
     let may_leave = {
-        let config = worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+        let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
         let plans = &config.plans;
         plans.snapshot.plan.egress == Egress::Allow || plans.egress_rules.may_lead_to(port)
     };
@@ -106,7 +106,7 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
 /// mistake.
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
-    let Some(config) = session.worker.world.config() else { return true };
+    let Some(config) = session.worker.world.current_config() else { return true };
     let plans = &config.plans;
     *namespace == plans.snapshot.plan.workload.namespace
         || plans.services.keys().any(|known| known.namespace == *namespace)

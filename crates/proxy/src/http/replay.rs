@@ -54,8 +54,8 @@ impl Hold {
 
     /// Waits for the complete body; `None` if it cannot be buffered. The caller runs in the task that reads the
     /// body, and is polled whenever more of it arrives.
-    pub(crate) async fn wholly(&self) -> Option<Vec<Piece>> {
-        poll_fn(|_| match (self.is_lost.get(), self.whole()) {
+    pub(crate) async fn wait_for_body(&self) -> Option<Vec<Piece>> {
+        poll_fn(|_| match (self.is_lost.get(), self.whole_body()) {
             (true, _) => Poll::Ready(None),
             (false, Some(pieces)) => Poll::Ready(Some(pieces)),
             (false, None) => Poll::Pending,
@@ -64,7 +64,7 @@ impl Hold {
     }
 
     /// Returns all pieces, if they are the complete body.
-    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn whole_body(&self) -> Option<Vec<Piece>> {
         (self.is_whole.get() && !self.is_lost.get()).then(|| self.pieces.borrow().clone())
     }
 }
@@ -85,19 +85,19 @@ impl<'a> Kept<'a> {
     }
 
     /// Starts again at the first byte; permitted only while no part is lost.
-    pub(crate) fn rewind(&mut self) {
+    pub(crate) fn restart(&mut self) {
         debug_assert!(!self.hold.is_lost(), "a request with lost bytes cannot be replayed");
         self.hold.next.set(0);
     }
 
     /// Skips the buffered pieces, which have been sent by another attempt.
-    pub(crate) fn skip(&mut self) {
+    pub(crate) fn skip_buffered(&mut self) {
         self.hold.next.set(self.hold.pieces.borrow().len());
     }
 
     /// Returns all pieces, if they are the complete body.
-    pub(crate) fn whole(&self) -> Option<Vec<Piece>> {
-        self.hold.whole()
+    pub(crate) fn whole_body(&self) -> Option<Vec<Piece>> {
+        self.hold.whole_body()
     }
 
     /// True if the whole body has been taken.

@@ -23,7 +23,7 @@ pub(crate) fn may_upgrade(upgrades: &Upgrades, (head, bytes): (&RequestHead, &[u
         && (head.websocket
             || head.find(bytes, "upgrade").all(|value| {
                 let value = std::str::from_utf8(value).unwrap_or_default();
-                value.split(',').all(|protocol| upgrades.contain(protocol.trim_ascii()))
+                value.split(',').all(|protocol| upgrades.contains_protocol(protocol.trim_ascii()))
             }))
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Aim<'a> {
 
 impl Request<'_> {
     pub(crate) fn method(&self) -> &str {
-        method_text(self.head.method.of(&self.bytes))
+        method_text(self.head.method.slice_in(&self.bytes))
     }
 
     /// True for a gRPC call.
@@ -50,8 +50,8 @@ impl Request<'_> {
     }
 
     /// Returns the rules that delimit the body of its response.
-    pub(crate) fn answers(&self) -> Answers {
-        answers(self.head.method.of(&self.bytes))
+    pub(crate) fn response_rules(&self) -> Answers {
+        response_rules_for(self.head.method.slice_in(&self.bytes))
     }
 
     /// Parses the target.
@@ -59,9 +59,9 @@ impl Request<'_> {
     /// # Errors
     /// `bad-request` for a form that the method does not permit (RFC 9112 §3.2), and `unsupported` for an
     /// absolute target with another scheme than `http`.
-    pub(crate) fn aim(&self) -> Result<Aim<'_>, Reason> {
-        let method = self.head.method.of(&self.bytes);
-        let host = || text(self.head.host.map_or(&[][..], |host| host.of(&self.bytes)));
+    pub(crate) fn parse_target(&self) -> Result<Aim<'_>, Reason> {
+        let method = self.head.method.slice_in(&self.bytes);
+        let host = || ascii_text(self.head.host.map_or(&[][..], |host| host.slice_in(&self.bytes)));
         let aim = |authority, path, query, origin| Aim {
             method: method_text(method),
             authority,
@@ -69,13 +69,15 @@ impl Request<'_> {
             query,
             origin,
         };
-        match self.head.aim(&self.bytes).map_err(|_| Reason::BadRequest)? {
+        match self.head.parsed_target(&self.bytes).map_err(|_| Reason::BadRequest)? {
             Target::Origin { path, query } => {
-                let beginning = self.beginning();
-                let text = |at, part| piece(beginning, at, part);
+                let beginning = self.head_text();
+                let text = |at, part| head_part(beginning, at, part);
                 let Span { start, end } = self.head.target;
-                let authority =
-                    self.head.host.map(|host| text(host.start as usize, host.of(&self.bytes)));
+                let authority = self
+                    .head
+                    .host
+                    .map(|host| text(host.start as usize, host.slice_in(&self.bytes)));
                 let query = query.map(|query| text(end as usize - query.len(), query));
                 Ok(aim(authority.unwrap_or_default(), text(start as usize, path), query, None))
             }
@@ -83,7 +85,7 @@ impl Request<'_> {
                 Err(Reason::Unsupported)
             }
             Target::Absolute { authority, path, query, .. } => {
-                Ok(self.absolute(authority, (path, query)))
+                Ok(self.absolute_target(authority, (path, query)))
             }
             Target::Asterisk => Ok(aim(host(), "*", None, None)),
             Target::Authority { .. } => Err(Reason::Unsupported),
@@ -92,21 +94,21 @@ impl Request<'_> {
 
     /// Parses the target, with any scheme if it is absolute.
     pub(crate) fn aim_of_any_scheme(&self) -> Result<Aim<'_>, Reason> {
-        self.aim().or_else(|reason| match self.head.aim(&self.bytes) {
+        self.parse_target().or_else(|reason| match self.head.parsed_target(&self.bytes) {
             Ok(Target::Absolute { authority, path, query, .. }) => {
-                Ok(self.absolute(authority, (path, query)))
+                Ok(self.absolute_target(authority, (path, query)))
             }
             Ok(_) | Err(_) => Err(reason),
         })
     }
 
-    fn absolute<'b>(
+    fn absolute_target<'b>(
         &'b self,
         authority: &'b [u8],
         (path, query): (&'b [u8], Option<&'b [u8]>),
     ) -> Aim<'b> {
-        let method = self.head.method.of(&self.bytes);
-        let (path, query) = (text(path), query.map(text));
+        let method = self.head.method.slice_in(&self.bytes);
+        let (path, query) = (ascii_text(path), query.map(ascii_text));
         // RFC 9112 §3.2.4: an OPTIONS request without path or query is sent as `*`.
         let shown = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
             Cow::Borrowed("*")
@@ -118,13 +120,13 @@ impl Request<'_> {
             }
         };
         let path = if path.is_empty() { "/" } else { path };
-        let (method, authority) = (method_text(method), text(authority));
+        let (method, authority) = (method_text(method), ascii_text(authority));
         Aim { method, authority, path, query, origin: Some(shown) }
     }
 
     /// Returns the head up to the end of its host, if that is valid UTF-8 and short. One check costs less than
     /// one for each part, and a check of whole blocks less than one that ends within a block.
-    fn beginning(&self) -> Option<&str> {
+    fn head_text(&self) -> Option<&str> {
         let end = self.head.host.unwrap_or(self.head.target).end as usize;
         let end = end.min(ONE_CHECK_BYTES_MAX).next_multiple_of(BLOCK_BYTES);
         let bytes = self.bytes.get(..end.min(self.bytes.len()))?;
@@ -137,7 +139,7 @@ impl Request<'_> {
         let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
         let edited: Vec<String> = edited.cloned().collect();
         for field in &self.head.fields {
-            let name = field.name.of(&self.bytes);
+            let name = field.name.slice_in(&self.bytes);
             let is_similar = |edited: &String| is_similar_name(edited.as_bytes(), name);
             if edited.iter().any(is_similar) {
                 let name = String::from_utf8_lossy(name).to_ascii_lowercase();
@@ -149,7 +151,7 @@ impl Request<'_> {
     }
 
     /// Returns the request as rules see it.
-    pub(crate) fn view<'b>(&'b self, aim: &Aim<'b>) -> RequestView<'b> {
+    pub(crate) fn request_view<'b>(&'b self, aim: &Aim<'b>) -> RequestView<'b> {
         RequestView {
             method: aim.method,
             path: aim.path,
@@ -161,20 +163,20 @@ impl Request<'_> {
 }
 
 impl Fields for Request<'_> {
-    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        joined(self.head.find(&self.bytes, name))
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
+        join_values(self.head.find(&self.bytes, name))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        joined(self.head.find_by(&self.bytes, |known| is_similar_name(known, name.as_bytes())))
+        join_values(self.head.find_by(&self.bytes, |known| is_similar_name(known, name.as_bytes())))
     }
 
-    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
         self.head.find(&self.bytes, name).next().map(String::from_utf8_lossy)
     }
 }
 
-fn joined<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
+fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
     let mut values = values.map(String::from_utf8_lossy);
     let mut joined = values.next()?;
     for value in values {
@@ -186,7 +188,7 @@ fn joined<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
 }
 
 /// Returns the rules that delimit the response to `method` (RFC 9112 §6.3).
-pub(crate) fn answers(method: &[u8]) -> Answers {
+pub(crate) fn response_rules_for(method: &[u8]) -> Answers {
     match method {
         b"HEAD" => Answers::Head,
         b"CONNECT" => Answers::Connect,
@@ -202,16 +204,16 @@ fn method_text(method: &[u8]) -> &str {
         b"POST" => "POST",
         b"PUT" => "PUT",
         b"DELETE" => "DELETE",
-        method => text(method),
+        method => ascii_text(method),
     }
 }
 
 /// Returns the part of a head that begins at `at`: a slice of `beginning`, or validated on its own if
 /// `beginning` ends before it.
-fn piece<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
+fn head_part<'b>(beginning: Option<&'b str>, at: usize, part: &'b [u8]) -> &'b str {
     let found = beginning.and_then(|beginning| beginning.get(at..at + part.len()));
     debug_assert!(found.is_none_or(|found| found.as_bytes() == part), "{found:?} is not {part:?}");
-    found.unwrap_or_else(|| text(part))
+    found.unwrap_or_else(|| ascii_text(part))
 }
 
 /// The maximum number of head bytes that are validated at once; they usually include the host.
@@ -221,6 +223,6 @@ const ONE_CHECK_BYTES_MAX: usize = 256;
 const BLOCK_BYTES: usize = 16;
 
 /// The parser accepts only ASCII in methods and targets.
-fn text(bytes: &[u8]) -> &str {
+fn ascii_text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }

@@ -14,7 +14,7 @@ use crate::session::{ListenerKind, Session};
 /// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
 /// body. `is_call`: a gRPC call, which expects `grpc-status`. `edits`: the CORS headers. Returns false if no
 /// response is possible and the client must be disconnected.
-pub(crate) async fn answer(
+pub(crate) async fn send_error(
     failure: &Failure,
     session: &Session,
     responder: &mut Responder<'_>,
@@ -31,7 +31,7 @@ pub(crate) async fn answer(
     let why = if is_external_client {
         Cow::Borrowed(label)
     } else {
-        let side = side(failure.reason.side());
+        let side = side_name(failure.reason.side());
         let workload = &session.worker.config.workload;
         Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
     };
@@ -54,7 +54,7 @@ pub(crate) async fn answer(
         responder if is_for_call(responder, is_call) => {
             let code = failure.grpc_status().code().to_string();
             // Applications log this message; `leno explain` accepts its reason.
-            let message = format!("{label}: {}", caption(failure, session, responder));
+            let message = format!("{label}: {}", failure_caption(failure, session, responder));
             let fields = [
                 (REASON_FIELD, &*why),
                 ("content-type", "application/grpc"),
@@ -68,7 +68,11 @@ pub(crate) async fn answer(
             answer.send(responder, true).await
         }
         responder => {
-            let text = body(failure, is_external_client, caption(failure, session, responder));
+            let text = render_body(
+                failure,
+                is_external_client,
+                failure_caption(failure, session, responder),
+            );
             let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
             let fields = with_own(failure, &fields);
             let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
@@ -115,7 +119,11 @@ fn with_own<'a>(
 }
 
 /// Returns the sentence about the failure.
-fn caption(failure: &Failure, session: &Session, responder: &Responder<'_>) -> &'static str {
+fn failure_caption(
+    failure: &Failure,
+    session: &Session,
+    responder: &Responder<'_>,
+) -> &'static str {
     match responder {
         // The only HTTP/2 response on that port.
         Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => HTTP_PROXY,
@@ -123,19 +131,19 @@ fn caption(failure: &Failure, session: &Session, responder: &Responder<'_>) -> &
     }
 }
 
-fn body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
+fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
     if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
         return body;
     }
     match &failure.policy {
         Some(policy) if !is_external_client => {
-            format!("leno: {caption} ({} {policy})\n", policy.kind())
+            format!("leno: {caption} ({} {policy})\n", policy.policy_kind())
         }
         _ => format!("leno: {caption}\n"),
     }
 }
 
-fn side(side: Side) -> &'static str {
+fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
         Side::Ours => "ours",

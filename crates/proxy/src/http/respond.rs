@@ -38,10 +38,10 @@ pub(crate) struct ClientGone;
 
 impl Responder<'_> {
     /// Waits until a head may be sent: many streams share the output of a link.
-    pub(crate) async fn uncongested(&self) -> Result<(), ClientGone> {
+    pub(crate) async fn wait_uncongested(&self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { .. } | Self::Http2 { .. } => Ok(()),
-            Self::Link { stream, max_wait } => match stream.uncongested(*max_wait).await {
+            Self::Link { stream, max_wait } => match stream.wait_uncongested(*max_wait).await {
                 Some(Ok(())) => Ok(()),
                 Some(Err(_)) | None => Err(ClientGone),
             },
@@ -49,7 +49,7 @@ impl Responder<'_> {
     }
 
     /// Returns the client's own connection; `None` for a multiplexed stream.
-    pub(crate) fn connection(&self) -> Option<Io> {
+    pub(crate) fn client_connection(&self) -> Option<Io> {
         match self {
             Self::Http1 { writer, .. } => Some(writer.io.clone()),
             Self::Link { .. } | Self::Http2 { .. } => None,
@@ -57,7 +57,7 @@ impl Responder<'_> {
     }
 
     /// Forwards an interim (1xx) head immediately.
-    pub(crate) async fn interim(
+    pub(crate) async fn send_interim(
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
@@ -66,13 +66,13 @@ impl Responder<'_> {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = ruled(None, Framing::Outside, Connection::KeepAlive);
-                write_response(bytes, head, &edits, writer.room());
+                let edits = response_edits(None, Framing::Outside, Connection::KeepAlive);
+                write_response(bytes, head, &edits, writer.output_buffer());
                 writer.flush().await.map_err(|_| ClientGone)
             }
-            Self::Http2 { reply, .. } => reply.interim(bytes, head),
+            Self::Http2 { reply, .. } => reply.send_interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = ruled(None, Framing::Outside, Connection::KeepAlive);
+                let edits = response_edits(None, Framing::Outside, Connection::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -86,12 +86,12 @@ impl Responder<'_> {
         match self {
             Self::Http1 { version: Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                writer.room().extend_from_slice(CONTINUE);
+                writer.output_buffer().extend_from_slice(CONTINUE);
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.ask_for_body(),
             Self::Link { stream, max_wait } => {
-                let Some(Ok(())) = stream.uncongested(*max_wait).await else {
+                let Some(Ok(())) = stream.wait_uncongested(*max_wait).await else {
                     return Err(ClientGone);
                 };
                 stream
@@ -109,7 +109,7 @@ impl Responder<'_> {
         (head, rule, more): (&ResponseHead, Option<&FieldEdits>, Option<&Named>),
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
-        let date = date::lacking(bytes, head).filter(|_| !rule.is_some_and(removes_date));
+        let date = date::missing_date(bytes, head).filter(|_| !rule.is_some_and(removes_date));
         let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
         let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
         let both;
@@ -123,7 +123,7 @@ impl Responder<'_> {
         };
         match self {
             Self::Http1 { writer, version, keep_alive } => {
-                let framing = framing(head.body, *version);
+                let framing = body_framing(head.body, *version);
                 // Without a length or chunks, only the end of the connection delimits the body.
                 let endless = framing == Framing::Outside || head.tunnel;
                 *keep_alive &= !endless;
@@ -132,8 +132,8 @@ impl Responder<'_> {
                     (false, true) => Connection::KeepAlive,
                     (false, false) => Connection::Close,
                 };
-                let edits = ResponseEdits { add, ..ruled(rule, framing, connection) };
-                write_response(bytes, head, &edits, writer.room());
+                let edits = ResponseEdits { add, ..response_edits(rule, framing, connection) };
+                write_response(bytes, head, &edits, writer.output_buffer());
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, max_wait, .. } => {
@@ -143,7 +143,8 @@ impl Responder<'_> {
             Self::Link { stream, max_wait } => {
                 let connection =
                     if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
-                let edits = ResponseEdits { add, ..ruled(rule, Framing::Outside, connection) };
+                let edits =
+                    ResponseEdits { add, ..response_edits(rule, Framing::Outside, connection) };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
@@ -161,7 +162,7 @@ impl Responder<'_> {
 }
 
 /// Returns the framing of a body for an HTTP/1 client.
-fn framing(length: BodyLength, version: Version) -> Framing {
+fn body_framing(length: BodyLength, version: Version) -> Framing {
     match (length, version) {
         (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
         (BodyLength::Chunked | BodyLength::UntilClose, Version::Http11) => Framing::Chunked,
@@ -170,7 +171,11 @@ fn framing(length: BodyLength, version: Version) -> Framing {
 }
 
 /// Returns the edits of a head, including those of the selected rule.
-fn ruled(rule: Option<&FieldEdits>, framing: Framing, connection: Connection) -> ResponseEdits<'_> {
+fn response_edits(
+    rule: Option<&FieldEdits>,
+    framing: Framing,
+    connection: Connection,
+) -> ResponseEdits<'_> {
     ResponseEdits {
         framing,
         add: &[],

@@ -24,7 +24,7 @@ use crate::record::Record;
 use crate::session::{ListenerKind, Session};
 use crate::upstream::Application;
 use crate::upstream::cluster::UpstreamCluster;
-use crate::upstream::pick::{Hashed, kept};
+use crate::upstream::pick::{Hashed, session_endpoint};
 use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
 use crate::world::ConfigSnapshot;
@@ -48,7 +48,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    pub(crate) fn to(config: Arc<ConfigSnapshot>, destination: Destination) -> Self {
+    pub(crate) fn to_destination(config: Arc<ConfigSnapshot>, destination: Destination) -> Self {
         Self {
             config,
             destination,
@@ -74,7 +74,7 @@ pub(crate) enum Destination {
 
 impl Destination {
     /// The number of endpoints to choose from.
-    pub(crate) fn endpoints(&self) -> usize {
+    pub(crate) fn endpoint_count(&self) -> usize {
         match self {
             Self::Endpoints(priorities) => priorities.len(),
             Self::Application(_) | Self::Redirected(_) => 0,
@@ -83,7 +83,7 @@ impl Destination {
 }
 
 /// Routes a request, and records the result.
-pub(crate) async fn route(
+pub(crate) async fn route_request(
     session: &Session,
     request: &Request<'_>,
     aim: &Aim<'_>,
@@ -92,7 +92,7 @@ pub(crate) async fn route(
     match &session.listener_kind {
         ListenerKind::Inbound { port } => {
             let found_http2 = session.found_http2 || request.head.http2;
-            application(session, (*port, found_http2), record)
+            route_inbound(session, (*port, found_http2), record)
         }
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
@@ -100,32 +100,35 @@ pub(crate) async fn route(
             record.subject.service = Some(service.clone());
             to_service(session, (service, *port), request, aim, record).await
         }
-        ListenerKind::Pinned { at, id } => pinned(session, (*at, id), record).await,
+        ListenerKind::Pinned { at, id } => route_pinned(session, (*at, id), record).await,
         // Boxed to keep the future small for other requests.
         ListenerKind::Gateway { .. } => match &session.edge {
-            Some(edge) => Box::pin(edge::route(session, edge, (request, aim), record)).await,
+            Some(edge) => {
+                Box::pin(edge::route_request(session, edge, (request, aim), record)).await
+            }
             None => Err(Reason::NoRoute.into()),
         },
-        ListenerKind::Address(at) => Ok(outside::route(session, *at, (request, aim))?),
+        ListenerKind::Address(at) => Ok(outside::route_outside(session, *at, (request, aim))?),
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
             let named = match aim.origin {
-                None => named(session, aim.authority).map(|(it, port)| Named::Service(it, port))?,
-                Some(_) => outside::named(session, aim.authority).await?,
+                None => parse_authority(session, aim.authority)
+                    .map(|(it, port)| Named::Service(it, port))?,
+                Some(_) => outside::resolve_authority(session, aim.authority).await?,
             };
             match named {
                 Named::Service(service, port) => {
                     to_service(session, (&service, port), request, aim, record).await
                 }
-                Named::Outside(at) => Ok(outside::route(session, at, (request, aim))?),
+                Named::Outside(at) => Ok(outside::route_outside(session, at, (request, aim))?),
             }
         }
     }
 }
 
 /// Routes to one specific workload; routes and policies of its service do not apply.
-async fn pinned(
+async fn route_pinned(
     session: &Session,
     (at, id): (SocketAddr, &EndpointId),
     record: &mut Record<'_>,
@@ -134,22 +137,25 @@ async fn pinned(
     record.subject.port = id.port;
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.world.pinned(at, id, max_wait).await?;
-    worker.sweep(&config);
+    let (config, endpoint) = worker.world.pinned_endpoint(at, id, max_wait).await?;
+    worker.retire_removed(&config);
     if worker.world.protocol_at(at) == Some(Protocol::Tcp) {
-        return Err(outdated(session));
+        return Err(protocol_changed(session));
     }
-    Ok(Bound::to(config, Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None))))
+    Ok(Bound::to_destination(
+        config,
+        Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None)),
+    ))
 }
 
 /// Returns the application's port, as the snapshot describes it. `found_http2`: the client uses HTTP/2, and so
 /// does the application if it declares no protocol.
-pub(crate) fn application(
+pub(crate) fn route_inbound(
     session: &Session,
     (port, found_http2): (u16, bool),
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
-    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plan = &config.plans.snapshot.plan;
     record.subject.port = port;
     // The connection may be older than the configuration.
@@ -165,25 +171,31 @@ pub(crate) fn application(
     let speaks = speaks.into();
     record.subject.service = plan.served.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
-    let destination = Destination::Application(session.worker.application(destination, speaks));
-    Ok(Bound::to(config, destination))
+    let destination = Destination::Application(session.worker.application_at(destination, speaks));
+    Ok(Bound::to_destination(config, destination))
 }
 
 /// Parses an authority into a service and a port.
-pub(crate) fn named(session: &Session, authority: &str) -> Result<(ServiceName, u16), Reason> {
+pub(crate) fn parse_authority(
+    session: &Session,
+    authority: &str,
+) -> Result<(ServiceName, u16), Reason> {
     let (name, port) = match authority.rsplit_once(':') {
         Some((name, port)) => (name, port.parse().map_err(|_| Reason::BadRequest)?),
         None => (authority, HTTP_PORT),
     };
-    let config = session.worker.world.config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let namespace = &config.plans.snapshot.plan.workload.namespace;
     let service = host::service_of(name, namespace).ok_or(Reason::UnknownService)?;
     Ok((service, port))
 }
 
 /// Returns the destination of a CONNECT request to the HTTP proxy, once it is known to exist.
-pub(crate) async fn tunnel(session: &Session, authority: &str) -> Result<Named, Reason> {
-    let (service, port) = match outside::named(session, authority).await? {
+pub(crate) async fn tunnel_destination(
+    session: &Session,
+    authority: &str,
+) -> Result<Named, Reason> {
+    let (service, port) = match outside::resolve_authority(session, authority).await? {
         Named::Service(service, port) => (service, port),
         outside => return Ok(outside),
     };
@@ -206,7 +218,7 @@ async fn to_service(
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
     let (config, plan) = worker.world.with_service(service, max_wait).await?;
-    worker.sweep(&config);
+    worker.retire_removed(&config);
     record.subject.service = Some(service.clone());
     if plan.view.reach == Reach::Denied {
         return Err(Reason::DeniedOutbound.into());
@@ -214,19 +226,19 @@ async fn to_service(
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     record.subject.port = port;
     if port_plan.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
-        return Err(outdated(session));
+        return Err(protocol_changed(session));
     }
-    let view = request.view(aim);
-    let mut choice = port_plan.routes.choose(&view, worker.draw());
+    let view = request.request_view(aim);
+    let mut choice = port_plan.routes.choose_backend(&view, worker.random_number());
     let may_keep = may_keep(worker, (&config, Some(port_plan)), &view);
-    let stay = Stay::of(&mut choice, (&config.plans, may_keep), &view, date::since_epoch);
+    let stay = Stay::for_request(&mut choice, (&config.plans, may_keep), &view, date::since_epoch);
     let (behind, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
             let actions = port_plan.routes.direct_actions().cloned();
             (port_plan, port_plan.own_policies(), None, actions)
         }
         RouteChoice::To { rule, backend, index } => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let behind = config.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
@@ -236,35 +248,35 @@ async fn to_service(
             (behind, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let destination = Destination::Redirected(redirection);
-            return Ok(Bound { actions, ..Bound::to(config, destination) });
+            return Ok(Bound { actions, ..Bound::to_destination(config, destination) });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { rule } => {
-            hits::route(&worker.shard, rule);
+            hits::count_route(&worker.shard, rule);
             return Err(Reason::InvalidBackend.into());
         }
     };
-    let endpoints = tagged(worker, behind, Some(&view))?;
+    let endpoints = permitted_endpoints(worker, behind, Some(&view))?;
     let destination = Destination::Endpoints(endpoints);
     if policies.0.is_none() {
-        return Ok(Bound { timeout, actions, stay, ..Bound::to(config, destination) });
+        return Ok(Bound { timeout, actions, stay, ..Bound::to_destination(config, destination) });
     }
-    let hashed = hashed((&config, behind), policies, Some(&view));
-    let cluster = worker.cluster(policies.0, (behind, config.version));
-    let unusual = unusual(policies.0);
+    let hashed = request_hash((&config, behind), policies, Some(&view));
+    let cluster = worker.cluster_for(policies.0, (behind, config.version));
+    let unusual = unusual_policy(policies.0);
     Ok(Bound { destination, timeout, actions, cluster, hashed, unusual, stay, config })
 }
 
 /// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
 /// policies apply to the next connection.
 #[cold]
-fn outdated(session: &Session) -> Failure {
+fn protocol_changed(session: &Session) -> Failure {
     session.is_outdated.set(true);
     Reason::ProtocolChanged.into()
 }
@@ -280,13 +292,14 @@ pub(crate) fn may_keep<'a>(
         let id = &endpoint.id;
         let policies = called
             .map_or_else(|| port.own_policies(), |it| it.policies_to(&id.service, id.port, port));
-        let cluster = worker.cluster(policies.0, (port, config.version));
+        let cluster = worker.cluster_for(policies.0, (port, config.version));
         let is_left = port.tags.as_ref().is_none_or(|tags| {
-            let left = priorities(&tags.choose(view, &mut || worker.draw()));
-            let left = left.as_ref().map(|left| left.serving(worker, cluster.as_deref(), None));
+            let left = tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
+            let left =
+                left.as_ref().map(|left| left.serving_endpoints(worker, cluster.as_deref(), None));
             left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
         });
-        is_left && kept(worker, (endpoint, cluster.as_deref()), None).is_some()
+        is_left && session_endpoint(worker, (endpoint, cluster.as_deref()), None).is_some()
     }
 }
 
@@ -296,36 +309,38 @@ pub(crate) fn to_port(
     (config, port): (Arc<ConfigSnapshot>, &PortPlan),
     view: &RequestView<'_>,
 ) -> Result<Bound, Reason> {
-    let endpoints = tagged(worker, port, Some(view))?;
+    let endpoints = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
-    let hashed = hashed((&config, port), policies, Some(view));
-    let cluster = worker.cluster(policies.0, (port, config.version));
-    let unusual = unusual(policies.0);
-    let bound = Bound::to(config, Destination::Endpoints(endpoints));
+    let hashed = request_hash((&config, port), policies, Some(view));
+    let cluster = worker.cluster_for(policies.0, (port, config.version));
+    let unusual = unusual_policy(policies.0);
+    let bound = Bound::to_destination(config, Destination::Endpoints(endpoints));
     Ok(Bound { cluster, hashed, unusual, ..bound })
 }
 
 /// Returns the traffic policy of a request if it includes fault injection or hedging.
-fn unusual(traffic_policy: Option<&Arc<PortTrafficPolicy>>) -> Option<Arc<PortTrafficPolicy>> {
+fn unusual_policy(
+    traffic_policy: Option<&Arc<PortTrafficPolicy>>,
+) -> Option<Arc<PortTrafficPolicy>> {
     traffic_policy.filter(|it| it.faults.is_some() || it.hedging.is_some()).cloned()
 }
 
 /// Returns the hash of a request, or of a connection without visible requests.
-pub(crate) fn hashed(
+pub(crate) fn request_hash(
     (config, port): (&ConfigSnapshot, &PortPlan),
     (traffic_policy, places): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
 ) -> Option<Hashed> {
     let balancing = traffic_policy?.balancing.as_ref()?;
     let caller = &config.plans.snapshot.plan.workload;
-    let key = Key::of(balancing.rule.algorithm.key()?, request, caller)?;
+    let key = Key::for_request(balancing.rule.algorithm.hash_key()?, request, caller)?;
     let places = places.cloned().map(|places| (port.endpoints.clone(), places));
     Some(Hashed { key, places })
 }
 
 /// Returns the endpoints that the tag rules of the port permit for a request, or for a connection without
 /// visible requests.
-pub(crate) fn tagged(
+pub(crate) fn permitted_endpoints(
     worker: &Worker,
     port: &PortPlan,
     request: Option<&RequestView<'_>>,
@@ -333,17 +348,17 @@ pub(crate) fn tagged(
     let Some(tags) = &port.tags else {
         return Ok(Priorities::new(port.endpoints.clone(), None));
     };
-    let mut chance = || worker.draw();
+    let mut chance = || worker.random_number();
     let decision = match request {
-        Some(request) => tags.choose(request, &mut chance),
+        Some(request) => tags.choose_instances(request, &mut chance),
         None => tags.without_request(&mut chance),
     };
-    tags.hits(&decision).for_each(|rule| hits::tags(&worker.shard, rule));
-    priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
+    tags.matched_rules(&decision).for_each(|rule| hits::count_tags(&worker.shard, rule));
+    tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 
 /// Returns the endpoints that tag rules permit.
-fn priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
+fn tag_priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
     Some(Priorities::new(decision.endpoints?.clone(), decision.others.cloned()))
 }
 

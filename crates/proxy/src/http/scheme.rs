@@ -18,12 +18,12 @@ use crate::session::Session;
 /// # Errors
 /// `unsupported` with a hint, or `reason` for a target of another form.
 #[cold]
-pub(super) fn aim<'b>(
+pub(super) fn parse_target<'b>(
     session: &Session,
     request: &'b Request<'_>,
     reason: Reason,
 ) -> Result<Aim<'b>, Failure> {
-    let Ok(Target::Absolute { scheme, .. }) = request.head.aim(&request.bytes) else {
+    let Ok(Target::Absolute { scheme, .. }) = request.head.parsed_target(&request.bytes) else {
         return Err(reason.into());
     };
     let is_https = scheme.eq_ignore_ascii_case(b"https");

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
-use leno_wire::sniff::{Sniffed, sniff};
+use leno_wire::sniff::{Sniffed, sniff_protocol};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -42,7 +42,7 @@ pub(crate) enum Served {
 
 /// Serves the requests of one connection until either side ends it, and then closes it. A connection that is
 /// idle for some time releases its buffers.
-pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Served {
+pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesMut) -> Served {
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
     loop {
@@ -60,7 +60,7 @@ pub(crate) async fn serve(session: &Session, io: &Io, mut early: BytesMut) -> Se
                 // Boxed: most idle connections never need it.
                 matches!(Box::pin(timeout(last_call, readable())).await, Ok(Ok(())))
             }
-            () = session.shed() => false,
+            () = session.wait_for_eviction() => false,
         };
         if !is_asked {
             io.close().await;
@@ -88,30 +88,33 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         }
         let mut head = worker.request_heads.lend();
         let max_wait = worker.config.limits.head_timeout;
-        let bytes = match finished_within(max_wait, reader.request(&mut head)).await {
+        let bytes = match finished_within(max_wait, reader.read_request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) if speaks_http2_to_proxy(session, &reader) => {
                 return Some(Served::PriorKnowledge { early: reader.buffer });
             }
-            Some(Err(error)) => return Some(refuse(session, io, downstream_reason(&error)).await),
-            None => return Some(refuse(session, io, Reason::HeadTimeout).await),
+            Some(Err(error)) => {
+                return Some(reject_unreadable(session, io, downstream_reason(&error)).await);
+            }
+            None => return Some(reject_unreadable(session, io, Reason::HeadTimeout).await),
         };
         if head.http2 {
-            if let Some(first) = offer::taken(session, io, (&head, &bytes)) {
+            if let Some(first) = offer::accept_upgrade(session, io, (&head, &bytes)) {
                 return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
             }
             // This field describes the client only on a link.
             head.http2 = false;
         }
         if session.edge.is_some() {
-            claims::disown(&mut head, &bytes);
+            claims::remove_claims(&mut head, &bytes);
         }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
         let upgrade = bodiless && may_upgrade(&worker.config.upgrades, (&head, &bytes));
         let request = Request { bytes, head: &head, upgrade };
         // For other listeners, the request pipeline rejects a tunnel.
         if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
-            let authority = String::from_utf8_lossy(head.target.of(&request.bytes)).into_owned();
+            let authority =
+                String::from_utf8_lossy(head.target.slice_in(&request.bytes)).into_owned();
             return Some(Served::Tunnel { authority, early: reader.buffer });
         }
         let mut responder = Responder::Http1 {
@@ -122,18 +125,18 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             keep_alive: head.keep_alive && head.version == Version::Http11,
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
-        let mut body = Source::http1(&mut reader, length);
+        let mut body = Source::from_http1(&mut reader, length);
         let (started, to) = (Cell::new(false), &mut responder);
         let ended = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After a rejected upgrade the connection remains usable.
         let whole = body.is_complete() || upgrade;
         if ended.is_err() {
-            io.reset();
+            io.reset_on_drop();
             return Some(Served::Done);
         }
         if !whole || !goes_on {
-            io.linger().await;
+            io.close_lingering().await;
             return Some(Served::Done);
         }
     }
@@ -141,7 +144,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
 
 /// Accepts a client's offer of HTTP/2.
 async fn go_on_in_http2(writer: &mut Writer, (first, early): (Bytes, BytesMut)) -> Served {
-    writer.room().extend_from_slice(offer::SWITCHING);
+    writer.output_buffer().extend_from_slice(offer::SWITCHING);
     match writer.flush().await {
         Ok(()) => Served::Http2 { first, early },
         Err(_) => Served::Done,
@@ -166,7 +169,9 @@ fn is_last_request<'a>(
     reader: &'a mut Reader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
     let last_call = last_call(&session.worker.config.limits).min(session.max_wait());
-    Box::pin(async move { matches!(timeout(last_call, reader.wait()).await, Ok(Ok(true))) })
+    Box::pin(
+        async move { matches!(timeout(last_call, reader.wait_for_message()).await, Ok(Ok(true))) },
+    )
 }
 
 /// Waits for the first byte of the next request.
@@ -184,18 +189,18 @@ async fn next_request(
     }
     tokio::select! {
         biased;
-        waited = timeout(max_wait, reader.wait()) => match waited {
+        waited = timeout(max_wait, reader.wait_for_message()) => match waited {
             Ok(Ok(true)) => Next::Request,
             Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
             // A part of an empty line, which begins no request yet.
-            Err(_) if rests => match timeout(session.max_wait(), reader.wait()).await {
+            Err(_) if rests => match timeout(session.max_wait(), reader.wait_for_message()).await {
                 Ok(Ok(true)) => Next::Request,
                 Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
             },
             Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
         },
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::LastCall,
-        () = session.shed(), if !rests => Next::End,
+        () = session.wait_for_eviction(), if !rests => Next::End,
     }
 }
 
@@ -203,19 +208,20 @@ async fn next_request(
 /// parse a head.
 #[cold]
 fn speaks_http2_to_proxy(session: &Session, reader: &Reader) -> bool {
-    session.listener_kind == ListenerKind::HttpProxy && sniff(&reader.buffer) == Sniffed::Http2
+    session.listener_kind == ListenerKind::HttpProxy
+        && sniff_protocol(&reader.buffer) == Sniffed::Http2
 }
 
 /// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
-pub(crate) async fn refuse(session: &Session, io: &Io, reason: Reason) -> Served {
-    let record = Record::unread(session, reason);
+pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason) -> Served {
+    let record = Record::unreadable(session, reason);
     let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
-    if rescue::answer(&failure, session, &mut responder, (false, false), None).await {
+    if rescue::send_error(&failure, session, &mut responder, (false, false), None).await {
         drop(record);
-        io.linger().await;
+        io.close_lingering().await;
     }
     Served::Done
 }
@@ -226,7 +232,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let mut head = session.worker.request_heads.lend();
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let mut responder = Responder::Link { stream, max_wait };
-    match parse(&mut head, opened) {
+    match parse_head(&mut head, opened) {
         Ok(()) => {
             let may_upgrade =
                 || may_upgrade(&session.worker.config.upgrades, (&head, &opened.head));
@@ -236,7 +242,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
                 length => length,
             };
             let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
-            let mut body = Source::link(stream, length);
+            let mut body = Source::from_link(stream, length);
             let started = Cell::new(false);
             let mut exchange =
                 Exchange::new(session, &request, &mut body, (&mut responder, &started));
@@ -245,7 +251,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
                 let mut running = pin!(exchange.run());
                 tokio::select! {
                     biased;
-                    lost = stream.lost() => if let Lost::Http2(code) = lost {
+                    lost = stream.wait_until_lost() => if let Lost::Http2(code) = lost {
                         given_up.is_given_up(code);
                     },
                     ended = &mut running => {
@@ -262,15 +268,15 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
         }
         Err(error) => {
             let reason = downstream_reason(&error);
-            let _record = Record::unread(session, reason);
+            let _record = Record::unreadable(session, reason);
             let failure = Failure::from(reason);
-            rescue::answer(&failure, session, &mut responder, (false, false), None).await;
+            rescue::send_error(&failure, session, &mut responder, (false, false), None).await;
         }
     }
 }
 
 /// Parses a head. On a link the END flag says if a body follows; the head may declare its length.
-fn parse(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
+fn parse_head(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
     match head.parse(&opened.head)? {
         Parsed::Complete(length) if length == opened.head.len() => {}
         Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),

@@ -18,7 +18,7 @@ use crate::session::{ListenerKind, Session};
 /// * A field is removed if a header with its name, or with a similar one, is set or removed.
 /// * A gateway also removes the fields by which clients claim an address, a host or a certificate.
 /// * The server's sidecar removes all fields if an access policy decides about the peer by request.
-pub(crate) fn permitted(
+pub(crate) fn permitted_section(
     session: &Session,
     actions: Option<&CompiledActions>,
     section: Bytes,
@@ -30,7 +30,7 @@ pub(crate) fn permitted(
     }
     let edited = actions.map_or(&[][..], |actions| &actions.request.remove);
     let is_gateway = matches!(session.listener_kind, ListenerKind::Gateway { .. });
-    without(section, |name| {
+    remove_fields(section, |name| {
         edited.iter().any(|edited| is_similar_name(edited.as_bytes(), name))
             || is_gateway && is_claim(name)
     })
@@ -43,7 +43,9 @@ pub(crate) fn permitted_of(
     body: Vec<Piece>,
 ) -> Vec<Piece> {
     let permitted = body.into_iter().filter_map(|piece| match piece {
-        Piece::Trailers(section) => permitted(session, actions, section).map(Piece::Trailers),
+        Piece::Trailers(section) => {
+            permitted_section(session, actions, section).map(Piece::Trailers)
+        }
         data @ Piece::Data(_) => Some(data),
     });
     permitted.collect()
@@ -52,14 +54,14 @@ pub(crate) fn permitted_of(
 /// True if the access policies of the port do not permit opaque bytes from the peer: they depend on requests,
 /// or the peer is no longer permitted.
 fn is_decided_by_request(session: &Session) -> bool {
-    let Some(config) = session.worker.world.config() else { return true };
-    let permit = session.permit(&config, Instant::now());
-    !permit.is_ok_and(|permit| config.plans.access.tcp(&permit).is_ok())
+    let Some(config) = session.worker.world.current_config() else { return true };
+    let permit = session.authorize_peer(&config, Instant::now());
+    !permit.is_ok_and(|permit| config.plans.access.authorize_tcp(&permit).is_ok())
 }
 
 /// Returns a section without the fields that have such names. The section has been validated: each line is one
 /// field.
-fn without(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
+fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
     let name = |line: &[u8]| {
         let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());
         line.get(..end).map(<[u8]>::to_vec).unwrap_or_default()
@@ -84,7 +86,7 @@ mod tests {
     #[test]
     fn only_the_named_fields_are_removed() {
         let without_user = |section: &'static str| {
-            let left = without(Bytes::from_static(section.as_bytes()), |name| {
+            let left = remove_fields(Bytes::from_static(section.as_bytes()), |name| {
                 is_similar_name(name, b"x-user")
             });
             left.map(|left| String::from_utf8(left.to_vec()).expect("text"))

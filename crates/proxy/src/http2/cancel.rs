@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Returns the code for a stream that is dropped now.
-pub(crate) fn code() -> ResetCode {
+pub(crate) fn current_code() -> ResetCode {
     CODE.get()
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Attempt;
 
 impl Attempt {
     /// Records that the attempt is abandoned while the client still waits; it is dropped next.
-    pub(crate) fn abandon() {
+    pub(crate) fn mark_abandoned() {
         ABANDONED.set(true);
     }
 }

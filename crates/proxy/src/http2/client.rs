@@ -127,7 +127,7 @@ impl Http2Lease {
     ///
     /// # Errors
     /// The connection has ended.
-    pub(crate) fn send(
+    pub(crate) fn open_stream(
         &mut self,
         head: http::Request<()>,
         end: bool,
@@ -139,7 +139,7 @@ impl Http2Lease {
     }
 
     /// Records that the server has processed the stream.
-    pub(crate) fn processed(&self) {
+    pub(crate) fn record_processed(&self) {
         let server = &self.connection.server;
         server.processed.set(server.processed.get() + 1);
         server.unused.set(0);
@@ -153,7 +153,7 @@ impl Http2Lease {
     /// Waits, after the server has refused the stream, until it has processed another one. False if it is
     /// expected to refuse the stream again. `is_reset`: the server has reset the stream rather than sent
     /// GOAWAY.
-    pub(crate) async fn progresses(self, is_reset: bool) -> bool {
+    pub(crate) async fn wait_for_progress(self, is_reset: bool) -> bool {
         let connection = self.connection.clone();
         let before = connection.server.processed.get();
         if let Some(number) = self.number.filter(|_| !is_reset) {
@@ -182,7 +182,7 @@ impl Http2Lease {
     /// connections in a row.
     pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
-        self.progresses(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)
+        self.wait_for_progress(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)
     }
 }
 
@@ -199,12 +199,16 @@ impl Drop for Http2Lease {
 
 impl Http2Pool {
     /// Adds an established connection, until its peer's certificate expires.
-    pub(crate) fn keep(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
+    pub(crate) fn add_connection(&self, send: SendRequest<Bytes>, expires: Option<Instant>) {
         drop(self.insert(send, expires));
     }
 
     /// Adds an established connection, and returns a slot for one stream.
-    pub(crate) fn add(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Http2Lease {
+    pub(crate) fn add_and_acquire(
+        &self,
+        send: SendRequest<Bytes>,
+        expires: Option<Instant>,
+    ) -> Http2Lease {
         Http2Lease::new(self.insert(send, expires))
     }
 
@@ -240,10 +244,10 @@ impl Http2Pool {
             self.server.room.notify_waiters();
         }
         drop(open);
-        self.find(Connection::has_room)
+        self.acquire_where(Connection::has_room)
     }
 
-    fn find(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Lease> {
+    fn acquire_where(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Lease> {
         let open = self.open.connections.borrow();
         open.iter().find(|connection| is_it(connection)).cloned().map(Http2Lease::new)
     }
@@ -355,11 +359,11 @@ pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
 /// # Errors
 /// `protocol-mismatch` if the peer responds in another protocol, `connect-failed` if it ends the connection or
 /// accepts no stream.
-pub(crate) async fn greet(
+pub(crate) async fn connect_http2(
     io: Io,
     kept: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
-    let shaken = builder().handshake(Transport::new(io.clone(), BytesMut::new()));
+    let shaken = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
     let (mut send, mut connection) = shaken.await.map_err(|_| Reason::ConnectFailed)?;
     // The server's SETTINGS precede its PING response: afterwards its stream limit is known, and that it
     // supports HTTP/2 at all.
@@ -409,7 +413,7 @@ async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
         Ok(()) | Err(_) => {
             let mut first = [0];
             let mut room = ReadBuf::new(&mut first);
-            let read = poll_fn(|cx| io.with(|stream| stream.poll_read(cx, &mut room))).await;
+            let read = poll_fn(|cx| io.with_stream(|stream| stream.poll_read(cx, &mut room))).await;
             match read.is_ok() && first != [0] {
                 true => Reason::ProtocolMismatch,
                 false => Reason::ConnectFailed,
@@ -418,7 +422,7 @@ async fn ended_by(ended: Result<(), h2::Error>, io: &Io) -> Reason {
     }
 }
 
-fn builder() -> Builder {
+fn client_builder() -> Builder {
     let mut builder = Builder::new();
     builder
         .enable_push(false)

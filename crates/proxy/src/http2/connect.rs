@@ -46,7 +46,7 @@ pub(crate) fn from_upgrade(
     place: (&str, &str, &str),
 ) -> Result<http::Request<()>, Reason> {
     let mut asked = head::request_to(&request.bytes, request.head, place)?;
-    let protocol = protocol(request).ok_or(Reason::Unsupported)?;
+    let protocol = upgrade_protocol(request).ok_or(Reason::Unsupported)?;
     *asked.method_mut() = Method::CONNECT;
     asked.headers_mut().remove(SEC_WEBSOCKET_KEY);
     // The data of the new protocol is not a body (RFC 9113 §8.1.1 would count it).
@@ -56,21 +56,21 @@ pub(crate) fn from_upgrade(
 }
 
 /// Returns the successful response of an HTTP/2 server as an HTTP/1.1 response to an upgrade.
-pub(crate) fn switching(parts: &mut response::Parts, request: &Request<'_>) -> Bytes {
+pub(crate) fn switching_response(parts: &mut response::Parts, request: &Request<'_>) -> Bytes {
     parts.status = StatusCode::SWITCHING_PROTOCOLS;
     parts.headers.remove(CONTENT_LENGTH);
     parts.headers.remove(SEC_WEBSOCKET_ACCEPT);
     parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    let protocol = protocol(request).unwrap_or_default();
+    let protocol = upgrade_protocol(request).unwrap_or_default();
     if let Ok(protocol) = HeaderValue::from_str(&protocol) {
         parts.headers.insert(UPGRADE, protocol);
     }
-    if let Some(key) = key(request)
-        && let Ok(accept) = HeaderValue::from_str(&accept(key))
+    if let Some(key) = websocket_key(request)
+        && let Ok(accept) = HeaderValue::from_str(&accept_key(key))
     {
         parts.headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
-    head::response(parts)
+    head::response_to_http1(parts)
 }
 
 /// Checks an HTTP/1.1 response for an HTTP/2 client that sent an extended CONNECT, where any 2xx accepts the
@@ -90,28 +90,28 @@ pub(crate) fn may_tell(
             _ => Ok(()),
         };
     }
-    let Some(key) = key(request) else { return Ok(()) };
+    let Some(key) = websocket_key(request) else { return Ok(()) };
     let accepted = head.find(bytes, SEC_WEBSOCKET_ACCEPT.as_str()).next();
-    match accepted.is_some_and(|accepted| accepted == accept(key).as_bytes()) {
+    match accepted.is_some_and(|accepted| accepted == accept_key(key).as_bytes()) {
         true => Ok(()),
         false => Err(Reason::UpstreamMalformed),
     }
 }
 
 /// Returns the only protocol that an upgrade requests, in lower case as in HTTP/2.
-fn protocol(request: &Request<'_>) -> Option<String> {
+fn upgrade_protocol(request: &Request<'_>) -> Option<String> {
     let mut asked = request.head.find(&request.bytes, UPGRADE.as_str());
     let only = asked.next().filter(|value| !value.contains(&b','))?;
     let none_else = asked.next().is_none();
     std::str::from_utf8(only).ok().filter(|_| none_else).map(str::to_ascii_lowercase)
 }
 
-fn key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
+fn websocket_key<'a>(request: &'a Request<'_>) -> Option<&'a [u8]> {
     request.head.find(&request.bytes, SEC_WEBSOCKET_KEY.as_str()).next()
 }
 
 /// Returns the accept key for a WebSocket key (RFC 6455 §4.2.2).
-pub(crate) fn accept(key: &[u8]) -> String {
+pub(crate) fn accept_key(key: &[u8]) -> String {
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, SUFFIX].concat()))
 }
 
@@ -122,6 +122,6 @@ const SUFFIX: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 mod tests {
     #[test]
     fn accepts_the_key_of_the_standard() {
-        assert_eq!(super::accept(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        assert_eq!(super::accept_key(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     }
 }

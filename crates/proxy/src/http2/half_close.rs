@@ -24,7 +24,7 @@ pub(super) struct HalfClose {
 }
 
 impl HalfClose {
-    pub(super) fn streams(&self) -> usize {
+    pub(super) fn stream_count(&self) -> usize {
         self.streams.get()
     }
 
@@ -33,17 +33,17 @@ impl HalfClose {
     }
 
     /// Wakes its task once, when the client's direction ends; never resolves.
-    pub(super) async fn wake(&self) -> std::convert::Infallible {
+    pub(super) async fn wake_on_end(&self) -> std::convert::Infallible {
         self.ended.notified().await;
         std::future::pending().await
     }
 
-    pub(super) fn open(&self) {
+    pub(super) fn stream_opened(&self) {
         self.is_quiet.set(false);
         self.streams.set(self.streams.get() + 1);
     }
 
-    pub(super) fn close(&self) {
+    pub(super) fn stream_closed(&self) {
         self.streams.set(self.streams.get() - 1);
         if self.has_ended.get()
             && let Some(connection) = self.connection.take()

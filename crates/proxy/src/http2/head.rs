@@ -12,7 +12,7 @@ use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
 ///
 /// # Errors
 /// `bad-request` for two different authorities, `unsupported` for CONNECT.
-pub(crate) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
+pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reason> {
     if parts.method == Method::CONNECT {
         return Err(Reason::Unsupported);
     }
@@ -41,7 +41,7 @@ pub(crate) fn request(parts: &request::Parts) -> Result<BytesMut, Reason> {
 }
 
 /// Returns the response of an HTTP/2 server in HTTP/1.1 format.
-pub(crate) fn response(parts: &response::Parts) -> Bytes {
+pub(crate) fn response_to_http1(parts: &response::Parts) -> Bytes {
     let mut out = BytesMut::with_capacity(HEAD_BYTES);
     out.put_slice(b"HTTP/1.1 ");
     out.put_slice(parts.status.as_str().as_bytes());
@@ -55,10 +55,10 @@ pub(crate) fn response(parts: &response::Parts) -> Bytes {
 
 /// Returns a trailer section in HTTP/1.1 format, with the fields permitted in trailers (RFC 9110 §6.5.1);
 /// `None` if there are none.
-pub(super) fn trailers(fields: &HeaderMap) -> Option<Bytes> {
+pub(super) fn trailers_to_http1(fields: &HeaderMap) -> Option<Bytes> {
     let mut out = BytesMut::with_capacity(TRAILER_BYTES);
     for (name, value) in fields {
-        if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
+        if FieldName::classify(name.as_str().as_bytes()) == FieldName::Other {
             put_field(name, value.as_bytes(), &mut out);
         }
     }
@@ -105,19 +105,19 @@ pub(crate) fn request_to(
     (scheme, authority, target): (&str, &str, &str),
 ) -> Result<Request<()>, Reason> {
     let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(target).build();
-    let method = Method::from_bytes(head.method.of(bytes)).map_err(|_| Reason::BadRequest)?;
+    let method = Method::from_bytes(head.method.slice_in(bytes)).map_err(|_| Reason::BadRequest)?;
     let mut request = Request::new(());
     *request.method_mut() = method;
     *request.uri_mut() = uri.map_err(|_| Reason::BadRequest)?;
     *request.version_mut() = http::Version::HTTP_2;
-    *request.headers_mut() = fields(bytes, &head.fields).ok_or(Reason::BadRequest)?;
+    *request.headers_mut() = fields_to_http2(bytes, &head.fields).ok_or(Reason::BadRequest)?;
     // Every hop supports trailers, and gRPC requires the field (RFC 9113 §8.2.2).
     request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
     Ok(request)
 }
 
 /// Adds validated fields; those in `replaced` replace existing ones.
-pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: &[&str]) {
+pub(crate) fn add_fields(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: &[&str]) {
     for name in replaced {
         request.headers_mut().remove(*name);
     }
@@ -133,7 +133,7 @@ pub(crate) fn add(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: 
 /// Returns the response parsed from `bytes` for an HTTP/2 client.
 pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     let mut response = Response::new(());
-    *response.headers_mut() = fields(bytes, &head.fields)?;
+    *response.headers_mut() = fields_to_http2(bytes, &head.fields)?;
     if head.tunnel {
         // RFC 8441 §5: any 2xx accepts the protocol, without a key.
         response.headers_mut().remove(SEC_WEBSOCKET_ACCEPT);
@@ -145,11 +145,11 @@ pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<
 }
 
 /// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2).
-fn fields(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
+fn fields_to_http2(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
-        let name = HeaderName::from_bytes(field.name.of(bytes)).ok()?;
-        map.append(name, HeaderValue::from_bytes(field.value.of(bytes)).ok()?);
+        let name = HeaderName::from_bytes(field.name.slice_in(bytes)).ok()?;
+        map.append(name, HeaderValue::from_bytes(field.value.slice_in(bytes)).ok()?);
     }
     Some(map)
 }
@@ -161,7 +161,7 @@ pub(super) fn trailers_to(section: &[u8]) -> HeaderMap {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         let (name, value) = line.split_at(colon);
         let value = value.get(1..).unwrap_or_default().trim_ascii();
-        let kind = FieldName::of(name);
+        let kind = FieldName::classify(name);
         if let (false, Ok(name), Ok(value)) =
             (kind.is_hop_by_hop(), HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
         {

@@ -15,7 +15,7 @@ pub(crate) const SWITCHING: &[u8] =
 /// Returns the request that offers the upgrade, as the frame that opens stream 1; `None` if the offer is not
 /// accepted. Inexact offers are ignored: proxies that forward such requests without understanding them do not
 /// list both fields in `Connection`.
-pub(crate) fn taken(
+pub(crate) fn accept_upgrade(
     session: &Session,
     io: &Io,
     (head, bytes): (&RequestHead, &[u8]),
@@ -30,18 +30,19 @@ pub(crate) fn taken(
         ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
     let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-    let only = |name: &[u8]| only(&head.fields, bytes, name);
-    let upgrade = only(b"upgrade").filter(|it| it.value.of(bytes).eq_ignore_ascii_case(b"h2c"));
-    let settings = only(b"http2-settings").filter(|it| it.hop_by_hop)?.value.of(bytes);
+    let only = |name: &[u8]| only_field(&head.fields, bytes, name);
+    let upgrade =
+        only(b"upgrade").filter(|it| it.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
+    let settings = only(b"http2-settings").filter(|it| it.hop_by_hop)?.value.slice_in(bytes);
     if !is_served || !bodiless || upgrade.is_none() || !are_settings(settings) {
         return None;
     }
-    opening(head, bytes)
+    headers_frame(head, bytes)
 }
 
 /// Returns the only field of this name; `None` if there are several.
-fn only<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field> {
-    let mut found = fields.iter().filter(|it| it.name.of(bytes).eq_ignore_ascii_case(name));
+fn only_field<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field> {
+    let mut found = fields.iter().filter(|it| it.name.slice_in(bytes).eq_ignore_ascii_case(name));
     found.next().filter(|_| found.next().is_none())
 }
 
@@ -53,21 +54,21 @@ fn are_settings(value: &[u8]) -> bool {
 }
 
 /// Returns a HEADERS frame with all end-to-end fields, which ends its stream.
-fn opening(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
-    let target = head.target.of(bytes);
-    let host = head.host.map(|host| host.of(bytes)).filter(|host| !host.is_empty())?;
+fn headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
+    let target = head.target.slice_in(bytes);
+    let host = head.host.map(|host| host.slice_in(bytes)).filter(|host| !host.is_empty())?;
     // Other forms contain an authority.
     if !target.starts_with(b"/") && target != b"*" {
         return None;
     }
     let mut frame = BytesMut::with_capacity(FRAME_HEAD_BYTES + bytes.len());
     frame.put_bytes(0, FRAME_HEAD_BYTES);
-    put_field(b":method", head.method.of(bytes), &mut frame);
+    put_field(b":method", head.method.slice_in(bytes), &mut frame);
     put_field(b":scheme", b"http", &mut frame);
     put_field(b":path", target, &mut frame);
     put_field(b":authority", host, &mut frame);
     for field in head.fields.iter().filter(|it| !it.hop_by_hop && it.kind != FieldName::Host) {
-        put_field(field.name.of(bytes), field.value.of(bytes), &mut frame);
+        put_field(field.name.slice_in(bytes), field.value.slice_in(bytes), &mut frame);
     }
     let length = frame.len() - FRAME_HEAD_BYTES;
     let length = u32::try_from(length).ok().filter(|length| *length <= FRAME_BYTES_MAX)?;

@@ -41,7 +41,7 @@ use crate::record::Record;
 use crate::session::{ListenerKind, Session};
 
 /// Serves one connection until either side ends it. `early`: the bytes already read.
-pub(crate) async fn serve(session: Rc<Session>, io: &Io, early: BytesMut) {
+pub(crate) async fn serve_connection(session: Rc<Session>, io: &Io, early: BytesMut) {
     serve_over(session, io, Transport::new(io.clone(), early)).await;
 }
 
@@ -54,20 +54,20 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
     let max_wait = session.worker.config.limits.handshake_timeout;
     let at_the_edge = session.edge.is_some();
     let half_close = Rc::new(HalfClose::default());
-    let shaken = builder(at_the_edge).handshake(transport.serving(half_close.clone()));
+    let shaken = server_builder(at_the_edge).handshake(transport.for_client(half_close.clone()));
     let Ok(Ok(connection)) = timeout(max_wait, shaken).await else {
-        session.worker.shard.refuse(Reason::BadRequest.label());
-        return io.linger().await;
+        session.worker.shard.count_rejected(Reason::BadRequest.label());
+        return io.close_lingering().await;
     };
     let end = match session.listener_kind == ListenerKind::HttpProxy {
         // Boxed to keep the future small for other connections.
-        true => Box::pin(proxy_port::reject(&session, connection)).await,
-        false => carry(&session, connection, half_close).await,
+        true => Box::pin(proxy_port::reject_requests(&session, connection)).await,
+        false => serve_streams(&session, connection, half_close).await,
     };
     if let End::InOrder = end {
         // The client may still read responses, and frames that it sends meanwhile would reset a closed
         // connection.
-        io.linger().await;
+        io.close_lingering().await;
     }
 }
 
@@ -78,7 +78,7 @@ enum End {
     Early,
 }
 
-async fn carry(
+async fn serve_streams(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
     streams: Rc<HalfClose>,
@@ -97,8 +97,8 @@ async fn carry(
                 connection.graceful_shutdown();
                 continue;
             }
-            () = session.shed(), if !ending => {
-                if streams.streams() == 0 {
+            () = session.wait_for_eviction(), if !ending => {
+                if streams.stream_count() == 0 {
                     ending = true;
                     connection.graceful_shutdown();
                 }
@@ -107,7 +107,7 @@ async fn carry(
         };
         match accepted {
             Ok(Some(Ok(_))) if resets.as_ref().is_some_and(|resets| resets.are_too_many()) => {
-                session.worker.shard.refuse(Reason::BadRequest.label());
+                session.worker.shard.count_rejected(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return End::Early;
@@ -123,7 +123,7 @@ async fn carry(
                 tokio::task::spawn_local(async move {
                     let served = serve_stream(&session, request, respond, &open.0).await;
                     if let (Served::Unwanted, Some(resets)) = (served, resets) {
-                        resets.count(Instant::now());
+                        resets.count_reset(Instant::now());
                     }
                     drop(open);
                 });
@@ -132,14 +132,14 @@ async fn carry(
             Ok(Some(Err(error))) => {
                 // The client violated the protocol, or sent a head far beyond the limit.
                 if error.is_go_away() && error.is_library() {
-                    session.worker.shard.refuse(Reason::BadRequest.label());
+                    session.worker.shard.count_rejected(Reason::BadRequest.label());
                 }
                 tracing::debug!(%error, "HTTP/2 connection failed");
                 return End::Early;
             }
             Ok(None) => return End::InOrder,
-            Err(_) if ending && streams.streams() == 0 => return End::Early,
-            Err(_) if !ending && (streams.streams() == 0 || session.is_expired()) => {
+            Err(_) if ending && streams.stream_count() == 0 => return End::Early,
+            Err(_) if !ending && (streams.stream_count() == 0 || session.is_expired()) => {
                 ending = true;
                 connection.graceful_shutdown();
             }
@@ -168,7 +168,7 @@ impl Resets {
         Some(Rc::new(Self { since: Cell::default(), count: Cell::default(), max }))
     }
 
-    fn count(&self, now: Instant) {
+    fn count_reset(&self, now: Instant) {
         let is_over = |since: Instant| now.duration_since(since) > RESETS_PERIOD;
         if self.since.get().is_none_or(is_over) {
             self.since.set(Some(now));
@@ -194,14 +194,14 @@ struct Open(Rc<HalfClose>);
 
 impl Open {
     fn new(streams: &Rc<HalfClose>) -> Self {
-        streams.open();
+        streams.stream_opened();
         Self(streams.clone())
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.stream_closed();
     }
 }
 
@@ -214,13 +214,13 @@ async fn serve_stream(
     let worker = &session.worker;
     let reply = Reply::new(respond);
     let (mut parts, body) = request.into_parts();
-    let draw = || u128::from(worker.draw());
+    let draw = || u128::from(worker.random_number());
     let upgrade = connect::to_upgrade(&mut parts, || (draw() << 64 | draw()).to_le_bytes());
     let max_wait = worker.config.limits.body_stall_timeout;
     let mut responder =
         Responder::Http2 { reply: reply.clone(), max_wait, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
-    let parsed = parse(&mut lent, (&parts, upgrade), &body);
+    let parsed = parse_head(&mut lent, (&parts, upgrade), &body);
     // RFC 8441 §4 has no way to continue without the protocol.
     let parsed = parsed.and_then(|bytes| match upgrade {
         true if !may_upgrade(&worker.config.upgrades, (&lent, &bytes)) => Err(Reason::Unsupported),
@@ -229,14 +229,14 @@ async fn serve_stream(
     let bytes = match parsed {
         Ok(bytes) => bytes,
         Err(reason) => {
-            let _record = Record::unread(session, reason);
-            rescue::answer(&Failure::from(reason), session, &mut responder, (false, false), None)
-                .await;
+            let _record = Record::unreadable(session, reason);
+            let failure = Failure::from(reason);
+            rescue::send_error(&failure, session, &mut responder, (false, false), None).await;
             return Served::Answered;
         }
     };
     if session.edge.is_some() {
-        claims::disown(&mut lent, &bytes);
+        claims::remove_claims(&mut lent, &bytes);
     }
     let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {
@@ -253,16 +253,16 @@ async fn serve_stream(
             let mut running = pin!(exchange.run());
             tokio::select! {
                 biased;
-                code = reply.gone() => {
+                code = reply.wait_canceled() => {
                     given_up.is_given_up(code);
                     None
                 }
                 ended = &mut running => Some(ended),
-                never = half_close.wake(), if has_body => match never {},
+                never = half_close.wake_on_end(), if has_body => match never {},
             }
         };
         if ended.is_none() && poll_fn(|cx| Poll::Ready(is_malformed(exchange.body, cx))).await {
-            exchange.record.fail(&Reason::BadRequest.into());
+            exchange.record.record_failure(&Reason::BadRequest.into());
         }
         ended
     };
@@ -270,12 +270,12 @@ async fn serve_stream(
         return if reply.is_unanswered() { Served::Unwanted } else { Served::Answered };
     };
     match ended {
-        Err(code) => reply.reset(code),
+        Err(code) => reply.reset_stream(code),
         Ok(()) if source.is_complete() => {}
         Ok(()) => tokio::select! {
             // Boxed, so that streams that are read to their end need no room for it.
             () = Box::pin(read_out(&mut source)) => {}
-            never = half_close.wake() => match never {},
+            never = half_close.wake_on_end() => match never {},
         },
     }
     Served::Answered
@@ -310,12 +310,12 @@ async fn read_out(source: &mut Source<'_>) {
 }
 
 /// Parses the head as HTTP/1.1, by the same strict rules.
-fn parse(
+fn parse_head(
     head: &mut RequestHead,
     (parts, upgrade): (&http::request::Parts, bool),
     body: &RecvStream,
 ) -> Result<Bytes, Reason> {
-    let bytes = head::request(parts)?.freeze();
+    let bytes = head::request_to_http1(parts)?.freeze();
     match head.parse(&bytes) {
         Ok(Parsed::Complete(length)) if length == bytes.len() => {}
         Ok(_) => return Err(Reason::BadRequest),
@@ -340,7 +340,7 @@ fn is_grpc(fields: &http::HeaderMap) -> bool {
     kind.is_some_and(|kind| grpc::is_call(kind.as_bytes()))
 }
 
-fn builder(at_the_edge: bool) -> Builder {
+fn server_builder(at_the_edge: bool) -> Builder {
     let (streams, header_list) = match at_the_edge {
         true => (EDGE_STREAMS_MAX, EDGE_HEADER_LIST_BYTES_MAX),
         false => (STREAMS_MAX, HEADER_LIST_BYTES_MAX),

@@ -86,16 +86,16 @@ impl Received {
                         }
                         return Poll::Ready(Ok(Some(Piece::Data(data))));
                     }
-                    Some(Err(error)) => return Poll::Ready(Err(broken(error))),
+                    Some(Err(error)) => return Poll::Ready(Err(read_error(error))),
                     None => self.phase = Phase::Trailers,
                 },
                 Phase::Trailers => {
-                    let trailers = ready!(self.stream.poll_trailers(cx)).map_err(broken)?;
+                    let trailers = ready!(self.stream.poll_trailers(cx)).map_err(read_error)?;
                     self.phase = Phase::Ended;
                     if trailers.as_ref().is_some_and(|fields| fields.len() > FIELDS_MAX) {
                         return Poll::Ready(Err(Malformed::TooManyFields.into()));
                     }
-                    let section = trailers.and_then(|fields| head::trailers(&fields));
+                    let section = trailers.and_then(|fields| head::trailers_to_http1(&fields));
                     if section.as_ref().is_some_and(|section| section.len() > HEAD_BYTES_MAX) {
                         return Poll::Ready(Err(Malformed::HeadTooLarge.into()));
                     }
@@ -107,7 +107,7 @@ impl Received {
     }
 }
 
-fn broken(error: h2::Error) -> ReadError {
+fn read_error(error: h2::Error) -> ReadError {
     match error.reason() {
         // The codec resets a stream for malformed trailers or a wrong body length.
         Some(Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
@@ -129,7 +129,7 @@ impl Asked {
     }
 
     /// Records that the response is complete.
-    pub(crate) fn finish(mut self) {
+    pub(crate) fn complete(mut self) {
         self.0 = None;
     }
 }
@@ -137,7 +137,7 @@ impl Asked {
 impl Drop for Asked {
     /// Resets the stream with the client's HTTP/2 code; without one the codec sends CANCEL.
     fn drop(&mut self) {
-        if let (Some(outgoing), Some(code)) = (&self.0, cancel::code().to_http2()) {
+        if let (Some(outgoing), Some(code)) = (&self.0, cancel::current_code().to_http2()) {
             outgoing.0.borrow_mut().send_reset(code.into());
         }
     }
@@ -207,18 +207,18 @@ impl Reply {
     }
 
     /// Forwards an interim (1xx) head.
-    pub(crate) fn interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
-        self.inform(head::response_to(bytes, head).ok_or(ClientGone)?)
+    pub(crate) fn send_interim(&self, bytes: &[u8], head: &ResponseHead) -> Result<(), ClientGone> {
+        self.send_informational(head::response_to(bytes, head).ok_or(ClientGone)?)
     }
 
     /// Requests the body (`100 Continue`).
     pub(crate) fn ask_for_body(&self) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::CONTINUE;
-        self.inform(response)
+        self.send_informational(response)
     }
 
-    fn inform(&self, response: Response<()>) -> Result<(), ClientGone> {
+    fn send_informational(&self, response: Response<()>) -> Result<(), ClientGone> {
         match &mut *self.0.borrow_mut() {
             State::Unanswered(respond) => {
                 respond.send_informational(response).map_err(|_| ClientGone)
@@ -237,18 +237,18 @@ impl Reply {
     ) -> Result<Outgoing, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
         if let Some(rule) = rule {
-            answer::edit(rule, response.headers_mut()).ok_or(ClientGone)?;
+            answer::edit_fields(rule, response.headers_mut()).ok_or(ClientGone)?;
         }
         for (name, value) in add {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
             let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
             response.headers_mut().append(name, value);
         }
-        self.answer(response, bodiless)
+        self.send_head(response, bodiless)
     }
 
     /// Sends a final head, and returns the sink of its body. `end`: there is no body.
-    pub(crate) fn answer(&self, head: Response<()>, end: bool) -> Result<Outgoing, ClientGone> {
+    pub(crate) fn send_head(&self, head: Response<()>, end: bool) -> Result<Outgoing, ClientGone> {
         let mut state = self.0.borrow_mut();
         let State::Unanswered(respond) = &mut *state else {
             return Err(ClientGone);
@@ -260,7 +260,7 @@ impl Reply {
     }
 
     /// Resolves when the client has canceled the request, with its code, or is gone.
-    pub(super) async fn gone(&self) -> ResetCode {
+    pub(super) async fn wait_canceled(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
             State::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
             State::Answering(outgoing) => outgoing.poll_reset(cx),
@@ -275,7 +275,7 @@ impl Reply {
     }
 
     /// Resets the stream of an incomplete response. The client receives the HTTP/2 code of the upstream.
-    pub(super) fn reset(&self, code: ResetCode) {
+    pub(super) fn reset_stream(&self, code: ResetCode) {
         let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
         match &mut *self.0.borrow_mut() {
             State::Unanswered(respond) => respond.send_reset(code),

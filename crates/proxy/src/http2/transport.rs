@@ -42,7 +42,7 @@ impl Transport {
     }
 
     /// Returns the transport for a client connection; its streams are counted in `half_close`.
-    pub(super) fn serving(self, half_close: Rc<HalfClose>) -> Self {
+    pub(super) fn for_client(self, half_close: Rc<HalfClose>) -> Self {
         Self { half_close: Some(half_close), ..self }
     }
 
@@ -53,7 +53,7 @@ impl Transport {
     ) -> Poll<io::Result<()>> {
         if self.early.is_empty() {
             let before = buffer.filled().len();
-            ready!(self.io.with(|stream| stream.poll_read(cx, buffer)))?;
+            ready!(self.io.with_stream(|stream| stream.poll_read(cx, buffer)))?;
             return match &self.half_close {
                 Some(half_close) if buffer.filled().len() == before => {
                     half_close.poll_end(&self.io, cx)
@@ -67,7 +67,7 @@ impl Transport {
         Poll::Ready(Ok(()))
     }
 
-    fn note(&self, is_blocked: bool, cx: &Context<'_>) {
+    fn record_write(&self, is_blocked: bool, cx: &Context<'_>) {
         if let Some(half_close) = &self.half_close {
             half_close.note_write(is_blocked, cx);
         }
@@ -88,7 +88,7 @@ impl Transport {
         let length = splice.left.min(buffer.remaining());
         let mut room = ReadBuf::new(buffer.initialize_unfilled_to(length));
         let read = self.poll_client(cx, &mut room);
-        let passed = splice.pass(room.filled());
+        let passed = splice.inspect(room.filled());
         let length = room.filled().len();
         buffer.advance(length);
         self.splice = Some(splice);
@@ -101,7 +101,7 @@ impl Splice {
     /// # Errors
     /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
     /// would get a response without them.
-    fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn inspect(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.left = self.left.saturating_sub(bytes.len());
         if self.opening.len() < OPENING_BYTES {
             self.opening.extend_from_slice(bytes);
@@ -138,19 +138,19 @@ impl AsyncWrite for Transport {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = self.io.with(|stream| stream.poll_write(cx, bytes));
-        self.note(written.is_pending(), cx);
+        let written = self.io.with_stream(|stream| stream.poll_write(cx, bytes));
+        self.record_write(written.is_pending(), cx);
         written
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = self.io.with(|stream| stream.poll_flush(cx));
-        self.note(flushed.is_pending(), cx);
+        let flushed = self.io.with_stream(|stream| stream.poll_flush(cx));
+        self.record_write(flushed.is_pending(), cx);
         flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.io.with(|stream| stream.poll_shutdown(cx))
+        self.io.with_stream(|stream| stream.poll_shutdown(cx))
     }
 }
 

@@ -130,7 +130,7 @@ impl<F: FnMut(Opened)> Driver<F> {
         let input = self.poll_input(cx);
         let is_alive = self.poll_timer(cx);
         loop {
-            if self.output.is_empty() && !self.io.is_unflushed() && !self.refill() {
+            if self.output.is_empty() && !self.io.is_unflushed() && !self.take_output() {
                 let state = self.link.0.state.borrow();
                 let over = input == Input::Over || state.broken || state.is_finished();
                 return if over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
@@ -164,10 +164,10 @@ impl<F: FnMut(Opened)> Driver<F> {
             let now = Instant::now();
             // After a stall of this process, received bytes may not have been read yet.
             let is_late = now > self.timer.deadline() + self.rhythm.tick;
-            let is_alive = self.look(is_late);
+            let is_alive = self.check_peer(is_late);
             if now >= self.beat_at {
                 self.beat_at = now + self.rhythm.beat;
-                self.beat();
+                self.renew_allowances();
             }
             if !is_alive {
                 return false;
@@ -184,7 +184,7 @@ impl<F: FnMut(Opened)> Driver<F> {
     }
 
     /// Pings a silent peer while streams are open, reports it if it remains silent, and finally returns false.
-    fn look(&mut self, is_late: bool) -> bool {
+    fn check_peer(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
         if self.heard && was_silent {
             self.link.note_silence(false);
@@ -226,14 +226,14 @@ impl<F: FnMut(Opened)> Driver<F> {
     }
 
     /// Renews the peer's allowances, and retires a link that has been idle for too long.
-    fn beat(&mut self) {
+    fn renew_allowances(&mut self) {
         let mut state = self.link.0.state.borrow_mut();
         state.link.renew_allowances();
         let unused = state.slots.is_empty() && !std::mem::take(&mut self.used);
         if state.retired && !state.concluded {
             // A peer that keeps opening streams without answering the ping has reached its limit.
             match self.parting {
-                0 => state.conclude(),
+                0 => state.announce_last(),
                 left => self.parting = left - 1,
             }
         }
@@ -246,9 +246,9 @@ impl<F: FnMut(Opened)> Driver<F> {
     }
 
     /// Takes the output of the turn. Returns false if there is none.
-    fn refill(&mut self) -> bool {
+    fn take_output(&mut self) -> bool {
         // An idle link holds no buffer.
-        buffers::give(&mut self.output, Size::Turn);
+        buffers::return_buffer(&mut self.output, Size::Turn);
         let mut state = self.link.0.state.borrow_mut();
         let was_congested = state.link.is_congested();
         std::mem::swap(&mut self.output, state.link.output());
@@ -270,7 +270,7 @@ impl<F: FnMut(Opened)> Driver<F> {
             loop {
                 let event = self.link.0.state.borrow_mut().link.receive(&mut self.input);
                 match event {
-                    Ok(Some(event)) => self.link.dispatch(event, &mut self.on_open),
+                    Ok(Some(event)) => self.link.dispatch_event(event, &mut self.on_open),
                     Ok(None) => break,
                     Err(error) => {
                         self.misuse = Some(error);
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
     use crate::io::Stream;
     use crate::link::Lost;
-    use crate::tests::fixture::{Application, run, until};
+    use crate::tests::fixture::{Application, run, wait_until};
 
     /// A link over plain TCP to a peer that sends its greeting, and then `word` for everything that it
     /// receives.
@@ -332,7 +332,7 @@ mod tests {
     /// The same, with a peer that pauses before each `word`.
     async fn link_with((rhythm, pause): (Rhythm, Duration), word: &'static [u8]) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
-            client.send(Link::new(Role::Acceptor, Limits::default()).output()).await;
+            client.send_bytes(Link::new(Role::Acceptor, Limits::default()).output()).await;
             let mut heard = [0; 1024];
             while matches!(client.stream.read(&mut heard).await, Ok(1..)) {
                 if !pause.is_zero() {
@@ -347,7 +347,7 @@ mod tests {
         let link = LinkHandle::new(Role::Opener);
         let driven = link.clone().drive_at(rhythm, Io::new(Stream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driven);
-        link.ready().await.unwrap();
+        link.wait_ready().await.unwrap();
         link
     }
 
@@ -358,8 +358,8 @@ mod tests {
             let was_silent = Rc::new(Cell::new(false));
             let noted = was_silent.clone();
             link.on_silence(move |_, is_silent| noted.set(is_silent));
-            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
-            assert_eq!(stream.lost().await, Lost::Broken);
+            let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
+            assert_eq!(stream.wait_until_lost().await, Lost::Broken);
             assert!(link.is_broken() && was_silent.get());
         });
     }
@@ -368,9 +368,9 @@ mod tests {
     fn a_peer_that_answers_pings_may_take_its_time() {
         run(async {
             let link = link_to(PONG).await;
-            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             let max_wait = PERIOD * 6;
-            assert!(tokio::time::timeout(max_wait, stream.lost()).await.is_err());
+            assert!(tokio::time::timeout(max_wait, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
         });
     }
@@ -381,8 +381,8 @@ mod tests {
             // The responses arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
             let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
-            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
-            assert!(tokio::time::timeout(pause * 4, stream.lost()).await.is_err());
+            let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
+            assert!(tokio::time::timeout(pause * 4, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
         });
     }
@@ -396,10 +396,10 @@ mod tests {
             let noted = Rc::new(RefCell::new(Vec::new()));
             let notes = noted.clone();
             link.on_silence(move |_, is_silent| notes.borrow_mut().push(is_silent));
-            let stream = link.open(StreamKind::Http, true, |_| {}).unwrap();
+            let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             tokio::select! {
-                lost = stream.lost() => panic!("{lost:?}"),
-                () = until(|| noted.borrow().len() >= 2) => {}
+                lost = stream.wait_until_lost() => panic!("{lost:?}"),
+                () = wait_until(|| noted.borrow().len() >= 2) => {}
             }
             assert_eq!(noted.borrow()[..2], [true, false]);
             assert!(!link.is_broken());
@@ -423,12 +423,12 @@ mod tests {
     fn a_link_that_nobody_needs_ends_and_one_in_use_does_not() {
         run(async {
             let used = link_for(PERIOD * 2, PONG).await;
-            let stream = used.open(StreamKind::Http, true, |_| {}).unwrap();
+            let stream = used.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             let unused = link_for(PERIOD * 2, b"").await;
-            until(|| unused.is_broken()).await;
+            wait_until(|| unused.is_broken()).await;
             assert!(!used.is_broken());
             drop(stream);
-            until(|| used.is_broken()).await;
+            wait_until(|| used.is_broken()).await;
         });
     }
 

@@ -17,8 +17,8 @@ impl ReceivedHead {
     /// Returns the reason of a rejection by the peer's sidecar; `None` for a response of the application,
     /// whatever fields it has.
     #[inline]
-    pub(crate) fn rejection(&self, head: &ResponseHead) -> Option<Reason> {
-        self.rejected.then(|| reported(&self.bytes, head))
+    pub(crate) fn rejection_reason(&self, head: &ResponseHead) -> Option<Reason> {
+        self.rejected.then(|| reported_reason(&self.bytes, head))
     }
 }
 
@@ -27,12 +27,12 @@ impl ReceivedHead {
 #[cold]
 #[inline(never)]
 pub(crate) fn rejection_over_http1(bytes: &[u8], head: &ResponseHead) -> Option<Reason> {
-    head.has_connection_option(bytes, REJECTED).then(|| reported(bytes, head))
+    head.has_connection_option(bytes, REJECTED).then(|| reported_reason(bytes, head))
 }
 
 /// Returns the reason for which the endpoint's sidecar rejected the request. Used for counts only.
 #[cold]
-fn reported(bytes: &[u8], head: &ResponseHead) -> Reason {
+fn reported_reason(bytes: &[u8], head: &ResponseHead) -> Reason {
     let value = head.find(bytes, REASON_FIELD).next();
     let label = value.and_then(|value| value.split(|byte| *byte == b';').next());
     let label = label.and_then(|label| std::str::from_utf8(label).ok());

@@ -53,7 +53,7 @@ pub(crate) enum Lost {
 
 impl Slot {
     /// Queues an item until the reader takes it.
-    pub(super) fn deliver(&mut self, incoming: Incoming) {
+    pub(super) fn queue_item(&mut self, incoming: Incoming) {
         self.theirs_ended |= incoming.is_last();
         match (self.arrived.back_mut(), incoming) {
             (Some(Incoming::Data { end, .. }), Incoming::Data { data, end: last })
@@ -64,7 +64,7 @@ impl Slot {
             (Some(Incoming::Data { data: before, end }), Incoming::Data { data, end: last })
                 if before.len() + data.len() <= PIECE_BYTES_MAX =>
             {
-                *before = joined(std::mem::take(before), &data);
+                *before = join_pieces(std::mem::take(before), &data);
                 *end = last;
             }
             (_, incoming) => self.arrived.push_back(incoming),
@@ -79,7 +79,7 @@ impl Slot {
     }
 
     /// Ends the stream early. If both directions have ended it is complete, and queued items can still be read.
-    pub(super) fn lose(&mut self, lost: Lost) {
+    pub(super) fn end_early(&mut self, lost: Lost) {
         if self.is_whole() {
             return;
         }
@@ -101,7 +101,7 @@ impl Incoming {
 
 /// Joins two pieces. Each received piece keeps the whole buffer that it is a slice of alive: a peer that sends
 /// a window byte by byte to a slow reader would multiply memory use by a thousand.
-fn joined(before: Bytes, data: &[u8]) -> Bytes {
+fn join_pieces(before: Bytes, data: &[u8]) -> Bytes {
     let mut joined = BytesMut::from(before);
     joined.extend_from_slice(data);
     joined.freeze()
@@ -114,7 +114,7 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 mod tests {
     use super::*;
 
-    fn data(bytes: &[u8], end: bool) -> Incoming {
+    fn data_item(bytes: &[u8], end: bool) -> Incoming {
         Incoming::Data { data: Bytes::copy_from_slice(bytes), end }
     }
 
@@ -123,7 +123,7 @@ mod tests {
         const WINDOW: usize = 64 * 1024;
         let mut slot = Slot::default();
         for index in 0..WINDOW {
-            slot.deliver(data(&[index as u8], index + 1 == WINDOW));
+            slot.queue_item(data_item(&[index as u8], index + 1 == WINDOW));
         }
         assert_eq!(slot.arrived.len(), WINDOW / PIECE_BYTES_MAX);
         assert!(slot.theirs_ended);
@@ -141,7 +141,7 @@ mod tests {
         let mut slot = Slot::default();
         let frame = Bytes::from(vec![7; PIECE_BYTES_MAX]);
         for _ in 0..2 {
-            slot.deliver(Incoming::Data { data: frame.clone(), end: false });
+            slot.queue_item(Incoming::Data { data: frame.clone(), end: false });
         }
         let kept = slot.arrived.iter().all(|incoming| {
             matches!(incoming, Incoming::Data { data, .. } if data.as_ptr() == frame.as_ptr())
@@ -153,8 +153,8 @@ mod tests {
     fn a_stream_that_is_whole_cannot_be_lost_any_more() {
         for (ours_ended, expected) in [(true, None), (false, Some(Lost::Broken))] {
             let mut slot = Slot { ours_ended, ..Slot::default() };
-            slot.deliver(data(b"last", true));
-            slot.lose(Lost::Broken);
+            slot.queue_item(data_item(b"last", true));
+            slot.end_early(Lost::Broken);
             assert_eq!(slot.ended, expected);
             assert_eq!(slot.arrived.len(), 1);
         }

@@ -12,7 +12,7 @@ use leno_wire::link::{ResetCode, StreamId};
 use super::{Incoming, Lost, ReceivedHead, Shared};
 use crate::buffers::{self, Size};
 use crate::http2::cancel;
-use crate::max_wait::within;
+use crate::max_wait::poll_within;
 
 /// One stream. Dropping it before both sides have ended resets it.
 pub(crate) struct LinkStream {
@@ -36,7 +36,7 @@ impl LinkStream {
                 if let Incoming::Data { data, .. } = &incoming {
                     // A stream's data is bounded by its window, far below `u32::MAX`.
                     let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                    state.link.consumed(self.id, bytes);
+                    state.link.record_consumed(self.id, bytes);
                     if !state.link.output().is_empty() {
                         state.wake_driver();
                     }
@@ -61,7 +61,7 @@ impl LinkStream {
     /// Returns the head of the final response without removing it; interim heads before it are dropped.
     pub(crate) async fn final_head(&self) -> Result<ReceivedHead, Lost> {
         loop {
-            self.answered().await?;
+            self.wait_for_item().await?;
             let mut state = self.shared.state.borrow_mut();
             let slot = state.slots.get_mut(&self.id).ok_or(Lost::Broken)?;
             match slot.arrived.front() {
@@ -83,7 +83,7 @@ impl LinkStream {
     }
 
     /// Resolves when an item has arrived, without removing it.
-    pub(crate) async fn answered(&self) -> Result<(), Lost> {
+    pub(crate) async fn wait_for_item(&self) -> Result<(), Lost> {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
@@ -102,7 +102,7 @@ impl LinkStream {
     }
 
     /// Resolves when the peer has reset the stream or the connection is gone, before the stream was complete.
-    pub(crate) async fn lost(&self) -> Lost {
+    pub(crate) async fn wait_until_lost(&self) -> Lost {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
@@ -121,8 +121,8 @@ impl LinkStream {
 
     /// Resolves when the output of the link has room for a head or more data; `None` if it has none after
     /// `max_wait`.
-    pub(crate) async fn uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
-        within(max_wait, |cx| self.poll_uncongested(cx)).await
+    pub(crate) async fn wait_uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
+        poll_within(max_wait, |cx| self.poll_uncongested(cx)).await
     }
 
     fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
@@ -152,7 +152,7 @@ impl LinkStream {
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
-        let sent = state.writable().send_head(self.id, interim, end, write_head);
+        let sent = state.link_with_buffer().send_head(self.id, interim, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= end && sent.is_ok();
         }
@@ -168,7 +168,7 @@ impl LinkStream {
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
-        let sent = state.writable().send_rejection(self.id, end, write_head);
+        let sent = state.link_with_buffer().send_rejection(self.id, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= end && sent.is_ok();
         }
@@ -187,7 +187,7 @@ impl LinkStream {
         std::task::ready!(self.poll_uncongested(cx))?;
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
-        buffers::furnish(state.link.output(), Size::Turn);
+        buffers::ensure_capacity(state.link.output(), Size::Turn);
         let (Some(slot), Ok(sent)) =
             (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
         else {
@@ -208,7 +208,7 @@ impl LinkStream {
     /// Sends a trailer section; nothing follows it.
     pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), Lost> {
         let mut state = self.shared.state.borrow_mut();
-        let sent = state.writable().send_trailers(self.id, trailers);
+        let sent = state.link_with_buffer().send_trailers(self.id, trailers);
         if let Some(slot) = state.slots.get_mut(&self.id) {
             slot.ours_ended |= sent.is_ok();
         }
@@ -220,7 +220,7 @@ impl LinkStream {
     /// Resets the stream with a code on which the peer can act.
     pub(crate) fn reset(&self, code: ResetCode) {
         let mut state = self.shared.state.borrow_mut();
-        state.link.reset(self.id, code);
+        state.link.reset_stream(self.id, code);
         state.wake_driver();
     }
 
@@ -253,7 +253,7 @@ impl LinkStream {
 
     /// Returns the reason for which the peer's sidecar rejected the stream. Used for counts only: the reset
     /// code decides.
-    pub(crate) fn rejection(&self) -> Option<Reason> {
+    pub(crate) fn rejection_reason(&self) -> Option<Reason> {
         let state = self.shared.state.borrow();
         let reported = state.slots.get(&self.id).and_then(|slot| slot.reported);
         reported.filter(|reason| reason.is_rejection())
@@ -272,7 +272,7 @@ impl Drop for LinkStream {
         }
         match cancel::is_abandoned() {
             true => state.link.reset_for(self.id, ABANDONED, Reason::AttemptAbandoned.label()),
-            false => state.link.reset(self.id, cancel::code()),
+            false => state.link.reset_stream(self.id, cancel::current_code()),
         }
         state.wake_driver();
     }

@@ -20,7 +20,7 @@ impl Allowance {
     }
 
     /// True if a query for a new name is permitted now.
-    pub(super) fn permits(&mut self, name: &ServiceName, now: Instant) -> bool {
+    pub(super) fn try_withdraw(&mut self, name: &ServiceName, now: Instant) -> bool {
         if self.last.as_ref() == Some(name) {
             return true;
         }
@@ -50,7 +50,7 @@ mod tests {
         let mut allowance = Allowance::new(began);
         let mut asked = |range: std::ops::Range<u32>, now| {
             let name = |index: &u32| format!("shop/s{index}").parse().unwrap();
-            range.filter(|index| allowance.permits(&name(index), now)).count()
+            range.filter(|index| allowance.try_withdraw(&name(index), now)).count()
         };
         assert_eq!(asked(0..100, began), 50);
         // The second query for the same name, for the other IP version, is free.

@@ -44,7 +44,7 @@ impl ClusterDomain {
     /// Returns the domain under which a `resolv.conf` looks for services: its search list contains `svc.DOMAIN`
     /// and `NAMESPACE.svc.DOMAIN`. Both are required, since a namespace may have the name `svc`.
     #[must_use]
-    pub fn searched(text: &str) -> Option<Self> {
+    pub fn from_resolv_conf(text: &str) -> Option<Self> {
         let list = |line: &str| {
             let mut words = line.split_ascii_whitespace();
             let is_list = words.next() == Some("search");
@@ -101,13 +101,13 @@ pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> Reading {
     if flags & IS_ANSWER != 0 {
         return Reading::Nonsense;
     }
-    match Message::from_vec(packet).ok().and_then(|query| asked(query, domain)) {
+    match Message::from_vec(packet).ok().and_then(|query| service_query(query, domain)) {
         Some(asked) => Reading::Service(Box::new(asked)),
         None => Reading::Foreign,
     }
 }
 
-fn asked(query: Message, domain: &ClusterDomain) -> Option<Asked> {
+fn service_query(query: Message, domain: &ClusterDomain) -> Option<Asked> {
     let [question] = query.queries.as_slice() else { return None };
     let is_plain = query.metadata.op_code == OpCode::Query
         && query.answers.is_empty()
@@ -128,30 +128,30 @@ fn asked(query: Message, domain: &ClusterDomain) -> Option<Asked> {
 /// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to.
 fn service_of(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
     let mut labels = name.iter();
-    let (name, namespace) = (text(labels.next()?)?, text(labels.next()?)?);
+    let (name, namespace) = (label_text(labels.next()?)?, label_text(labels.next()?)?);
     let rest = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
     let is_same = labels.len() == domain.0.len() + 1
         && labels.zip(rest).all(|(label, wanted)| label.eq_ignore_ascii_case(wanted.as_bytes()));
     is_same.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
 }
 
-fn text(label: &[u8]) -> Option<String> {
+fn label_text(label: &[u8]) -> Option<String> {
     std::str::from_utf8(label).ok().map(str::to_ascii_lowercase)
 }
 
 impl Asked {
     /// Returns the response: the addresses of the requested IP version, or an empty answer.
-    pub(super) fn answer(&self, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
+    pub(super) fn build_response(&self, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
         let mut reply = reply_to(&self.query);
         reply.metadata.authoritative = true;
         reply.add_query(self.question.clone());
         let mut records: Vec<Record> =
-            found.addresses().iter().filter_map(|it| self.record(*it)).collect();
+            found.addresses().iter().filter_map(|it| self.address_record(*it)).collect();
         // Clients use the first one.
         let first = usize::from(self.query.metadata.id) % records.len().max(1);
         records.rotate_left(first);
         if records.is_empty() {
-            reply.add_authority(self.nothing()?);
+            reply.add_authority(self.soa_record()?);
         }
         reply.add_answers(records);
         let bytes = reply.to_vec().ok()?;
@@ -171,7 +171,7 @@ impl Asked {
     }
 
     /// True if an address has the requested IP version.
-    pub(super) fn wants(&self, address: IpAddr) -> bool {
+    pub(super) fn is_requested(&self, address: IpAddr) -> bool {
         match self.question.query_type() {
             RecordType::A => address.is_ipv4(),
             RecordType::AAAA => address.is_ipv6(),
@@ -179,7 +179,7 @@ impl Asked {
         }
     }
 
-    fn record(&self, address: IpAddr) -> Option<Record> {
+    fn address_record(&self, address: IpAddr) -> Option<Record> {
         let data = match (self.question.query_type(), address) {
             (RecordType::A, IpAddr::V4(address)) => RData::A(A(address)),
             (RecordType::AAAA, IpAddr::V6(address)) => RData::AAAA(AAAA(address)),
@@ -189,7 +189,7 @@ impl Asked {
     }
 
     /// Returns the SOA record for a negative response, with its lifetime (RFC 2308 §3).
-    fn nothing(&self) -> Option<Record> {
+    fn soa_record(&self) -> Option<Record> {
         let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
         let person = Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
         let times = (7200, 1800, 86_400);
@@ -199,7 +199,7 @@ impl Asked {
 }
 
 /// Returns a SERVFAIL response; `None` if the packet is not a valid query.
-pub(super) fn failure(packet: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn server_failure(packet: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(packet).ok()?;
     let mut reply = reply_to(&query);
     reply.add_queries(query.queries.iter().take(1).cloned());

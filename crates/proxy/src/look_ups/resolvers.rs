@@ -116,7 +116,7 @@ impl Resolvers {
 
 async fn over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let mut tcp = TcpStream::connect(server).await?;
-    tcp.write_all(&framed(query)).await?;
+    tcp.write_all(&frame_message(query)).await?;
     let length = usize::from(tcp.read_u16().await?);
     let mut answer = vec![0; length];
     tcp.read_exact(&mut answer).await?;
@@ -127,7 +127,7 @@ async fn over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Returns a message with its length prefix; no message is longer than the prefix permits.
-pub(super) fn framed(message: &[u8]) -> Vec<u8> {
+pub(super) fn frame_message(message: &[u8]) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap_or(u16::MAX);
     let message = message.get(..usize::from(length)).unwrap_or_default();
     [&length.to_be_bytes(), message].concat()
@@ -140,15 +140,15 @@ pub(crate) fn is_answer(query: &[u8], answer: &[u8]) -> bool {
         && answer.get(..2) == query.get(..2)
         && answer.get(2).is_some_and(|flags| flags & 0x80 != 0);
     let repeats = || {
-        let asked = questions(query);
-        asked.is_some() && asked == questions(answer)
+        let asked = question_section(query);
+        asked.is_some() && asked == question_section(answer)
     };
-    let is_bare_error = || answer.get(4..6) == Some(&[0, 0]) && code(answer) != Some(0);
+    let is_bare_error = || answer.get(4..6) == Some(&[0, 0]) && response_code(answer) != Some(0);
     is_answer && (repeats() || is_bare_error())
 }
 
 /// Returns the question section of a message; `None` if it is truncated.
-fn questions(message: &[u8]) -> Option<&[u8]> {
+fn question_section(message: &[u8]) -> Option<&[u8]> {
     let count = u16::from_be_bytes([*message.get(4)?, *message.get(5)?]);
     let mut end = HEADER_BYTES;
     for _ in 0..count {
@@ -170,14 +170,14 @@ fn questions(message: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns the response code (RFC 1035 §4.1.1).
-fn code(answer: &[u8]) -> Option<u8> {
+fn response_code(answer: &[u8]) -> Option<u8> {
     answer.get(3).map(|flags| flags & 0x0f)
 }
 
 /// True for a server failure, a query that is not implemented, or a refusal: another server may have a better
 /// response.
 fn gives_up(answer: &[u8]) -> bool {
-    matches!(code(answer), Some(2 | 4 | 5))
+    matches!(response_code(answer), Some(2 | 4 | 5))
 }
 
 /// Returns at most three name servers, as in resolv.conf(5), except that there is no default.

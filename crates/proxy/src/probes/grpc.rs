@@ -8,7 +8,7 @@ use h2::RecvStream;
 use h2::client::handshake;
 use serde::Deserialize;
 
-use super::{Unwell, dial};
+use super::{Unwell, dial_application};
 use crate::config::Interception;
 use crate::http::grpc::{health, message};
 
@@ -22,14 +22,14 @@ pub(super) struct Check {
 }
 
 impl Check {
-    pub(super) async fn make(
+    pub(super) async fn run_check(
         &self,
         address: SocketAddr,
         interception: &Interception,
     ) -> Result<(), Unwell> {
-        let tcp = dial(address, interception).await?;
+        let tcp = dial_application(address, interception).await?;
         let (mut sender, connection) = handshake(tcp).await.map_err(|_| Unwell::Broken)?;
-        let question = health::question(self.service.as_deref().unwrap_or_default());
+        let question = health::encode_check(self.service.as_deref().unwrap_or_default());
         let asked = async {
             let request = http::Request::post(format!("http://{address}{}", health::METHOD))
                 .header("content-type", "application/grpc")
@@ -45,10 +45,10 @@ impl Check {
             if status != 200 {
                 return Err(Unwell::Status(status));
             }
-            if refuses(answer.headers()) {
+            if is_failure(answer.headers()) {
                 return Err(Unwell::Grpc);
             }
-            verdict(answer.into_body()).await
+            read_verdict(answer.into_body()).await
         };
         // The connection is driven only while the response is awaited.
         tokio::pin!(connection, asked);
@@ -60,25 +60,25 @@ impl Check {
     }
 }
 
-async fn verdict(mut body: RecvStream) -> Result<(), Unwell> {
+async fn read_verdict(mut body: RecvStream) -> Result<(), Unwell> {
     let mut received = BytesMut::new();
     while let Some(part) = body.data().await {
         let part = part.map_err(|_| Unwell::Broken)?;
         body.flow_control().release_capacity(part.len()).map_err(|_| Unwell::Broken)?;
-        message::take(&mut received, &part).map_err(|_| Unwell::Broken)?;
+        message::append_part(&mut received, &part).map_err(|_| Unwell::Broken)?;
     }
     let trailers = body.trailers().await.map_err(|_| Unwell::Broken)?;
-    if trailers.is_some_and(|trailers| refuses(&trailers)) {
+    if trailers.is_some_and(|trailers| is_failure(&trailers)) {
         return Err(Unwell::Grpc);
     }
-    let received = message::unframed(received.freeze()).map_err(|_| Unwell::Broken)?;
-    match health::serves(received) {
+    let received = message::single_message(received.freeze()).map_err(|_| Unwell::Broken)?;
+    match health::is_serving(received) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Unwell::NotServing),
         Err(_) => Err(Unwell::Broken),
     }
 }
 
-fn refuses(headers: &http::HeaderMap) -> bool {
+fn is_failure(headers: &http::HeaderMap) -> bool {
     headers.get("grpc-status").is_some_and(|status| status.as_bytes() != b"0")
 }

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 
-use super::{Unwell, dial};
+use super::{Unwell, dial_application};
 use crate::config::Interception;
 
 /// A GET request for the application.
@@ -52,19 +52,19 @@ struct Header {
 impl HttpGet {
     /// Sends the request. Redirects count as success and are not followed, so that probes reach only the
     /// application's own port.
-    pub(super) async fn make(
+    pub(super) async fn run_check(
         &self,
         address: SocketAddr,
         interception: &Interception,
     ) -> Result<(), Unwell> {
-        let tcp = dial(address, interception).await?;
+        let tcp = dial_application(address, interception).await?;
         let status = match self.scheme {
-            Scheme::Http => self.ask(tcp, address).await?,
+            Scheme::Http => self.send_request(tcp, address).await?,
             Scheme::Https => {
                 let name = ServerName::IpAddress(address.ip().into());
-                let connector = TlsConnector::from(trusting()?);
+                let connector = TlsConnector::from(any_certificate_config()?);
                 let tls = connector.connect(name, tcp).await.map_err(|_| Unwell::Broken)?;
-                self.ask(tls, address).await?
+                self.send_request(tls, address).await?
             }
         };
         match status {
@@ -73,13 +73,13 @@ impl HttpGet {
         }
     }
 
-    async fn ask<S>(&self, stream: S, address: SocketAddr) -> Result<u16, Unwell>
+    async fn send_request<S>(&self, stream: S, address: SocketAddr) -> Result<u16, Unwell>
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let shaken = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = shaken.map_err(|_| Unwell::Broken)?;
-        let request = self.request(address).ok_or(Unwell::Broken)?;
+        let request = self.build_request(address).ok_or(Unwell::Broken)?;
         let asked = sender.send_request(request);
         // The connection is driven only while the response is awaited.
         tokio::pin!(connection, asked);
@@ -91,7 +91,7 @@ impl HttpGet {
         Ok(answered.map_err(|_| Unwell::Broken)?.status().as_u16())
     }
 
-    fn request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
+    fn build_request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
         let slash = if self.path.starts_with('/') { "" } else { "/" };
         let request = Request::get(format!("{slash}{}", self.path)).body(Empty::new());
         let mut request = request.ok()?;
@@ -120,7 +120,7 @@ impl HttpGet {
 
 /// Accepts any certificate, as the kubelet does: the probe goes to the pod's own address and contains no
 /// secret.
-fn trusting() -> Result<Arc<ClientConfig>, Unwell> {
+fn any_certificate_config() -> Result<Arc<ClientConfig>, Unwell> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()

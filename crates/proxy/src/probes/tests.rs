@@ -11,22 +11,22 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
-use crate::tests::fixture::{DOMAIN, authority, credential, run};
+use crate::tests::fixture::{DOMAIN, run, test_authority, test_credential};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn listeners() -> Interception {
+fn loopback_interception() -> Interception {
     Interception::Listeners { inbound: HERE, http_proxy: None }
 }
 
 /// Runs a readiness probe with this configuration.
-async fn probe(words: &str) -> Result<(), Unwell> {
-    let probes = Probes::parse(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
-    probes.at("app/readiness").unwrap().make(HERE, &listeners()).await
+async fn run_probe(words: &str) -> Result<(), Unwell> {
+    let probes = Probes::from_json(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
+    probes.find_probe("app/readiness").unwrap().run_probe(HERE, &loopback_interception()).await
 }
 
 /// Serves every connection with `answer`, over TLS if configured; returns the received requests.
-async fn server(
+async fn start_server(
     answer: &'static str,
     tls: Option<TlsAcceptor>,
 ) -> (u16, mpsc::Receiver<String>, JoinSet<()>) {
@@ -62,14 +62,14 @@ async fn server(
 fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
     run(async {
         let ok = "HTTP/1.1 204 No Content\r\n\r\n";
-        let (port, mut asked, _server) = server(ok, None).await;
+        let (port, mut asked, _server) = start_server(ok, None).await;
         let header =
             r#"{"name": "X-Who", "value": "me"}, {"name": "Host", "value": "shop.example"}"#;
         let words = format!(
             r#"{{"httpGet": {{"path": "/healthz?full=1", "port": {port}, "scheme": "HTTP",
                 "httpHeaders": [{header}]}}, "timeoutSeconds": 5}}"#
         );
-        assert_eq!(probe(&words).await, Ok(()));
+        assert_eq!(run_probe(&words).await, Ok(()));
         let text = asked.recv().await.unwrap().to_lowercase();
         assert!(text.starts_with("get /healthz?full=1 http/1.1\r\n"), "{text}");
         for line in ["x-who: me", "host: shop.example", "connection: close", "accept: */*"] {
@@ -77,7 +77,7 @@ fn a_get_is_sent_as_the_kubelet_would_and_only_the_status_counts() {
         }
         assert_eq!(text.matches("\r\nhost:").count(), 1, "{text}");
         // The default path is the root, the default host the address.
-        assert_eq!(probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await, Ok(()));
+        assert_eq!(run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await, Ok(()));
         let text = asked.recv().await.unwrap().to_lowercase();
         assert!(text.starts_with("get / http/1.1\r\n"), "{text}");
         assert!(text.contains(&format!("\r\nhost: 127.0.0.1:{port}\r\n")), "{text}");
@@ -97,8 +97,8 @@ fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body()
             ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(799))),
             ("nonsense\r\n\r\n", Err(Unwell::Broken)),
         ] {
-            let (port, _asked, _server) = server(answer, None).await;
-            let made = probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
+            let (port, _asked, _server) = start_server(answer, None).await;
+            let made = run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
             assert_eq!(made, expected, "{answer}");
         }
         assert!(!Unwell::Status(500).to_string().contains("secret"));
@@ -109,12 +109,12 @@ fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body()
 fn any_certificate_is_good_for_a_get_over_tls() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let holder = credential(&authority(scratch.path(), DOMAIN), "ratings");
+        let holder = test_credential(&test_authority(scratch.path(), DOMAIN), "ratings");
         let tls = TlsAcceptor::from(join_server_config(&holder, &[]).unwrap());
         let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-        let (port, _asked, _server) = server(ok, Some(tls)).await;
+        let (port, _asked, _server) = start_server(ok, Some(tls)).await;
         let words = format!(r#"{{"httpGet": {{"port": {port}, "scheme": "HTTPS"}}}}"#);
-        assert_eq!(probe(&words).await, Ok(()));
+        assert_eq!(run_probe(&words).await, Ok(()));
     });
 }
 
@@ -124,10 +124,10 @@ fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
         let listener = TcpListener::bind((HERE, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let words = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
-        assert_eq!(probe(&words).await, Ok(()));
+        assert_eq!(run_probe(&words).await, Ok(()));
         drop(listener);
         let refused = Unwell::Connect(port, std::io::ErrorKind::ConnectionRefused);
-        assert_eq!(probe(&words).await, Err(refused));
+        assert_eq!(run_probe(&words).await, Err(refused));
     });
 }
 
@@ -138,7 +138,7 @@ fn who_does_not_answer_in_time_is_not_well() {
         let listener = TcpListener::bind((HERE, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let words = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
-        assert_eq!(probe(&words).await, Err(Unwell::Late));
+        assert_eq!(run_probe(&words).await, Err(Unwell::Late));
     });
 }
 
@@ -186,11 +186,14 @@ fn a_health_service_is_asked_in_its_own_words() {
         ] {
             let (port, _service) = health_service(status).await;
             let words = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
-            assert_eq!(probe(&words).await, expected, "{status} {service}");
+            assert_eq!(run_probe(&words).await, expected, "{status} {service}");
         }
         // A server of another protocol has no health service.
-        let (port, _asked, _server) = server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
-        assert_eq!(probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await, Err(Unwell::Broken));
+        let (port, _asked, _server) = start_server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
+        assert_eq!(
+            run_probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await,
+            Err(Unwell::Broken)
+        );
     });
 }
 
@@ -200,14 +203,14 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
         "httpHeaders": [{"name": "a", "value": "b"}]}, "timeoutSeconds": 1},
         "liveness": {"tcpSocket": {"port": 8080}},
         "startup": {"grpc": {"port": 9000, "service": "x"}}}, "other": {}}"#;
-    let probes = Probes::parse(text).unwrap();
+    let probes = Probes::from_json(text).unwrap();
     for path in ["app/readiness", "app/liveness", "app/startup"] {
-        assert!(probes.at(path).is_some(), "{path}");
+        assert!(probes.find_probe(path).is_some(), "{path}");
     }
     for path in ["app", "app/", "app/ready", "app/readiness/", "other/readiness", "/readiness"] {
-        assert!(probes.at(path).is_none(), "{path}");
+        assert!(probes.find_probe(path).is_none(), "{path}");
     }
-    assert!(Probes::parse("{}").unwrap().at("app/readiness").is_none());
+    assert!(Probes::from_json("{}").unwrap().find_probe("app/readiness").is_none());
     for (bad, expected) in [
         (r#"{"app": {"readiness": {}}}"#, "the readiness probe of container `app`"),
         (
@@ -219,7 +222,7 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
         (r#"{"app": {"ready": {"tcpSocket": {"port": 1}}}}"#, "invalid probes"),
         ("", "invalid probes"),
     ] {
-        let error = Probes::parse(bad).unwrap_err().to_string();
+        let error = Probes::from_json(bad).unwrap_err().to_string();
         assert!(error.contains(expected), "{bad}: {error}");
     }
 }
@@ -241,7 +244,7 @@ fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_o
         (Unwell::NotServing, 503),
         (Unwell::Busy, 503),
     ] {
-        assert_eq!(unwell.status().as_u16(), status, "{unwell}");
+        assert_eq!(unwell.status_code().as_u16(), status, "{unwell}");
     }
     let text = "the application accepts no connection on port 8080: connection refused";
     assert_eq!(refused.to_string(), text);

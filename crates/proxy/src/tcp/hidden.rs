@@ -27,16 +27,16 @@ pub(crate) struct Examination<'a> {
 impl<'a> Examination<'a> {
     /// Returns the inspection of a connection to a port that is declared `TCP`. Other ports reject all bytes if
     /// a policy decides by request.
-    pub(super) fn of(session: &'a Session, port: u16) -> Option<Self> {
-        let config = session.worker.world.config()?;
-        let is_declared = config.plans.snapshot.plan.declared(port) == Protocol::Tcp;
+    pub(super) fn for_port(session: &'a Session, port: u16) -> Option<Self> {
+        let config = session.worker.world.current_config()?;
+        let is_declared = config.plans.snapshot.plan.declared_protocol(port) == Protocol::Tcp;
         let (has_begun, begun) = (Cell::new(false), Notify::new());
         is_declared.then_some(Self { session, port, has_begun, begun })
     }
 
     /// Forwards bytes of the client until it is known if they start with an HTTP request. Rejected bytes are
     /// not forwarded: the denial ends the connection.
-    pub(crate) async fn carry(
+    pub(crate) async fn forward_inspected(
         &self,
         source: &mut Source<'_>,
         sink: &mut Sink<'_>,
@@ -70,24 +70,24 @@ impl<'a> Examination<'a> {
     }
 
     fn is_rejected(&self) -> bool {
-        let config = self.session.worker.world.config();
-        config.is_some_and(|config| self.permits(&config).is_err())
+        let config = self.session.worker.world.current_config();
+        config.is_some_and(|config| self.check_request(&config).is_err())
     }
 
     /// Resolves when a rejected HTTP request was detected.
-    pub(super) async fn rejected(&self) {
+    pub(super) async fn wait_until_rejected(&self) {
         self.begun.notified().await;
     }
 
     /// # Errors
     /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
-    pub(super) fn permits(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
+    pub(super) fn check_request(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
         if !self.has_begun.get() {
             return Ok(());
         }
         if let Some(policy) = config.plans.snapshot.plan.rejects_hidden_requests(self.port) {
             let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
-            return Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into());
+            return Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into());
         }
         let access = &config.plans.access;
         let peer = (self.session.identity.as_deref(), self.port);

@@ -14,10 +14,10 @@ use leno_wire::sniff::Sniffed;
 use tokio::time::timeout;
 
 use super::hidden::Examination;
-use super::{MEMORY_BYTES, Towards, carry, relay};
-use crate::connection::{from_http1, list};
+use super::{MEMORY_BYTES, Towards, forward_counted, forward_streams};
+use crate::connection::{from_http1, list_session};
 use crate::error::Failure;
-use crate::first_bytes::detect;
+use crate::first_bytes::sniff_connection;
 use crate::http::message::{Reader, Writer};
 use crate::http::route::{self, Destination};
 use crate::http2;
@@ -25,8 +25,8 @@ use crate::io::{Io, Stream};
 use crate::link::{LinkStream, Opened};
 use crate::record::Record;
 use crate::session::Session;
-use crate::silent_client::sends;
-use crate::splice::splice;
+use crate::silent_client::wait_for_bytes;
+use crate::splice::copy_bytes;
 use crate::upstream::{Application, Http1Upstream};
 use crate::world::ConfigSnapshot;
 
@@ -36,39 +36,39 @@ pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened)
         return Box::pin(serve_requests(session, port, &opened.stream)).await;
     }
     let mut record = Record::open(session, "tcp");
-    match attempt(session, port, &opened.stream, &mut record).await {
-        Ok(()) => record.succeed(),
+    match try_forward(session, port, &opened.stream, &mut record).await {
+        Ok(()) => record.mark_succeeded(),
         Err(failure) => {
-            record.fail(&failure);
+            record.record_failure(&failure);
             // The other sidecar resets its client.
             opened.stream.reset_for(code_of(failure.reason), failure.reason);
         }
     }
 }
 
-async fn attempt(
+async fn try_forward(
     session: &Session,
     port: u16,
     stream: &LinkStream,
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
-    let connection = connected(session, port, record).await;
+    let connection = connect_application(session, port, record).await;
     record.count_opened();
     let connection = connection?;
     // The other sidecar sends its client's bytes only after this.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let max_wait = session.worker.config.limits.idle_connection;
     let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
-    let examination = Examination::of(session, port);
+    let examination = Examination::for_port(session, port);
     let towards = Towards::Application(examination.as_ref());
     let carried = tokio::select! {
-        carried = carry(&mut plain, stream, towards, max_wait, record) => {
+        carried = forward_streams(&mut plain, stream, towards, max_wait, record) => {
             carried.map_err(Failure::from)
         }
-        denied = denied(session, port, examination.as_ref()) => Err(denied),
+        denied = wait_until_denied(session, port, examination.as_ref()) => Err(denied),
     };
     if carried.is_err() {
-        plain.1.io.reset();
+        plain.1.io.reset_on_drop();
     }
     carried
 }
@@ -76,12 +76,12 @@ async fn attempt(
 /// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
 /// Its bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
-    let Some(config) = session.worker.world.config() else { return false };
+    let Some(config) = session.worker.world.current_config() else { return false };
     let access = &config.plans.access;
-    config.plans.snapshot.plan.declared(port) == Protocol::Detect
-        && session.permit(&config, Instant::now()).is_ok_and(|permit| {
+    config.plans.snapshot.plan.declared_protocol(port) == Protocol::Detect
+        && session.authorize_peer(&config, Instant::now()).is_ok_and(|permit| {
             access.may_let_requests_in(&permit)
-                && (access.tcp(&permit).is_err() || sees_requests(&config, port).is_err())
+                && (access.authorize_tcp(&permit).is_err() || sees_requests(&config, port).is_err())
         })
 }
 
@@ -97,8 +97,13 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     let mut plain = (Reader::new(near.clone()), Writer::new(near, limits.idle_connection));
     let (sent, received) = (Cell::new(0), Cell::new(0));
     let counted = (&sent, &received);
-    let carried =
-        relay(&mut plain, stream, Towards::Application(None), limits.idle_connection, counted);
+    let carried = forward_counted(
+        &mut plain,
+        stream,
+        Towards::Application(None),
+        limits.idle_connection,
+        counted,
+    );
     let (mut carried, mut served) = (pin!(carried), pin!(serve_first(session, port, far)));
     let ended = tokio::select! {
         carried = &mut carried => match carried {
@@ -121,20 +126,21 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
 async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
     let limits = &session.worker.config.limits;
     let mut early = BytesMut::new();
-    if !sends(&session.worker, limits.idle_connection, &io, &mut early).await {
+    if !wait_for_bytes(&session.worker, limits.idle_connection, &io, &mut early).await {
         io.close().await;
         return Ok(());
     }
-    let sniffed = timeout(limits.head_timeout, detect(&io, &mut early)).await;
-    let list = |protocol| list(session, protocol, format!("application port {port}"));
+    let sniffed = timeout(limits.head_timeout, sniff_connection(&io, &mut early)).await;
+    let list = |protocol| list_session(session, protocol, format!("application port {port}"));
     match sniffed {
         Ok(Sniffed::Http1) => {
             let listed = list("http");
-            from_http1(session.inner(false), listed, &io, early).await;
+            from_http1(session.for_detected_http(false), listed, &io, early).await;
         }
         Ok(Sniffed::Http2) => {
             let _listed = list("http2");
-            http2::server::serve(Rc::new(session.inner(true)), &io, early).await;
+            http2::server::serve_connection(Rc::new(session.for_detected_http(true)), &io, early)
+                .await;
             io.close().await;
         }
         Ok(Sniffed::Tls | Sniffed::Opaque | Sniffed::More) | Err(_) => {
@@ -145,9 +151,9 @@ async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason>
 }
 
 /// Forwards a connection without mutual TLS to the application.
-pub(crate) async fn plainly(session: &Session, port: u16, io: Io, early: BytesMut) {
+pub(crate) async fn forward_plaintext(session: &Session, port: u16, io: Io, early: BytesMut) {
     if carry_plainly(session, port, &io, early).await.is_err() {
-        io.reset();
+        io.reset_on_drop();
     }
 }
 
@@ -160,11 +166,11 @@ async fn carry_plainly(
     let mut record = Record::open(session, "tcp");
     match attempt_plainly(session, port, (io, early), &mut record).await {
         Ok(()) => {
-            record.succeed();
+            record.mark_succeeded();
             Ok(())
         }
         Err(failure) => {
-            record.fail(&failure);
+            record.record_failure(&failure);
             Err(failure.reason)
         }
     }
@@ -176,7 +182,7 @@ async fn attempt_plainly(
     (io, early): (&Io, BytesMut),
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
-    let connection = connected(session, port, record).await;
+    let connection = connect_application(session, port, record).await;
     record.count_opened();
     let connection = connection?;
     let max_wait = session.worker.config.limits.idle_connection;
@@ -185,36 +191,36 @@ async fn attempt_plainly(
     let client = (reader, Writer::new(io.clone(), max_wait));
     let server = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
     let cut = server.1.io.clone();
-    let examination = Examination::of(session, port);
+    let examination = Examination::for_port(session, port);
     tokio::select! {
-        spliced = splice((client, server), max_wait, record, examination.as_ref()) => Ok(spliced?),
-        denied = denied(session, port, examination.as_ref()) => {
-            cut.reset();
+        spliced = copy_bytes((client, server), max_wait, record, examination.as_ref()) => Ok(spliced?),
+        denied = wait_until_denied(session, port, examination.as_ref()) => {
+            cut.reset_on_drop();
             Err(denied)
         }
     }
 }
 
 /// Connects to the application, if the policies permit bytes of this peer.
-async fn connected(
+async fn connect_application(
     session: &Session,
     port: u16,
     record: &mut Record<'_>,
 ) -> Result<Http1Upstream, Failure> {
-    let application = admitted(session, port, record)?;
-    Ok(application.connect(&session.worker).await?)
+    let application = permitted_application(session, port, record)?;
+    Ok(application.connect_exclusive(&session.worker).await?)
 }
 
 /// Returns the application, if the policies permit bytes of this peer.
-fn admitted(
+fn permitted_application(
     session: &Session,
     port: u16,
     record: &mut Record<'_>,
 ) -> Result<Rc<Application>, Failure> {
-    let bound = route::application(session, (port, false), record)?;
-    let permit = session.permit(&bound.config, record.started)?;
+    let bound = route::route_inbound(session, (port, false), record)?;
+    let permit = session.authorize_peer(&bound.config, record.started)?;
     let access = &bound.config.plans.access;
-    record.permit(access, access.tcp(&permit)?);
+    record.record_permit(access, access.authorize_tcp(&permit)?);
     sees_requests(&bound.config, port)?;
     bound.config.plans.limits.admit_connection(port, session.worker.world.age())?;
     match bound.destination {
@@ -230,32 +236,36 @@ fn admitted(
 fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
     let Some(policy) = config.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
     let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
-    Err(Denial { policy, ..Denial::unnamed(Reason::DeniedByPolicy) }.into())
+    Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into())
 }
 
 /// Resolves when the current policies no longer permit the peer's bytes.
-async fn denied(session: &Session, port: u16, examination: Option<&Examination<'_>>) -> Failure {
+async fn wait_until_denied(
+    session: &Session,
+    port: u16,
+    examination: Option<&Examination<'_>>,
+) -> Failure {
     let world = &session.worker.world;
     let mut changes = world.access_changes();
     loop {
         // Checked at the start as well: the policies may have changed since the stream was accepted.
-        if let Some(config) = world.config() {
+        if let Some(config) = world.current_config() {
             let access = &config.plans.access;
             let peer = (session.identity.as_deref(), port);
             let permit = access.visit(peer, Some(session.origin()));
-            if let Err(denial) = permit.and_then(|permit| access.tcp(&permit)) {
+            if let Err(denial) = permit.and_then(|permit| access.authorize_tcp(&permit)) {
                 return denial.into();
             }
             if let Err(denial) = sees_requests(&config, port) {
                 return denial;
             }
-            if let Some(Err(denial)) = examination.map(|it| it.permits(&config)) {
+            if let Some(Err(denial)) = examination.map(|it| it.check_request(&config)) {
                 return denial;
             }
         }
         let rejected = async {
             match examination {
-                Some(examination) => examination.rejected().await,
+                Some(examination) => examination.wait_until_rejected().await,
                 None => std::future::pending().await,
             }
         };

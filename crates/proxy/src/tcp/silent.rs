@@ -7,16 +7,16 @@ use std::task::Poll;
 use leno_discovery::condition::kind;
 use leno_model::{Protocol, Reason, ServiceName};
 
-use super::{ChosenPort, Passage, Towards, relay};
+use super::{ChosenPort, Passage, Towards, forward_counted};
 use crate::http::message::{Reader, Writer};
 use crate::record::Record;
 use crate::session::Session;
-use crate::splice::splice;
+use crate::splice::copy_bytes;
 use crate::worker::Worker;
 
 /// True if the service of a connection declares no protocol for its port.
 pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
-    let config = session.worker.world.config();
+    let config = session.worker.world.current_config();
     let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
         return false;
     };
@@ -26,14 +26,14 @@ pub(super) fn is_detected(session: &Session, record: &Record<'_>) -> bool {
 
 /// True if the client's sidecar injects faults into requests, and therefore rejects opaque bytes.
 pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
-    let Some(config) = worker.world.config() else { return false };
+    let Some(config) = worker.world.current_config() else { return false };
     let port = config.plans.service(service).and_then(|plan| plan.ports.get(&port));
-    port.is_some_and(|port| ChosenPort::direct(port).has_faults())
+    port.is_some_and(|port| ChosenPort::from_called(port).has_faults())
 }
 
 /// Forwards the bytes of a client that sent nothing during protocol detection. If the server sends first, the
 /// delay is reported.
-pub(super) async fn pass(
+pub(super) async fn forward_bytes(
     session: &Session,
     passage: Passage,
     mut client: (Reader, Writer),
@@ -45,12 +45,13 @@ pub(super) async fn pass(
         match passage {
             Passage::Link(stream) => {
                 let towards = Towards::Link;
-                let carried = relay(&mut client, &stream, towards, max_wait, counted).await;
-                carried.map_err(|reason| stream.rejection().unwrap_or(reason))
+                let carried =
+                    forward_counted(&mut client, &stream, towards, max_wait, counted).await;
+                carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
             Passage::Plain(connection) => {
                 let server = Writer::new(connection.writer.io.clone(), max_wait);
-                splice((client, (connection.reader, server)), max_wait, record, None).await
+                copy_bytes((client, (connection.reader, server)), max_wait, record, None).await
             }
         }
     };
@@ -77,5 +78,5 @@ fn note_delay(session: &Session, record: &Record<'_>) {
     let limit = session.worker.config.limits.detect_timeout;
     let subject = format!("{service}:{}", record.subject.port);
     let reason = format!("server-first protocol: each connection waits for {limit:?}");
-    session.worker.world.conditions.set(kind::DETECTION_DELAYED, &subject, reason);
+    session.worker.world.conditions.set_condition(kind::DETECTION_DELAYED, &subject, reason);
 }

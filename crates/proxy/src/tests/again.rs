@@ -16,26 +16,29 @@ use leno_telemetry::Count;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::fixture::{Application, Client, GET, Mesh, OK, PORT, plan, run, service, until, view};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, proxy_config, run, service_config, test_service,
+    wait_until,
+};
 use super::http2;
-use super::routes::{routed, rule};
+use super::routes::{path_rule, routed_services};
 
-fn retrying(codes: &[u16], attempts: u8) -> RouteRule {
+fn retry_rule(codes: &[u16], attempts: u8) -> RouteRule {
     let backoff = Duration::from_millis(1);
     let retry = RetryRule { codes: codes.to_vec(), attempts, backoff };
     let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
-    RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) }
+    RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) }
 }
 
 /// Applies the rule at the client, with the mesh's server and these endpoints.
-fn obey(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
-    let mut views = routed(mesh, vec![rule]);
+fn apply_rule(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
+    let mut views = routed_services(mesh, vec![rule]);
     let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
     backend.endpoints.extend(more.iter().cloned().map(Arc::new));
     mesh.client_knows(views);
 }
 
-fn counted(mesh: &Mesh) -> (u64, u64) {
+fn retry_counts(mesh: &Mesh) -> (u64, u64) {
     let count = |count| mesh.client.telemetry.count(count);
     (count(Count::Retries), count(Count::RetriesOverBudget))
 }
@@ -45,24 +48,25 @@ const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
 #[test]
 fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
     run(async {
-        let busy = Application::canned(BUSY).await;
-        let fine = Application::canned(OK).await;
+        let busy = Application::with_response(BUSY).await;
+        let fine = Application::with_response(OK).await;
         let mesh = Mesh::permissive(busy.address).await;
-        let (_server, other) = mesh.server("ratings-2", fine.address).await;
-        obey(&mesh, retrying(&[503], 1), &[other]);
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
         let mut client = Client::connect(mesh.listener).await;
         const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         // The balancer sends one of them to the busy endpoint first.
         let mut asked = 0;
-        while busy.requests().is_empty() {
-            assert_eq!(client.ask(BODY).await.text(), "ok");
+        while busy.received_requests().is_empty() {
+            assert_eq!(client.send_request(BODY).await.body_text(), "ok");
             asked += 1;
         }
         // Both received the whole body.
-        let whole = |app: &Application| app.requests().iter().all(|it| it.body == b"hello");
+        let whole =
+            |app: &Application| app.received_requests().iter().all(|it| it.body == b"hello");
         assert!(whole(&busy) && whole(&fine));
-        assert_eq!((busy.requests().len(), fine.requests().len()), (1, asked));
-        assert_eq!(counted(&mesh), (1, 0));
+        assert_eq!((busy.received_requests().len(), fine.received_requests().len()), (1, asked));
+        assert_eq!(retry_counts(&mesh), (1, 0));
     });
 }
 
@@ -71,37 +75,39 @@ fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
 fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
     run(async {
         let busy = Application::start(|mut client| async move {
-            while client.head().await.is_some() {
-                client.send("HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nbusy").await;
+            while client.read_head().await.is_some() {
+                client.send_bytes("HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nbusy").await;
             }
         })
         .await;
         let mesh = Mesh::permissive(busy.address).await;
-        let fine = Application::canned(OK).await;
-        let (_server, other) = mesh.server("ratings-2", fine.address).await;
-        obey(&mesh, retrying(&[503], 1), &[other]);
+        let fine = Application::with_response(OK).await;
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
         let mut client = Client::connect(mesh.listener).await;
-        while mesh.server.ended() == 0 {
-            assert_eq!(client.ask(GET).await.text(), "ok");
+        while mesh.server.ended_count() == 0 {
+            assert_eq!(client.send_request(GET).await.body_text(), "ok");
         }
-        assert_eq!(mesh.server.failures(), [("attempt-abandoned", 1)].into());
-        assert!(mesh.client.failures().is_empty());
+        assert_eq!(mesh.server.failure_counts(), [("attempt-abandoned", 1)].into());
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
     run(async {
-        let busy = Application::canned(BUSY).await;
+        let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
-        for (rule, asked) in
-            [(retrying(&[503], 2), 3), (retrying(&[500, 502], 2), 1), (retrying(&[503], 0), 1)]
-        {
-            obey(&mesh, rule, &[]);
+        for (rule, asked) in [
+            (retry_rule(&[503], 2), 3),
+            (retry_rule(&[500, 502], 2), 1),
+            (retry_rule(&[503], 0), 1),
+        ] {
+            apply_rule(&mesh, rule, &[]);
             busy.seen.borrow_mut().clear();
-            let answer = Client::connect(mesh.listener).await.ask(GET).await;
-            assert_eq!((answer.status, answer.text()), (503, "busy"));
-            assert_eq!(busy.requests().len(), asked);
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!((answer.status, answer.body_text()), (503, "busy"));
+            assert_eq!(busy.received_requests().len(), asked);
         }
     });
 }
@@ -109,36 +115,36 @@ fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
 #[test]
 fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
     run(async {
-        let busy = Application::canned(BUSY).await;
+        let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
-        obey(&mesh, retrying(&[503], 3), &[]);
+        apply_rule(&mesh, retry_rule(&[503], 3), &[]);
         let mut client = Client::connect(mesh.listener).await;
         let started = std::time::Instant::now();
         for _ in 0..100 {
-            assert_eq!(client.ask(GET).await.status, 503);
+            assert_eq!(client.send_request(GET).await.status, 503);
         }
         let floor = 10 + started.elapsed().as_secs();
-        let (retries, over) = counted(&mesh);
+        let (retries, over) = retry_counts(&mesh);
         assert!((30..=20 + floor).contains(&retries), "{retries} retries");
         assert!(over >= 60, "{over} were not paid for");
-        assert_eq!(busy.requests().len() as u64, 100 + retries);
+        assert_eq!(busy.received_requests().len() as u64, 100 + retries);
     });
 }
 
 #[test]
 fn a_body_beyond_what_is_kept_is_not_sent_again() {
     run(async {
-        let busy = Application::canned(BUSY).await;
+        let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
-        obey(&mesh, retrying(&[503], 1), &[]);
+        apply_rule(&mesh, retry_rule(&[503], 1), &[]);
         for (bytes, asked) in [(60 * 1024, 2), (80 * 1024, 1)] {
             busy.seen.borrow_mut().clear();
             let mut client = Client::connect(mesh.listener).await;
             let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
-            client.send(head).await;
-            client.send(vec![b'a'; bytes]).await;
-            assert_eq!(client.answer().await.status, 503);
-            assert_eq!(busy.requests().len(), asked, "{bytes} bytes");
+            client.send_bytes(head).await;
+            client.send_bytes(vec![b'a'; bytes]).await;
+            assert_eq!(client.read_response().await.status, 503);
+            assert_eq!(busy.received_requests().len(), asked, "{bytes} bytes");
         }
     });
 }
@@ -147,35 +153,37 @@ fn a_body_beyond_what_is_kept_is_not_sent_again() {
 fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
     run(async {
         let silent =
-            Application::start(|mut client| async move { while client.head().await.is_some() {} });
+            Application::start(
+                |mut client| async move { while client.read_head().await.is_some() {} },
+            );
         let silent = silent.await;
-        let fine = Application::canned(OK).await;
+        let fine = Application::with_response(OK).await;
         let mesh = Mesh::permissive(silent.address).await;
-        let (_server, other) = mesh.server("ratings-2", fine.address).await;
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
         let limited = |codes: &[u16], attempts| {
-            let mut rule = retrying(codes, attempts);
+            let mut rule = retry_rule(codes, attempts);
             rule.actions.attempt_timeout = Some(Duration::from_secs(1));
             rule
         };
-        obey(&mesh, limited(&[], 1), &[other]);
+        apply_rule(&mesh, limited(&[], 1), &[other]);
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..4 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(counted(&mesh).0 > 0, "chance chose the silent one at least once");
+        assert!(retry_counts(&mesh).0 > 0, "chance chose the silent one at least once");
         // Without another endpoint the client gets the timeout.
-        obey(&mesh, limited(&[], 0), &[]);
-        assert_eq!(client.ask(GET).await.verdict(), (504, Some("attempt-timeout")));
-        until(|| mesh.server.failures().contains_key("attempt-abandoned")).await;
-        assert_eq!(mesh.server.failures().len(), 1);
+        apply_rule(&mesh, limited(&[], 0), &[]);
+        assert_eq!(client.send_request(GET).await.verdict(), (504, Some("attempt-timeout")));
+        wait_until(|| mesh.server.failure_counts().contains_key("attempt-abandoned")).await;
+        assert_eq!(mesh.server.failure_counts().len(), 1);
         // The request may have had its effect: only a rule that names 504 repeats a POST.
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
         for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
-            let before = counted(&mesh).0;
-            obey(&mesh, limited(codes, 1), &[]);
+            let before = retry_counts(&mesh).0;
+            apply_rule(&mesh, limited(codes, 1), &[]);
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(POST).await.verdict(), (504, Some("attempt-timeout")));
-            assert_eq!(counted(&mesh).0 - before, retries);
+            assert_eq!(client.send_request(POST).await.verdict(), (504, Some("attempt-timeout")));
+            assert_eq!(retry_counts(&mesh).0 - before, retries);
         }
     });
 }
@@ -185,11 +193,11 @@ fn a_call_that_finds_its_server_unavailable_is_made_again() {
     run(async {
         let calls = Rc::new(Cell::new(0));
         let counting = calls.clone();
-        let app = http2::application(move |request, mut respond| {
+        let app = http2::start_application(move |request, mut respond| {
             counting.set(counting.get() + 1);
             let status = if counting.get() == 1 { "14" } else { "5" };
             async move {
-                let (body, _) = http2::whole(request.into_body()).await;
+                let (body, _) = http2::read_body(request.into_body()).await;
                 assert_eq!(body, b"message");
                 let head = Response::builder().header("content-type", "application/grpc");
                 let head = head.header("grpc-status", status).body(()).unwrap();
@@ -197,23 +205,24 @@ fn a_call_that_finds_its_server_unavailable_is_made_again() {
             }
         })
         .await;
-        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
-        obey(&mesh, retrying(&[503], 3), &[]);
-        let mut client = http2::connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(http2::call("/a/B"), false).unwrap();
-        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
+        apply_rule(&mesh, retry_rule(&[503], 3), &[]);
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) =
+            client.send_request(http2::grpc_request("/a/B"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
         // NOT_FOUND is a response like any other.
         assert_eq!(response.headers().get("grpc-status").unwrap(), "5");
         assert_eq!(calls.get(), 2);
-        assert_eq!(counted(&mesh), (1, 0));
+        assert_eq!(retry_counts(&mesh), (1, 0));
     });
 }
 
 #[test]
 fn a_policy_of_the_client_decides_where_no_route_does() {
     run(async {
-        let busy = Application::canned(BUSY).await;
+        let busy = Application::with_response(BUSY).await;
         let mesh = Mesh::permissive(busy.address).await;
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
@@ -221,19 +230,22 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
             answer_timeout: None,
         };
         let under = |retries: BTreeMap<ServiceName, ServiceRetry>| {
-            let plan = WorkloadPlan { retries, ..plan("productpage", Access::Permissive) };
-            mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
+            let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::Permissive) };
+            mesh.client.apply_config(
+                plan,
+                vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
+            );
         };
-        under([(service(), retry)].into());
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
-        assert_eq!((answer.status, answer.text()), (503, "busy"));
-        assert_eq!((busy.requests().len(), counted(&mesh)), (6, (5, 0)));
-        let hits = mesh.client.telemetry.rules().into_iter();
+        under([(test_service(), retry)].into());
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!((answer.status, answer.body_text()), (503, "busy"));
+        assert_eq!((busy.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
+        let hits = mesh.client.telemetry.matched_rules().into_iter();
         let hits: Vec<_> = hits.map(|(rule, hits)| (rule.kind, rule.name.clone(), hits)).collect();
         assert_eq!(hits, [("Retry", "again".to_owned(), 5)]);
         under(BTreeMap::new());
-        assert_eq!(Client::connect(mesh.listener).await.ask(GET).await.status, 503);
-        assert_eq!(busy.requests().len(), 7);
+        assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 503);
+        assert_eq!(busy.received_requests().len(), 7);
     });
 }
 
@@ -245,13 +257,13 @@ fn a_policys_limit_ends_when_the_answer_begins() {
         let slow = Application::start(move |mut client| {
             let go = waits.clone();
             async move {
-                let asked = client.head().await.unwrap();
+                let asked = client.read_head().await.unwrap();
                 if !asked.head.contains("/never") {
-                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nsl").await;
+                    client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nsl").await;
                     go.notified().await;
-                    client.send("ow").await;
+                    client.send_bytes("ow").await;
                 }
-                while client.head().await.is_some() {}
+                while client.read_head().await.is_some() {}
             }
         });
         let mesh = Mesh::permissive(slow.await.address).await;
@@ -261,19 +273,20 @@ fn a_policys_limit_ends_when_the_answer_begins() {
             rule: RetryRule { codes: Vec::new(), attempts: 0, backoff: Duration::ZERO },
             answer_timeout: Some(limit),
         };
-        let retries = [(service(), retry)].into();
-        let plan = WorkloadPlan { retries, ..plan("productpage", Access::Permissive) };
-        mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
+        let retries = [(test_service(), retry)].into();
+        let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::Permissive) };
+        mesh.client
+            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        assert_eq!(client.head().await.unwrap().status, 200);
-        assert_eq!(client.bytes(2).await, b"sl");
-        let more = timeout(limit * 2, client.bytes(2)).await;
+        client.send_bytes(GET).await;
+        assert_eq!(client.read_head().await.unwrap().status, 200);
+        assert_eq!(client.read_exactly(2).await, b"sl");
+        let more = timeout(limit * 2, client.read_exactly(2)).await;
         assert!(more.is_err(), "the rest was not sent yet, and nothing ended: {more:?}");
         go.notify_one();
-        assert_eq!(client.bytes(2).await, b"ow");
+        assert_eq!(client.read_exactly(2).await, b"ow");
         let mut client = Client::connect(mesh.listener).await;
-        let never = client.ask("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let never = client.send_request("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(never.verdict(), (504, Some("attempt-timeout")));
     });
 }

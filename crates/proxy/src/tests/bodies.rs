@@ -7,7 +7,8 @@ use leno_wire::link::{Event, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
-    Application, Client, GET, Mesh, Peer, credential, run, settled, tls_connect_narrow,
+    Application, Client, GET, Mesh, Peer, run, test_credential, tls_connect_narrow,
+    wait_until_stable,
 };
 use crate::session::ListenerKind;
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
@@ -20,20 +21,22 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
         let app = Application::start(move |mut client| {
             let mut gone = gone.clone();
             async move {
-                let mut request = client.head().await.unwrap();
+                let mut request = client.read_head().await.unwrap();
                 gone.wait_for(|go| *go).await.unwrap();
-                client.body(&mut request).await.unwrap();
+                client.read_body(&mut request).await.unwrap();
                 let sum = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>();
                 let sum = format!("{} {sum}", request.body.len());
                 let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", sum.len());
-                client.send(head + &sum).await;
+                client.send_bytes(head + &sum).await;
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         let body: Vec<u8> = (0..BODY_BYTES).map(|index| (index % 251) as u8).collect();
         client
-            .send(format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES}\r\n\r\n"))
+            .send_bytes(format!(
+                "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES}\r\n\r\n"
+            ))
             .await;
         let sent = Rc::new(Cell::new(0));
         let (count, sum) = (sent.clone(), body.iter().map(|byte| u64::from(*byte)).sum::<u64>());
@@ -44,30 +47,30 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_whole() {
             }
             client
         });
-        let held = settled(|| sent.get()).await;
+        let held = wait_until_stable(|| sent.get()).await;
         assert!(
             held < BODY_BYTES / 2,
             "{held} bytes were taken for an application that reads none"
         );
         go.send_replace(true);
         let mut client = upload.await.unwrap();
-        assert_eq!(client.answer().await.text(), format!("{BODY_BYTES} {sum}"));
+        assert_eq!(client.read_response().await.body_text(), format!("{BODY_BYTES} {sum}"));
     });
 }
 
 #[test]
 fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
     run(async {
-        let (app, written) = download(BODY_BYTES).await;
+        let (app, written) = start_download(BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        let held = settled(|| written.get()).await;
+        client.send_bytes(GET).await;
+        let held = wait_until_stable(|| written.get()).await;
         assert!(held < BODY_BYTES / 2, "{held} bytes were taken for a client that reads none");
-        let answer = client.answer().await;
+        let answer = client.read_response().await;
         assert!(answer.body.iter().all(|byte| *byte == b'x'));
         assert_eq!(answer.body.len(), BODY_BYTES);
-        assert_eq!(client.ask(GET).await.body.len(), BODY_BYTES);
+        assert_eq!(client.send_request(GET).await.body.len(), BODY_BYTES);
     });
 }
 
@@ -75,16 +78,16 @@ fn a_large_answer_waits_for_a_slow_client_and_arrives_whole() {
 #[test]
 fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_connection() {
     run(async {
-        let (app, _) = download(NARROW_BYTES).await;
+        let (app, _) = start_download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
         let inbound = mesh.server.listen_narrow(listener_kind).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         let mut client = Client::new(tls);
         for _ in 0..2 {
-            client.send(GET).await;
-            assert_eq!(client.answer().await.body.len(), NARROW_BYTES);
+            client.send_bytes(GET).await;
+            assert_eq!(client.read_response().await.body.len(), NARROW_BYTES);
         }
     });
 }
@@ -93,15 +96,15 @@ fn an_answer_through_a_narrow_socket_arrives_to_its_last_byte_and_keeps_the_conn
 fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
     run(async {
         const STREAMS: usize = 20;
-        let (app, _) = download(NARROW_BYTES).await;
+        let (app, _) = start_download(NARROW_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
         let inbound = mesh.server.listen_narrow(listener_kind).await;
-        let identity = credential(&mesh.authority, "productpage");
+        let identity = test_credential(&mesh.authority, "productpage");
         let tls = tls_connect_narrow(inbound, &identity, &[ALPN_LINK]).await.unwrap();
-        let mut peer = Peer::over(tls).await;
+        let mut peer = Peer::connect_over(tls).await;
         for _ in 0..STREAMS {
-            peer.open(StreamKind::Http, GET, true);
+            peer.open_stream(StreamKind::Http, GET, true);
         }
         let (mut arrived, mut ended) = (0, 0);
         while ended < STREAMS {
@@ -115,14 +118,16 @@ fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
 }
 
 /// Starts an application that responds with `bytes` bytes and counts those it could write.
-async fn download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
+async fn start_download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
     let written = Rc::new(Cell::new(0));
     let count = written.clone();
     let app = Application::start(move |mut client| {
         let count = count.clone();
         async move {
-            while client.head().await.is_some() {
-                client.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n")).await;
+            while client.read_head().await.is_some() {
+                client
+                    .send_bytes(format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n"))
+                    .await;
                 for piece in vec![b'x'; bytes].chunks(64 * 1024) {
                     if client.stream.write_all(piece).await.is_err() {
                         return;

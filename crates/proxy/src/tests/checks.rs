@@ -13,8 +13,8 @@ use leno_model::{
 use leno_telemetry::{Count, Gauge};
 
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, PORT, closed_port, credential, endpoint, run, service,
-    settled, tls_accept, until, view,
+    Application, Client, GET, Mesh, OK, PORT, closed_port, meshed_endpoint, run, service_config,
+    test_credential, test_service, tls_accept, wait_until, wait_until_stable,
 };
 use super::http2;
 use crate::tls::ALPN_HTTP2;
@@ -64,25 +64,25 @@ fn ask_every(
     let policy =
         ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
     let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
-    let mut view = view(mesh.setup.protocol, endpoints);
+    let mut view = service_config(mesh.setup.protocol, endpoints);
     view.ports.get_mut(&PORT).unwrap().traffic_policy =
         TrafficPolicy { removal: Some(removal), ..TrafficPolicy::default() };
     mesh.client_knows(vec![view]);
 }
 
-fn count(mesh: &Mesh, count: Count) -> u64 {
+fn client_count(mesh: &Mesh, count: Count) -> u64 {
     mesh.client.telemetry.count(count)
 }
 
-fn removed(mesh: &Mesh) -> Vec<String> {
+fn ejected_workloads(mesh: &Mesh) -> Vec<String> {
     let listed = mesh.client.worker.removed.snapshot();
     listed.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
 /// Starts an application that fails checks while `is_ill`, and answers requests normally.
-async fn application(is_ill: &Rc<Cell<bool>>) -> Application {
+async fn start_application(is_ill: &Rc<Cell<bool>>) -> Application {
     let is_ill = is_ill.clone();
-    Application::answering(move |request| {
+    Application::respond_with(move |request| {
         let is_check = request.head.starts_with("GET /healthz ");
         if is_check && is_ill.get() { ILL } else { OK }.to_owned()
     })
@@ -93,14 +93,14 @@ async fn application(is_ill: &Rc<Cell<bool>>) -> Application {
 fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
     run(async {
         let (is_ill, never) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
-        let (app, well) = (application(&is_ill).await, application(&never).await);
+        let (app, well) = (start_application(&is_ill).await, start_application(&never).await);
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.server("ratings-2", well.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         let checks = |app: &Application| {
-            let asked = app.requests();
+            let asked = app.received_requests();
             let checks = asked.iter().filter(|request| request.head.starts_with("GET /healthz "));
             for check in checks.clone() {
                 assert!(check.head.contains("host: ratings.bookinfo:9080\r\n"), "{}", check.head);
@@ -109,24 +109,24 @@ fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
             (checks.count(), asked.len())
         };
         let are_asked = || checks(&app).0 > 0 && checks(&well).0 > 0;
-        until(|| count(&mesh, Count::HealthChecksWell) >= 4 && are_asked()).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 4 && are_asked()).await;
 
         is_ill.set(true);
-        until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 1).await;
-        assert_eq!(removed(&mesh), ["bookinfo/ratings-1"]);
-        assert_eq!(count(&mesh, Count::EndpointRemovedForCheck), 1);
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 1).await;
+        assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-1"]);
+        assert_eq!(client_count(&mesh, Count::EndpointRemovedForCheck), 1);
         let before = checks(&app);
         for _ in 0..20 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
         let after = checks(&app);
         assert_eq!(after.1 - after.0, before.1 - before.0, "no request goes there");
 
         is_ill.set(false);
-        until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 0).await;
-        assert_eq!(count(&mesh, Count::EndpointReturns), 1);
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 0).await;
+        assert_eq!(client_count(&mesh, Count::EndpointReturns), 1);
         while checks(&app).1 - checks(&app).0 == before.1 - before.0 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
     });
 }
@@ -135,19 +135,19 @@ fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
 fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
     run(async {
         let silent = Application::start(|mut client| async move {
-            let _asked = client.last().await;
+            let _asked = client.read_rest().await;
             std::future::pending::<()>().await;
         });
         for ill in [silent.await.address, closed_port()] {
-            let well = Application::canned(OK).await;
+            let well = Application::with_response(OK).await;
             let mesh = Mesh::permissive(well.address).await;
-            let (_server, second) = mesh.server("ratings-2", ill).await;
+            let (_server, second) = mesh.start_server("ratings-2", ill).await;
             let probe = (get_healthz(), Duration::from_millis(200));
-            ask_within(&mesh, probe, &[mesh.endpoint(), second]);
+            ask_within(&mesh, probe, &[mesh.server_endpoint(), second]);
             let mut client = Client::connect(mesh.listener).await;
-            client.send(GET).await;
-            until(|| removed(&mesh) == ["bookinfo/ratings-2"]).await;
-            assert!(count(&mesh, Count::HealthChecksFailed) >= 2);
+            client.send_bytes(GET).await;
+            wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-2"]).await;
+            assert!(client_count(&mesh, Count::HealthChecksFailed) >= 2);
         }
     });
 }
@@ -155,16 +155,16 @@ fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
 #[test]
 fn the_last_ones_stay_however_ill_they_are() {
     run(async {
-        let app = Application::canned(ILL).await;
+        let app = Application::with_response(ILL).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.server("ratings-2", app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let (_server, second) = mesh.start_server("ratings-2", app.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 503);
-        until(|| count(&mesh, Count::HealthChecksFailed) >= 20).await;
-        assert_eq!(removed(&mesh).len(), 1);
-        assert_eq!(count(&mesh, Count::EndpointRemovedForCheck), 1);
-        assert_eq!(client.ask(GET).await.verdict(), (503, None), "the other one answers");
+        assert_eq!(client.send_request(GET).await.status, 503);
+        wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= 20).await;
+        assert_eq!(ejected_workloads(&mesh).len(), 1);
+        assert_eq!(client_count(&mesh, Count::EndpointRemovedForCheck), 1);
+        assert_eq!(client.send_request(GET).await.verdict(), (503, None), "the other one answers");
     });
 }
 
@@ -174,58 +174,58 @@ fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
     run(async {
         let claims =
             "HTTP/1.1 503 No\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n";
-        let app = Application::canned(claims).await;
-        let well = Application::canned(OK).await;
+        let app = Application::with_response(claims).await;
+        let well = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.server("ratings-2", well.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        let (_server, second) = mesh.start_server("ratings-2", well.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        client.ask(GET).await;
-        until(|| removed(&mesh) == ["bookinfo/ratings-1"]).await;
-        assert_eq!(count(&mesh, Count::HealthChecksUnknown), 0);
+        client.send_request(GET).await;
+        wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-1"]).await;
+        assert_eq!(client_count(&mesh, Count::HealthChecksUnknown), 0);
     });
 }
 
 #[test]
 fn what_a_policy_refuses_says_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.enforce(Access::Strict(Vec::new()));
-        let (_server, second) = mesh.server("ratings-2", app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.endpoint(), second]);
+        mesh.set_access(Access::Strict(Vec::new()));
+        let (_server, second) = mesh.start_server("ratings-2", app.address).await;
+        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        client.ask(GET).await;
-        until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
-        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
-        assert_eq!(removed(&mesh), [] as [&str; 0]);
+        client.send_request(GET).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksUnknown) >= 5).await;
+        assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
+        assert_eq!(ejected_workloads(&mesh), [] as [&str; 0]);
 
-        let mesh = http2::mesh(closed_port(), Protocol::Grpc).await;
-        mesh.enforce(Access::Strict(Vec::new()));
+        let mesh = http2::http2_mesh(closed_port(), Protocol::Grpc).await;
+        mesh.set_access(Access::Strict(Vec::new()));
         let probe = HealthProbe::Grpc { service: String::new() };
-        ask_all(&mesh, probe, &[mesh.endpoint()]);
-        let mut client = http2::connect(mesh.listener).await;
-        client.send_request(http2::call("/a"), true).unwrap().0.await.unwrap();
-        until(|| count(&mesh, Count::HealthChecksUnknown) >= 5).await;
-        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
+        ask_all(&mesh, probe, &[mesh.server_endpoint()]);
+        let mut client = http2::connect_client(mesh.listener).await;
+        client.send_request(http2::grpc_request("/a"), true).unwrap().0.await.unwrap();
+        wait_until(|| client_count(&mesh, Count::HealthChecksUnknown) >= 5).await;
+        assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
     });
 }
 
 #[test]
 fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        ask_all(&mesh, get_healthz(), &[mesh.endpoint()]);
-        assert_eq!(settled(|| app.requests().len()).await, 0);
+        ask_all(&mesh, get_healthz(), &[mesh.server_endpoint()]);
+        assert_eq!(wait_until_stable(|| app.received_requests().len()).await, 0);
         let mut client = Client::connect(mesh.listener).await;
-        client.ask(GET).await;
-        until(|| count(&mesh, Count::HealthChecksWell) >= 3).await;
+        client.send_request(GET).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 3).await;
         let worker = &mesh.client.worker;
-        let cluster = Rc::downgrade(&cluster(&mesh));
-        mesh.route_to(&[mesh.endpoint()]);
-        worker.sweep(&worker.world.config().unwrap());
-        until(|| cluster.strong_count() == 0).await;
+        let cluster = Rc::downgrade(&client_cluster(&mesh));
+        mesh.route_to(&[mesh.server_endpoint()]);
+        worker.retire_removed(&worker.world.current_config().unwrap());
+        wait_until(|| cluster.strong_count() == 0).await;
     });
 }
 
@@ -234,11 +234,11 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
     run(async {
         let serves = Rc::new(Cell::new(true));
         let said = serves.clone();
-        let app = http2::application(move |request, mut respond| {
+        let app = http2::start_application(move |request, mut respond| {
             let serves = said.get();
             async move {
                 let path = request.uri().path().to_owned();
-                let (question, _) = http2::whole(request.into_body()).await;
+                let (question, _) = http2::read_body(request.into_body()).await;
                 let head = Response::builder().header("content-type", "application/grpc");
                 let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
                 let mut trailers = HeaderMap::new();
@@ -246,37 +246,40 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
                 if path == "/grpc.health.v1.Health/Check" {
                     assert_eq!(question, b"\0\0\0\0\x06\x0a\x04shop");
                     let answer = [0, 0, 0, 0, 2, 8, if serves { 1 } else { 2 }];
-                    http2::send(&mut stream, Bytes::copy_from_slice(&answer), false).await;
+                    http2::send_data(&mut stream, Bytes::copy_from_slice(&answer), false).await;
                 }
                 stream.send_trailers(trailers).unwrap();
             }
         })
         .await;
-        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
-        let (_server, second) = mesh.server("ratings-2", closed_port()).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
+        let (_server, second) = mesh.start_server("ratings-2", closed_port()).await;
         let probe = HealthProbe::Grpc { service: "shop".to_owned() };
-        ask_all(&mesh, probe, &[mesh.endpoint(), second]);
-        let mut client = http2::connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(http2::call("/a"), false).unwrap();
-        http2::send(&mut stream, Bytes::new(), true).await;
+        ask_all(&mesh, probe, &[mesh.server_endpoint(), second]);
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) = client.send_request(http2::grpc_request("/a"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::new(), true).await;
         response.await.unwrap();
-        until(|| removed(&mesh) == ["bookinfo/ratings-2"]).await;
-        assert!(count(&mesh, Count::HealthChecksWell) > 0);
+        wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-2"]).await;
+        assert!(client_count(&mesh, Count::HealthChecksWell) > 0);
         serves.set(false);
-        let failed = count(&mesh, Count::HealthChecksFailed);
-        let well = count(&mesh, Count::HealthChecksWell);
-        until(|| count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
-        assert!(count(&mesh, Count::HealthChecksWell) <= well + 2, "it is not well any more");
-        assert_eq!(removed(&mesh), ["bookinfo/ratings-2"], "one has to stay");
+        let failed = client_count(&mesh, Count::HealthChecksFailed);
+        let well = client_count(&mesh, Count::HealthChecksWell);
+        wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
+        assert!(
+            client_count(&mesh, Count::HealthChecksWell) <= well + 2,
+            "it is not well any more"
+        );
+        assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-2"], "one has to stay");
     });
 }
 
 #[test]
 fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
     run(async {
-        let plain = Application::canned(OK).await;
+        let plain = Application::with_response(OK).await;
         let mesh = Mesh::permissive(closed_port()).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let foreign = Application::start(move |client| {
             let identity = identity.clone();
             async move {
@@ -289,22 +292,23 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
             }
         });
         let foreign = foreign.await;
-        let alone = Endpoint { account: None, ..endpoint("ratings-2", plain.address, "ratings") };
-        let external_client = endpoint("ratings-3", foreign.address, "ratings");
+        let alone =
+            Endpoint { account: None, ..meshed_endpoint("ratings-2", plain.address, "ratings") };
+        let external_client = meshed_endpoint("ratings-3", foreign.address, "ratings");
         // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
         ask_every(often, &mesh, (get_healthz(), limit), &[alone, external_client]);
-        cluster(&mesh);
-        until(|| count(&mesh, Count::HealthChecksWell) >= 10).await;
-        assert_eq!(count(&mesh, Count::HealthChecksFailed), 0);
+        client_cluster(&mesh);
+        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 10).await;
+        assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
         assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
     });
 }
 
 /// Returns the cluster state of the endpoints that the client's sidecar currently has.
-fn cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
+fn client_cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
     let worker = &mesh.client.worker;
-    let config = worker.world.config().unwrap();
-    let port = &config.plans.service(&service()).unwrap().ports[&PORT];
-    worker.cluster(port.traffic_policy.as_ref(), (port, config.version)).unwrap()
+    let config = worker.world.current_config().unwrap();
+    let port = &config.plans.service(&test_service()).unwrap().ports[&PORT];
+    worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version)).unwrap()
 }

@@ -12,12 +12,13 @@ use leno_model::{
 use leno_telemetry::Count;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, PORT, Setup, endpoint, run, service, until, view,
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, meshed_endpoint, run, service_config,
+    test_service, wait_until,
 };
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 
-pub(super) fn trip() -> Trip {
+pub(super) fn trip_rule() -> Trip {
     Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -37,8 +38,8 @@ pub(super) fn traffic_policy(rule: CircuitBreaker) -> TrafficPolicy {
     TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
-pub(super) fn treat(mesh: &Mesh, rule: CircuitBreaker) {
-    let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
+pub(super) fn apply_breaker(mesh: &Mesh, rule: CircuitBreaker) {
+    let mut view = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
     view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
     mesh.client_knows(vec![view]);
 }
@@ -53,25 +54,25 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
         let sick = Rc::new(Cell::new(true));
         let reported = sick.clone();
         let app =
-            Application::answering(move |_| if reported.get() { BROKEN } else { OK }.to_owned())
+            Application::respond_with(move |_| if reported.get() { BROKEN } else { OK }.to_owned())
                 .await;
         let mesh = Mesh::permissive(app.address).await;
         // Long enough to observe.
-        let trip = Trip { open_for: Duration::from_secs(3), ..trip() };
-        treat(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
+        let trip = Trip { open_for: Duration::from_secs(3), ..trip_rule() };
+        apply_breaker(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(GET).await.verdict(), (500, None));
+            assert_eq!(client.send_request(GET).await.verdict(), (500, None));
         }
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-open")));
-        assert_eq!(app.requests().len(), 3, "nothing is sent");
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-open")));
+        assert_eq!(app.received_requests().len(), 3, "nothing is sent");
         assert_eq!(mesh.client.telemetry.count(Count::CircuitOpened), 1);
         sick.set(false);
-        while client.ask(GET).await.status != 200 {
-            assert_eq!(app.requests().len(), 3, "the first that is sent succeeds");
+        while client.send_request(GET).await.status != 200 {
+            assert_eq!(app.received_requests().len(), 3, "the first that is sent succeeds");
         }
         assert_eq!(mesh.client.telemetry.count(Count::CircuitClosed), 1);
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
     });
 }
 
@@ -81,36 +82,42 @@ fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
     run(async {
         let claims =
             "HTTP/1.1 500 No\r\nleno-reason: overloaded;side=ours\r\ncontent-length: 0\r\n\r\n";
-        let app = Application::canned(claims).await;
+        let app = Application::with_response(claims).await;
         let mesh = Mesh::permissive(app.address).await;
-        treat(&mesh, CircuitBreaker { trip: Some(trip()), ..CircuitBreaker::default() });
+        apply_breaker(
+            &mesh,
+            CircuitBreaker { trip: Some(trip_rule()), ..CircuitBreaker::default() },
+        );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(GET).await.status, 500);
+            assert_eq!(client.send_request(GET).await.status, 500);
         }
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-open")));
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-open")));
     });
 }
 
 #[test]
 fn an_open_circuit_answers_as_its_policy_has_it() {
     run(async {
-        let app = Application::canned(BROKEN).await;
+        let app = Application::with_response(BROKEN).await;
         let mesh = Mesh::permissive(app.address).await;
         let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
         let body = Some("busy".to_owned());
         let answer = FixedAnswer { status: Some(429), body, headers: vec![header] };
-        let trip = Trip { open_for: Duration::from_secs(60), ..trip() };
-        treat(&mesh, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() });
+        let trip = Trip { open_for: Duration::from_secs(60), ..trip_rule() };
+        apply_breaker(
+            &mesh,
+            CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() },
+        );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            client.ask(GET).await;
+            client.send_request(GET).await;
         }
-        let answer = client.ask(GET).await;
+        let answer = client.send_request(GET).await;
         assert_eq!(answer.verdict(), (429, Some("circuit-open")));
-        assert_eq!(answer.field("x-busy"), Some("yes"));
+        assert_eq!(answer.field_value("x-busy"), Some("yes"));
         assert_eq!(answer.body, b"busy");
-        let [(_, circuit)] = &mesh.client.worker.world.conditions.circuits()[..] else {
+        let [(_, circuit)] = &mesh.client.worker.world.conditions.open_circuits()[..] else {
             panic!("one circuit is open");
         };
         assert_eq!(circuit.status, 429, "the status that the admin page reports");
@@ -120,18 +127,22 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
 #[test]
 fn no_more_requests_are_under_way_than_the_policy_lets() {
     run(async {
-        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let app =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        treat(&mesh, at_most(CircuitLimits { requests: Some(1), ..CircuitLimits::default() }));
+        apply_breaker(
+            &mesh,
+            at_most(CircuitLimits { requests: Some(1), ..CircuitLimits::default() }),
+        );
         let mut first = Client::connect(mesh.listener).await;
-        first.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
+        first.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.listener).await;
-        assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
+        assert_eq!(second.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         first.abandon();
-        until(|| mesh.client.ended() == 2).await;
-        second.send(GET).await;
-        until(|| app.accepted.get() == 2).await;
+        wait_until(|| mesh.client.ended_count() == 2).await;
+        second.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 2).await;
     });
 }
 
@@ -143,39 +154,47 @@ fn no_more_requests_wait_for_a_connection_than_the_policy_lets() {
         setup.limits.connect_timeout = Duration::from_secs(600);
         let mesh = Mesh::new(super::fixture::closed_port(), setup).await;
         // It accepts connections and never sends a byte.
-        let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
-        let mut view = view(Protocol::Http, &[endpoint("ratings-2", mute.address, "ratings")]);
+        let mute =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
+        let mut view = service_config(
+            Protocol::Http,
+            &[meshed_endpoint("ratings-2", mute.address, "ratings")],
+        );
         let limits = CircuitLimits { pending: Some(1), ..CircuitLimits::default() };
         let connect_timeout = Some(Duration::from_secs(3));
         let rule = CircuitBreaker { connect_timeout, ..at_most(limits) };
         view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
         mesh.client_knows(vec![view]);
         let mut first = Client::connect(mesh.listener).await;
-        first.send(GET).await;
-        until(|| mute.accepted.get() == 1).await;
+        first.send_bytes(GET).await;
+        wait_until(|| mute.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.listener).await;
-        assert_eq!(second.ask(GET).await.verdict(), (503, Some("circuit-full")));
-        assert_eq!(first.answer().await.verdict(), (504, Some("connect-timeout")));
+        assert_eq!(second.send_request(GET).await.verdict(), (503, Some("circuit-full")));
+        assert_eq!(first.read_response().await.verdict(), (504, Some("connect-timeout")));
     });
 }
 
 #[test]
 fn no_more_connections_of_tcp_are_under_way_than_the_policy_lets() {
     run(async {
-        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let app =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        treat(&mesh, at_most(CircuitLimits { connections: Some(1), ..CircuitLimits::default() }));
+        apply_breaker(
+            &mesh,
+            at_most(CircuitLimits { connections: Some(1), ..CircuitLimits::default() }),
+        );
         let mut first = Client::connect(mesh.listener).await;
-        first.send("hello").await;
-        until(|| app.accepted.get() == 1).await;
+        first.send_bytes("hello").await;
+        wait_until(|| app.accepted.get() == 1).await;
         let mut second = Client::connect(mesh.listener).await;
-        assert_ne!(second.end().await, End::Clean);
-        assert_eq!(mesh.client.failures().get("circuit-full"), Some(&1));
+        assert_ne!(second.read_end().await, End::Clean);
+        assert_eq!(mesh.client.failure_counts().get("circuit-full"), Some(&1));
         drop(first);
-        until(|| mesh.client.ended() == 2).await;
-        Client::connect(mesh.listener).await.send("hello").await;
-        until(|| app.accepted.get() == 2).await;
+        wait_until(|| mesh.client.ended_count() == 2).await;
+        Client::connect(mesh.listener).await.send_bytes("hello").await;
+        wait_until(|| app.accepted.get() == 2).await;
     });
 }
 
@@ -183,9 +202,9 @@ fn no_more_connections_of_tcp_are_under_way_than_the_policy_lets() {
 fn a_policy_may_forbid_retries() {
     run(async {
         for (retries, expected) in [(None, 2), (Some(0), 1)] {
-            let app = Application::canned(BROKEN).await;
+            let app = Application::with_response(BROKEN).await;
             let mesh = Mesh::permissive(app.address).await;
-            let mut view = view(Protocol::Http, &[mesh.endpoint()]);
+            let mut view = service_config(Protocol::Http, &[mesh.server_endpoint()]);
             let port = view.ports.get_mut(&PORT).unwrap();
             port.routed = true;
             let retry = RetryRule { codes: vec![500], attempts: 1, backoff: Duration::ZERO };
@@ -193,7 +212,7 @@ fn a_policy_may_forbid_retries() {
                 route: RouteName::new("bookinfo", "again").unwrap(),
                 kind: leno_model::RouteKind::Http,
                 matches: vec![leno_model::RequestMatch::default()],
-                backends: vec![WeightedBackend::new(service(), PORT, 1)],
+                backends: vec![WeightedBackend::new(test_service(), PORT, 1)],
                 request_timeout: None,
                 actions: RuleActions { retry: Some(retry), ..RuleActions::default() },
             }];
@@ -201,8 +220,8 @@ fn a_policy_may_forbid_retries() {
             port.traffic_policy = traffic_policy(at_most(limits));
             mesh.client_knows(vec![view]);
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(GET).await.verdict(), (500, None));
-            assert_eq!(app.requests().len(), expected, "{retries:?}");
+            assert_eq!(client.send_request(GET).await.verdict(), (500, None));
+            assert_eq!(app.received_requests().len(), expected, "{retries:?}");
         }
     });
 }

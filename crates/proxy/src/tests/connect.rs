@@ -10,9 +10,9 @@ use h2::{RecvStream, SendStream};
 use http::{Method, Request, Response};
 use leno_model::Protocol;
 
-use super::fixture::{Answer, Application, Client, End, Mesh, credential, run, until};
-use super::http2::{connect, mesh, send, whole};
-use crate::http2::connect::accept;
+use super::fixture::{Answer, Application, Client, End, Mesh, run, test_credential, wait_until};
+use super::http2::{connect_client, http2_mesh, read_body, send_data};
+use crate::http2::connect::accept_key;
 
 /// The key and its answer in RFC 6455 §1.3.
 const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
@@ -20,23 +20,23 @@ const ACCEPT: &str = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
 
 /// Starts an HTTP/1.1 application that accepts an upgrade with `answer`, computed from the key, and then
 /// echoes.
-async fn application1(answer: impl Fn(&str) -> String + Clone + 'static) -> Application {
+async fn start_http1(answer: impl Fn(&str) -> String + Clone + 'static) -> Application {
     Application::start(move |mut client| {
         let answer = answer.clone();
         async move {
-            let Some(request) = client.head().await else { return };
-            let key = request.field("sec-websocket-key").unwrap_or_default();
-            client.send(answer(&accept(key.as_bytes()))).await;
-            while let Some(byte) = client.maybe(1).await {
-                client.send(byte).await;
+            let Some(request) = client.read_head().await else { return };
+            let key = request.field_value("sec-websocket-key").unwrap_or_default();
+            client.send_bytes(answer(&accept_key(key.as_bytes()))).await;
+            while let Some(byte) = client.try_read(1).await {
+                client.send_bytes(byte).await;
             }
-            client.send("bye").await;
+            client.send_bytes("bye").await;
         }
     })
     .await
 }
 
-fn agrees(proof: &str) -> String {
+fn accept_response(proof: &str) -> String {
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
          sec-websocket-accept: {proof}\r\nsec-websocket-protocol: chat\r\n\r\n"
@@ -44,7 +44,7 @@ fn agrees(proof: &str) -> String {
 }
 
 /// Starts an HTTP/2 application that accepts extended CONNECT and echoes.
-async fn application2(asked: impl Fn(&Request<RecvStream>) + Clone + 'static) -> Application {
+async fn start_http2(asked: impl Fn(&Request<RecvStream>) + Clone + 'static) -> Application {
     Application::start(move |client| {
         let asked = asked.clone();
         async move {
@@ -53,40 +53,42 @@ async fn application2(asked: impl Fn(&Request<RecvStream>) + Clone + 'static) ->
             let mut connection = shaken.await.unwrap();
             while let Some(Ok((request, respond))) = connection.accept().await {
                 asked(&request);
-                tokio::task::spawn_local(echo(request, respond));
+                tokio::task::spawn_local(echo_stream(request, respond));
             }
         }
     })
     .await
 }
 
-async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn echo_stream(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let head = Response::builder().header("sec-websocket-protocol", "chat").body(()).unwrap();
     let mut stream = respond.send_response(head, false).unwrap();
     let mut body = request.into_body();
     while let Some(Ok(piece)) = body.data().await {
         body.flow_control().release_capacity(piece.len()).unwrap();
-        send(&mut stream, piece, false).await;
+        send_data(&mut stream, piece, false).await;
     }
-    send(&mut stream, Bytes::from_static(b"bye"), true).await;
+    send_data(&mut stream, Bytes::from_static(b"bye"), true).await;
 }
 
 /// Creates a mesh with an HTTP/2 client and an HTTP/1.1 application.
-pub(super) async fn mixed(application: SocketAddr) -> (Mesh, Mesh) {
-    let (front, back) =
-        (mesh(application, Protocol::Http2).await, mesh(application, Protocol::Http).await);
-    front.route_to(&[back.endpoint()]);
-    front.client.trust(credential(&back.authority, "productpage"));
+pub(super) async fn mixed_meshes(application: SocketAddr) -> (Mesh, Mesh) {
+    let (front, back) = (
+        http2_mesh(application, Protocol::Http2).await,
+        http2_mesh(application, Protocol::Http).await,
+    );
+    front.route_to(&[back.server_endpoint()]);
+    front.client.set_credential(test_credential(&back.authority, "productpage"));
     (front, back)
 }
 
-async fn willing(listener: SocketAddr) -> SendRequest<Bytes> {
-    let send = connect(listener).await;
-    until(|| send.is_extended_connect_protocol_enabled()).await;
+async fn connect_extended(listener: SocketAddr) -> SendRequest<Bytes> {
+    let send = connect_client(listener).await;
+    wait_until(|| send.is_extended_connect_protocol_enabled()).await;
     send
 }
 
-fn ask(protocol: &str) -> Request<()> {
+fn connect_request(protocol: &str) -> Request<()> {
     Request::builder()
         .method(Method::CONNECT)
         .uri("http://ratings.bookinfo:9080/chat?room=1")
@@ -98,13 +100,14 @@ fn ask(protocol: &str) -> Request<()> {
         .unwrap()
 }
 
-pub(super) async fn open(listener: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
-    let (response, stream) = willing(listener).await.send_request(ask("websocket"), false).unwrap();
+pub(super) async fn open_tunnel(listener: SocketAddr) -> (Response<RecvStream>, SendStream<Bytes>) {
+    let (response, stream) =
+        connect_extended(listener).await.send_request(connect_request("websocket"), false).unwrap();
     (response.await.unwrap(), stream)
 }
 
 /// Sends many bytes in both directions at once, then half-closes.
-async fn converses(response: Response<RecvStream>, mut stream: SendStream<Bytes>) {
+async fn exchange_bytes(response: Response<RecvStream>, mut stream: SendStream<Bytes>) {
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
     for absent in ["sec-websocket-accept", "connection", "upgrade"] {
@@ -112,37 +115,39 @@ async fn converses(response: Response<RecvStream>, mut stream: SendStream<Bytes>
     }
     let long: Bytes = (0..300_000_u32).map(|at| at as u8).collect::<Vec<_>>().into();
     let said = long.clone();
-    tokio::task::spawn_local(async move { send(&mut stream, said, true).await });
-    let (heard, _) = whole(response.into_body()).await;
+    tokio::task::spawn_local(async move { send_data(&mut stream, said, true).await });
+    let (heard, _) = read_body(response.into_body()).await;
     assert!(heard == [&long[..], b"bye"].concat(), "{} bytes", heard.len());
 }
 
 #[test]
 fn a_client_of_http2_reaches_an_application_that_upgrades() {
     run(async {
-        let app = application1(agrees).await;
-        let (front, back) = mixed(app.address).await;
-        let (response, stream) = open(front.listener).await;
-        converses(response, stream).await;
-        until(|| front.client.ended() == 1 && back.server.ended() == 1).await;
-        assert!(front.client.failures().is_empty() && back.server.failures().is_empty());
+        let app = start_http1(accept_response).await;
+        let (front, back) = mixed_meshes(app.address).await;
+        let (response, stream) = open_tunnel(front.listener).await;
+        exchange_bytes(response, stream).await;
+        wait_until(|| front.client.ended_count() == 1 && back.server.ended_count() == 1).await;
+        assert!(
+            front.client.failure_counts().is_empty() && back.server.failure_counts().is_empty()
+        );
     });
 }
 
 #[test]
 fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
     run(async {
-        let app = Application::answering(|_: &Answer| {
+        let app = Application::respond_with(|_: &Answer| {
             "HTTP/1.1 403 No\r\ncontent-length: 2\r\n\r\nno".to_owned()
         })
         .await;
-        let (front, _back) = mixed(app.address).await;
+        let (front, _back) = mixed_meshes(app.address).await;
         for _ in 0..2 {
-            let (response, _stream) = open(front.listener).await;
+            let (response, _stream) = open_tunnel(front.listener).await;
             assert_eq!(response.status(), 403);
-            assert_eq!(whole(response.into_body()).await.0, b"no");
+            assert_eq!(read_body(response.into_body()).await.0, b"no");
         }
-        let [first, second] = &app.requests()[..] else { panic!("two requests") };
+        let [first, second] = &app.received_requests()[..] else { panic!("two requests") };
         assert!(first.head.starts_with("GET /chat?room=1 HTTP/1.1\r\nhost: ratings.bookinfo:9080"));
         for (name, value) in [
             ("upgrade", "websocket"),
@@ -150,9 +155,9 @@ fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
             ("sec-websocket-version", "13"),
             ("origin", "http://shop.example"),
         ] {
-            assert_eq!(first.field(name), Some(value), "{}", first.head);
+            assert_eq!(first.field_value(name), Some(value), "{}", first.head);
         }
-        let key = |request: &Answer| request.field("sec-websocket-key").unwrap().to_owned();
+        let key = |request: &Answer| request.field_value("sec-websocket-key").unwrap().to_owned();
         assert_eq!((key(first).len(), &key(first)[22..]), (24, "=="));
         assert_ne!(key(first), key(second));
     });
@@ -161,7 +166,7 @@ fn the_application_sees_an_upgrade_with_a_key_of_its_sidecar() {
 #[test]
 fn a_client_that_upgrades_reaches_an_application_of_http2() {
     run(async {
-        let app = application2(|request| {
+        let app = start_http2(|request| {
             assert_eq!(request.method(), Method::CONNECT);
             assert_eq!(request.extensions().get::<Asked>().unwrap().as_str(), "websocket");
             assert_eq!(request.uri(), "http://ratings.bookinfo:9080/chat");
@@ -170,33 +175,33 @@ fn a_client_that_upgrades_reaches_an_application_of_http2() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
         let mut client = Client::connect(mesh.listener).await;
         client
-            .send(format!(
+            .send_bytes(format!(
                 "GET /chat HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: WebSocket\r\n\
                  sec-websocket-key: {KEY}\r\nsec-websocket-version: 13\r\n\r\nearly"
             ))
             .await;
-        let head = client.head().await.unwrap();
-        assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
-        assert_eq!(head.field("sec-websocket-accept"), Some(ACCEPT));
-        assert_eq!(head.field("sec-websocket-protocol"), Some("chat"));
-        assert_eq!(client.bytes(5).await, b"early");
+        let head = client.read_head().await.unwrap();
+        assert_eq!((head.status, head.field_value("upgrade")), (101, Some("websocket")));
+        assert_eq!(head.field_value("sec-websocket-accept"), Some(ACCEPT));
+        assert_eq!(head.field_value("sec-websocket-protocol"), Some("chat"));
+        assert_eq!(client.read_exactly(5).await, b"early");
         tokio::io::AsyncWriteExt::shutdown(&mut client.stream).await.unwrap();
-        assert_eq!(client.last().await, (b"bye".to_vec(), End::Clean));
+        assert_eq!(client.read_rest().await, (b"bye".to_vec(), End::Clean));
     });
 }
 
 #[test]
 fn both_may_speak_http2() {
     run(async {
-        let app = application2(|_| {}).await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let (response, stream) = open(mesh.listener).await;
-        converses(response, stream).await;
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        let app = start_http2(|_| {}).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let (response, stream) = open_tunnel(mesh.listener).await;
+        exchange_bytes(response, stream).await;
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -205,27 +210,28 @@ fn who_does_not_agree_is_not_taken_for_one_who_does() {
     run(async {
         type Made = fn(&str) -> String;
         let page: Made = |_| "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned();
-        let forged: Made = |_| agrees("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+        let forged: Made = |_| accept_response("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
         for (answer, status, reason) in
             [(page, 501, "unsupported;"), (forged, 502, "upstream-malformed;")]
         {
-            let app = application1(answer).await;
-            let (front, _back) = mixed(app.address).await;
-            let (response, _stream) = open(front.listener).await;
+            let app = start_http1(answer).await;
+            let (front, _back) = mixed_meshes(app.address).await;
+            let (response, _stream) = open_tunnel(front.listener).await;
             assert_eq!(response.status(), status);
             assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with(reason));
         }
         // An HTTP/2 application that does not announce extended CONNECT.
-        let app = super::http2::application(|_, _| async {}).await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        assert_eq!(open(mesh.listener).await.0.status(), 501);
+        let app = super::http2::start_application(|_, _| async {}).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        assert_eq!(open_tunnel(mesh.listener).await.0.status(), 501);
         // Protocols without a possible upgrade, and plain CONNECT.
-        let mut client = willing(mesh.listener).await;
-        let again = client.send_request(ask("h2c"), false).unwrap().0.await.unwrap();
+        let mut client = connect_extended(mesh.listener).await;
+        let again = client.send_request(connect_request("h2c"), false).unwrap().0.await.unwrap();
         assert_eq!(again.status(), 400);
         // A protocol that is not configured.
         for protocol in ["tcp", "websocket2", "connect-udp"] {
-            let other = client.send_request(ask(protocol), false).unwrap().0.await.unwrap();
+            let other =
+                client.send_request(connect_request(protocol), false).unwrap().0.await.unwrap();
             assert_eq!(other.status(), 501, "{protocol}");
         }
         let tunnel = Request::connect("ratings.bookinfo:9080").body(()).unwrap();

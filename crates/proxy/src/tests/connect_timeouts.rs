@@ -7,10 +7,11 @@ use leno_model::{Access, CircuitBreaker, Endpoint, Protocol};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::addresses::{WORKLOAD, pinned};
+use super::addresses::{WORKLOAD, workload_entry};
 use super::circuit::traffic_policy;
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, PORT, Setup, endpoint, plan, run, until, view,
+    Application, Client, GET, Mesh, OK, PORT, Setup, meshed_endpoint, proxy_config, run,
+    service_config, wait_until,
 };
 use crate::session::ListenerKind;
 
@@ -26,7 +27,7 @@ struct Slow {
 
 impl Slow {
     async fn new(connect_timeout: Duration) -> Self {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut setup = Setup::default();
         setup.limits.connect_timeout = connect_timeout;
         let mesh = Mesh::new(app.address, setup).await;
@@ -41,21 +42,21 @@ impl Slow {
             }
         })
         .await;
-        let endpoint = endpoint("ratings-2", slow.address, "ratings");
-        let address_entry = pinned(Some(endpoint.clone()), "ratings-2", Protocol::Http);
+        let endpoint = meshed_endpoint("ratings-2", slow.address, "ratings");
+        let address_entry = workload_entry(Some(endpoint.clone()), "ratings-2", Protocol::Http);
         mesh.client.addresses.borrow_mut().insert(WORKLOAD.into(), address_entry.into());
         let at = ListenerKind::Address((WORKLOAD, 80).into());
-        let pinned = mesh.client.listen(at).await;
+        let pinned = mesh.client.open_listener(at).await;
         Self { mesh, slow, endpoint, release, pinned }
     }
 
     /// Sets the connect timeout in the policy of the service.
-    fn limit(&self, connect_timeout: Duration) {
-        let mut view = view(Protocol::Http, std::slice::from_ref(&self.endpoint));
+    fn set_timeout(&self, connect_timeout: Duration) {
+        let mut view = service_config(Protocol::Http, std::slice::from_ref(&self.endpoint));
         let connect_timeout = Some(connect_timeout);
         let rule = CircuitBreaker { connect_timeout, ..CircuitBreaker::default() };
         view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
-        self.mesh.client.know(plan("productpage", Access::Permissive), vec![view]);
+        self.mesh.client.apply_config(proxy_config("productpage", Access::Permissive), vec![view]);
     }
 }
 
@@ -67,16 +68,16 @@ const SHORT: Duration = Duration::from_millis(50);
 fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun() {
     run(async {
         let slow = Slow::new(LONG).await;
-        slow.limit(SHORT);
+        slow.set_timeout(SHORT);
         let mut unlimited = Client::connect(slow.pinned).await;
-        unlimited.send(GET).await;
-        until(|| slow.slow.accepted.get() == 1).await;
-        let answer = Client::connect(slow.mesh.listener).await.ask(GET).await;
+        unlimited.send_bytes(GET).await;
+        wait_until(|| slow.slow.accepted.get() == 1).await;
+        let answer = Client::connect(slow.mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
         assert_eq!(slow.slow.accepted.get(), 1, "both wait for one connection");
         slow.release.send_replace(true);
-        assert_eq!(unlimited.answer().await.status, 200);
-        assert_eq!(slow.mesh.client.failures(), [("connect-timeout", 1)].into());
+        assert_eq!(unlimited.read_response().await.status, 200);
+        assert_eq!(slow.mesh.client.failure_counts(), [("connect-timeout", 1)].into());
     });
 }
 
@@ -84,15 +85,15 @@ fn the_policy_limits_its_requests_on_a_connection_that_another_request_has_begun
 fn the_policy_limits_no_other_requests() {
     run(async {
         let slow = Slow::new(LONG).await;
-        slow.limit(SHORT);
-        let answer = Client::connect(slow.mesh.listener).await.ask(GET).await;
+        slow.set_timeout(SHORT);
+        let answer = Client::connect(slow.mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
         let mut unlimited = Client::connect(slow.pinned).await;
-        unlimited.send(GET).await;
+        unlimited.send_bytes(GET).await;
         // Longer than the timeout of the policy.
-        tokio::time::timeout(SHORT * 4, unlimited.answer()).await.unwrap_err();
+        tokio::time::timeout(SHORT * 4, unlimited.read_response()).await.unwrap_err();
         slow.release.send_replace(true);
-        assert_eq!(unlimited.answer().await.status, 200);
+        assert_eq!(unlimited.read_response().await.status, 200);
         assert_eq!(slow.slow.accepted.get(), 1, "the attempt has gone on");
     });
 }
@@ -101,15 +102,15 @@ fn the_policy_limits_no_other_requests() {
 fn a_request_with_more_time_lets_an_attempt_go_on() {
     run(async {
         let slow = Slow::new(Duration::from_millis(300)).await;
-        slow.limit(LONG);
+        slow.set_timeout(LONG);
         let mut unlimited = Client::connect(slow.pinned).await;
-        unlimited.send(GET).await;
-        until(|| slow.slow.accepted.get() == 1).await;
+        unlimited.send_bytes(GET).await;
+        wait_until(|| slow.slow.accepted.get() == 1).await;
         let mut patient = Client::connect(slow.mesh.listener).await;
-        patient.send(GET).await;
-        assert!(unlimited.answer().await.status >= 503);
+        patient.send_bytes(GET).await;
+        assert!(unlimited.read_response().await.status >= 503);
         slow.release.send_replace(true);
-        assert_eq!(patient.answer().await.status, 200);
+        assert_eq!(patient.read_response().await.status, 200);
         assert_eq!(slow.slow.accepted.get(), 1, "the attempt has gone on");
     });
 }
@@ -118,9 +119,9 @@ fn a_request_with_more_time_lets_an_attempt_go_on() {
 fn the_policy_limits_a_connection_of_one_client() {
     run(async {
         let slow = Slow::new(LONG).await;
-        slow.limit(SHORT);
+        slow.set_timeout(SHORT);
         let alone = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
-        let answer = Client::connect(slow.mesh.listener).await.ask(alone).await;
+        let answer = Client::connect(slow.mesh.listener).await.send_request(alone).await;
         assert_eq!(answer.verdict(), (504, Some("connect-timeout")));
     });
 }

@@ -4,11 +4,11 @@ use super::fixture::{Application, Client, Mesh, run};
 
 /// Starts an application that takes the user of a connection from its first request with credentials, as NTLM
 /// does.
-async fn application(scheme: &'static str) -> Application {
+async fn start_application(scheme: &'static str) -> Application {
     Application::start(move |mut client| async move {
         let mut user = None;
-        while let Some(request) = client.head().await {
-            if let Some(token) = request.field("authorization") {
+        while let Some(request) = client.read_head().await {
+            if let Some(token) = request.field_value("authorization") {
                 match token.rsplit(' ').next() {
                     Some("begin") => {}
                     name => user = name.map(str::to_owned),
@@ -23,7 +23,7 @@ async fn application(scheme: &'static str) -> Application {
                      WWW-Authenticate: {scheme}\r\ncontent-length: 0\r\n\r\n"
                 ),
             };
-            client.send(answer).await;
+            client.send_bytes(answer).await;
         }
     })
     .await
@@ -36,22 +36,22 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
             [("NTLM", "NTLM"), ("ntlm Y2hhbGxlbmdl", "ntlm"), ("Negotiate", "Negotiate")]
         {
             for first in ["begin", "alice"] {
-                let app = application(challenge).await;
+                let app = start_application(challenge).await;
                 let mesh = Mesh::permissive(app.address).await;
                 let mut alice = Client::connect(mesh.listener).await;
                 let ask = |token| {
                     format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme} {token}\r\n\r\n")
                 };
-                alice.ask(&ask(first)).await;
+                alice.send_request(&ask(first)).await;
                 // The next request uses the authenticated connection.
                 if first == "alice" {
-                    let answer = alice.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-                    assert_eq!(answer.text(), "alice");
+                    let answer = alice.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    assert_eq!(answer.body_text(), "alice");
                 }
-                assert_eq!(alice.ask(&ask("alice")).await.text(), "alice");
+                assert_eq!(alice.send_request(&ask("alice")).await.body_text(), "alice");
                 let mut bob = Client::connect(mesh.listener).await;
                 for _ in 0..3 {
-                    let answer = bob.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    let answer = bob.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                     assert_eq!(answer.status, 401, "{scheme}: {}", answer.head);
                 }
             }
@@ -62,14 +62,17 @@ fn a_connection_with_a_user_of_its_own_serves_no_other_client() {
 #[test]
 fn other_credentials_leave_a_connection_shared() {
     run(async {
-        let app = Application::canned(
+        let app = Application::with_response(
             "HTTP/1.1 401 No\r\nwww-authenticate: Basic\r\ncontent-length: 0\r\n\r\n",
         )
         .await;
         let mesh = Mesh::permissive(app.address).await;
         for scheme in ["Basic YTpi", "Bearer x", "NTLMish x"] {
             let request = format!("GET / HTTP/1.1\r\nhost: x\r\nauthorization: {scheme}\r\n\r\n");
-            assert_eq!(Client::connect(mesh.listener).await.ask(&request).await.status, 401);
+            assert_eq!(
+                Client::connect(mesh.listener).await.send_request(&request).await.status,
+                401
+            );
         }
         assert_eq!(app.accepted.get(), 1);
     });
@@ -77,11 +80,11 @@ fn other_credentials_leave_a_connection_shared() {
 
 /// Starts an application that authenticates a client by the third message of NTLM, on the connection of its
 /// challenge.
-async fn challenging() -> Application {
+async fn start_challenging() -> Application {
     Application::start(move |mut client| async move {
         let (mut challenged, mut user) = (false, None);
-        while let Some(request) = client.head().await {
-            let token = request.field("authorization").map(str::to_owned);
+        while let Some(request) = client.read_head().await {
+            let token = request.field_value("authorization").map(str::to_owned);
             let token = token.as_deref().and_then(|it| it.strip_prefix("NTLM "));
             let answer = match (token, &user) {
                 (Some("type1"), _) => {
@@ -90,18 +93,18 @@ async fn challenging() -> Application {
                 }
                 (Some(name), _) if challenged => {
                     user = Some(name.to_owned());
-                    hello(name)
+                    hello_response(name)
                 }
-                (None, Some(user)) => hello(user),
+                (None, Some(user)) => hello_response(user),
                 _ => CHALLENGE.to_owned(),
             };
-            client.send(answer).await;
+            client.send_bytes(answer).await;
         }
     })
     .await
 }
 
-fn hello(user: &str) -> String {
+fn hello_response(user: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{user}", user.len())
 }
 
@@ -113,7 +116,7 @@ const CHALLENGE: &str =
 #[test]
 fn a_client_completes_ntlm_over_a_connection_of_its_own() {
     run(async {
-        let app = challenging().await;
+        let app = start_challenging().await;
         let mesh = Mesh::permissive(app.address).await;
         let ask = |token: &str| match token {
             "" => "GET / HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
@@ -122,20 +125,23 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
         let mut clients = Vec::new();
         for name in ["alice", "bob", "carol"] {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(&ask("")).await.status, 401);
-            let challenge = client.ask(&ask("type1")).await;
+            assert_eq!(client.send_request(&ask("")).await.status, 401);
+            let challenge = client.send_request(&ask("type1")).await;
             assert!(challenge.head.contains("NTLM type2"), "{}", challenge.head);
             clients.push((name, client));
         }
         // Handshakes of several clients interleave.
         for (name, client) in &mut clients {
-            assert_eq!(client.ask(&ask(name)).await.text(), *name);
+            assert_eq!(client.send_request(&ask(name)).await.body_text(), *name);
         }
         for _ in 0..3 {
             for (name, client) in &mut clients {
-                assert_eq!(client.ask(&ask("")).await.text(), *name);
+                assert_eq!(client.send_request(&ask("")).await.body_text(), *name);
             }
-            assert_eq!(Client::connect(mesh.listener).await.ask(&ask("")).await.status, 401);
+            assert_eq!(
+                Client::connect(mesh.listener).await.send_request(&ask("")).await.status,
+                401
+            );
         }
     });
 }
@@ -146,19 +152,19 @@ fn a_client_completes_ntlm_over_a_connection_of_its_own() {
 fn users_behind_a_proxy_share_no_authenticated_connection() {
     run(async {
         for mark in ["x-forwarded-for: 192.0.2.7", "Via: 1.1 proxy", "forwarded: for=192.0.2.7"] {
-            let app = application("NTLM").await;
+            let app = start_application("NTLM").await;
             let mesh = Mesh::permissive(app.address).await;
             let mut proxy = Client::connect(mesh.listener).await;
             let alice = "authorization: NTLM alice\r\n";
             let ask = |more: &str, mark: &str| {
                 format!("GET / HTTP/1.1\r\nhost: x\r\n{more}{mark}\r\n\r\n")
             };
-            assert_eq!(proxy.ask(&ask(alice, mark)).await.text(), "alice");
-            assert_eq!(proxy.ask(&ask("", mark)).await.status, 401, "{mark}");
+            assert_eq!(proxy.send_request(&ask(alice, mark)).await.body_text(), "alice");
+            assert_eq!(proxy.send_request(&ask("", mark)).await.status, 401, "{mark}");
             // Nor do they get a connection that the proxy has authenticated for itself.
-            assert_eq!(proxy.ask(&ask(alice, "x-other: 1")).await.text(), "alice");
-            assert_eq!(proxy.ask(&ask("", mark)).await.status, 401, "{mark}");
-            assert_eq!(proxy.ask(&ask("", "x-other: 1")).await.text(), "alice");
+            assert_eq!(proxy.send_request(&ask(alice, "x-other: 1")).await.body_text(), "alice");
+            assert_eq!(proxy.send_request(&ask("", mark)).await.status, 401, "{mark}");
+            assert_eq!(proxy.send_request(&ask("", "x-other: 1")).await.body_text(), "alice");
         }
     });
 }

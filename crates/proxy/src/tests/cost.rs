@@ -16,7 +16,7 @@ use crate::{access_log, export};
 /// TLS allocates for each record, however many requests it contains; a request allocates nothing.
 #[test]
 fn a_request_allocates_nothing() {
-    let (few, many) = blocks("tests::cost::allocations");
+    let (few, many) = measure_blocks("tests::cost::allocations");
     let blocks = many.saturating_sub(few);
     let further = (MANY - FEW) * ROUNDS;
     assert!(
@@ -30,7 +30,7 @@ fn a_request_allocates_nothing() {
 /// watches another service.
 #[test]
 fn a_request_of_a_trace_that_nobody_wants_to_see_allocates_nothing() {
-    let (few, many) = blocks("tests::cost::allocations_where_operators_look");
+    let (few, many) = measure_blocks("tests::cost::allocations_where_operators_look");
     let blocks = many.saturating_sub(few);
     let further = (MANY - FEW) * ROUNDS;
     assert!(
@@ -40,7 +40,7 @@ fn a_request_of_a_trace_that_nobody_wants_to_see_allocates_nothing() {
 }
 
 /// Returns the counts of a test of this file, run in a process of its own.
-fn blocks(test: &str) -> (u64, u64) {
+fn measure_blocks(test: &str) -> (u64, u64) {
     let mut alone = Command::new(std::env::current_exe().unwrap());
     alone.args(["--exact", test, "--ignored", "--nocapture"]);
     let output = alone.output().unwrap();
@@ -64,22 +64,22 @@ fn allocations() {
 #[test]
 #[ignore = "started by a test of this file, in a process of its own"]
 fn allocations_where_operators_look() {
-    count_blocks(sight("0%"));
+    count_blocks(trace_settings("0%"));
 }
 
 fn count_blocks(sight: Sight) {
     run(async {
-        let (_mesh, mut clients) = begin(2, sight).await;
-        exchange(&mut clients, (ROUNDS, 2)).await;
+        let (_mesh, mut clients) = start_exchange(2, sight).await;
+        exchange_all(&mut clients, (ROUNDS, 2)).await;
         let mut figures = Vec::new();
         for count in [FEW, MANY] {
             // Allocations of the first round may grow once more.
-            exchange(&mut clients[..count], (ROUNDS, 2)).await;
+            exchange_all(&mut clients[..count], (ROUNDS, 2)).await;
             let _profiler = dhat::Profiler::builder().testing().build();
-            exchange(&mut clients[..count], (ROUNDS, 2)).await;
+            exchange_all(&mut clients[..count], (ROUNDS, 2)).await;
             figures.push(dhat::HeapStats::get().total_blocks.to_string());
         }
-        say(&format!("{REPORT}{}", figures.join(" ")));
+        print_line(&format!("{REPORT}{}", figures.join(" ")));
     });
 }
 
@@ -87,40 +87,40 @@ fn count_blocks(sight: Sight) {
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges() {
-    run(rounds(ROUNDS_FEW, Sight::default()));
+    run(run_rounds(ROUNDS_FEW, Sight::default()));
 }
 
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn many_exchanges() {
-    run(rounds(ROUNDS_MANY, Sight::default()));
+    run(run_rounds(ROUNDS_MANY, Sight::default()));
 }
 
 /// The same with one of a hundred requests traced and logged.
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges_seen() {
-    run(rounds(ROUNDS_FEW, sight("1%")));
+    run(run_rounds(ROUNDS_FEW, trace_settings("1%")));
 }
 
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn many_exchanges_seen() {
-    run(rounds(ROUNDS_MANY, sight("1%")));
+    run(run_rounds(ROUNDS_MANY, trace_settings("1%")));
 }
 
-async fn rounds(count: usize, sight: Sight) {
-    let (_mesh, mut clients) = begin(BODY, sight).await;
-    exchange(&mut clients, (count, BODY)).await;
+async fn run_rounds(count: usize, sight: Sight) {
+    let (_mesh, mut clients) = start_exchange(BODY, sight).await;
+    exchange_all(&mut clients, (count, BODY)).await;
 }
 
 /// Creates a mesh with an application that responds with `body` bytes, and its clients.
-async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
+async fn start_exchange(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::task::spawn_local(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            tokio::task::spawn_local(answer(tcp, response(body)));
+            tokio::task::spawn_local(serve_responses(tcp, response_bytes(body)));
         }
     });
     let is_seen = sight != Sight::default();
@@ -129,7 +129,7 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
     setup.limits.rest_after = Duration::from_secs(10);
     let mut mesh = Mesh::new(address, setup).await;
     for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
-        sidecar.worker.world.sights.tap(&[tap()]);
+        sidecar.worker.world.sights.replace_taps(&[unused_tap()]);
         take_all(sidecar);
     }
     let mut clients = Vec::new();
@@ -140,7 +140,7 @@ async fn begin(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
 }
 
 /// Returns settings that trace and log this share, and all failures.
-fn sight(sampling: &str) -> Sight {
+fn trace_settings(sampling: &str) -> Sight {
     let sampling = Sampling::parse(sampling).unwrap();
     let collector =
         Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, "http://127.0.0.1:1")
@@ -152,7 +152,7 @@ fn sight(sampling: &str) -> Sight {
 }
 
 /// A tap of a service without requests.
-fn tap() -> Tap {
+fn unused_tap() -> Tap {
     Tap {
         id: 1,
         service: "bookinfo/reviews".parse().unwrap(),
@@ -172,13 +172,13 @@ fn take_all(sidecar: &mut Sidecar) {
         let (mut lines, mut text) = (lines, String::new());
         while let Some(seen) = lines.recv().await {
             text.clear();
-            access_log::line(&seen, &LogForm::Json, &mut text);
+            access_log::append_line(&seen, &LogForm::Json, &mut text);
         }
     });
     tokio::task::spawn_local(export::encode_all(spans));
 }
 
-async fn answer(mut tcp: TcpStream, response: Vec<u8>) {
+async fn serve_responses(mut tcp: TcpStream, response: Vec<u8>) {
     let mut request = [0; 1024];
     while tcp.read(&mut request).await.is_ok_and(|read| read > 0) {
         tcp.write_all(&response).await.unwrap();
@@ -186,8 +186,8 @@ async fn answer(mut tcp: TcpStream, response: Vec<u8>) {
 }
 
 /// Sends a request from every client, all of them at once in each round.
-async fn exchange(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
-    let length = response(body).len();
+async fn exchange_all(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
+    let length = response_bytes(body).len();
     let mut answer = [0; 4096];
     for _ in 0..rounds {
         for client in &mut *clients {
@@ -200,12 +200,12 @@ async fn exchange(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
 }
 
 /// Returns the response of the application; no sidecar adds a byte to it.
-fn response(body: usize) -> Vec<u8> {
+fn response_bytes(body: usize) -> Vec<u8> {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {body}\r\n\r\n");
     [head.into_bytes(), vec![b'x'; body]].concat()
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
 }
 

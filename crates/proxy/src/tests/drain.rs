@@ -8,7 +8,8 @@ use tokio::task::JoinHandle;
 
 use super::fixture::frames::{self, DATA, OPENING, PING};
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, service, settled, until,
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, test_service, wait_until,
+    wait_until_stable,
 };
 use crate::drain::Phase;
 use crate::listen::{self, Command};
@@ -16,17 +17,17 @@ use crate::redirect::Gate;
 use crate::session::ListenerKind;
 
 /// Starts an application that responds once it is released.
-async fn patient() -> (Application, watch::Sender<bool>) {
+async fn start_patient() -> (Application, watch::Sender<bool>) {
     let (go, gone) = watch::channel(false);
     let app = Application::start(move |mut client| {
         let mut gone = gone.clone();
         async move {
-            while let Some(mut request) = client.head().await {
-                client.body(&mut request).await.unwrap();
+            while let Some(mut request) = client.read_head().await {
+                client.read_body(&mut request).await.unwrap();
                 if !request.head.contains("/quick") {
                     gone.wait_for(|go| *go).await.unwrap();
                 }
-                client.send(OK).await;
+                client.send_bytes(OK).await;
             }
         }
     });
@@ -61,26 +62,26 @@ async fn data_thread(
 #[test]
 fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
     run(async {
-        let (app, go) = patient().await;
+        let (app, go) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
         let (mut idle, mut busy) =
             (Client::connect(listener).await, Client::connect(listener).await);
-        assert_eq!(idle.ask(QUICK).await.field("connection"), None);
-        busy.send(GET).await;
-        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
+        busy.send_bytes(GET).await;
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         mesh.client.phase.send_replace(Phase::Draining);
-        assert_eq!(idle.end().await, End::Clean);
+        assert_eq!(idle.read_end().await, End::Clean);
         assert!(!thread.is_finished());
         go.send_replace(true);
-        let answer = busy.answer().await;
-        assert_eq!((answer.text(), answer.field("connection")), ("ok", Some("close")));
-        assert_eq!(busy.end().await, End::Clean);
+        let answer = busy.read_response().await;
+        assert_eq!((answer.body_text(), answer.field_value("connection")), ("ok", Some("close")));
+        assert_eq!(busy.read_end().await, End::Clean);
         drop(busy);
         thread.await.unwrap();
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
-        until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
     });
 }
 
@@ -88,12 +89,15 @@ fn the_clients_sidecar_finishes_what_is_under_way_and_ends_what_is_idle() {
 #[test]
 fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
     run(async {
-        let (app, _go) = patient().await;
+        let (app, _go) = start_patient().await;
         let mesh = Mesh::new(app.address, with_long_timeouts()).await;
-        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
         // The accept loop runs, and accepts none of the next connections before the drain begins.
-        assert_eq!(Client::connect(listener).await.ask(QUICK).await.verdict(), (200, None));
+        assert_eq!(
+            Client::connect(listener).await.send_request(QUICK).await.verdict(),
+            (200, None)
+        );
         let mut queued: Vec<_> =
             (0..20).map(|_| std::net::TcpStream::connect(listener).unwrap()).collect();
         for client in &mut queued[..10] {
@@ -110,14 +114,14 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
         for client in queued {
             client.set_nonblocking(true).unwrap();
             let mut client = Client::new(tokio::net::TcpStream::from_std(client).unwrap());
-            let answer = client.answer().await;
+            let answer = client.read_response().await;
             assert_eq!(
-                (answer.verdict(), answer.field("connection")),
+                (answer.verdict(), answer.field_value("connection")),
                 ((200, None), Some("close"))
             );
         }
         thread.await.unwrap();
-        assert!(mesh.client.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
@@ -125,25 +129,25 @@ fn connections_in_the_queue_of_the_listener_are_served_when_the_drain_begins() {
 fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
     run(async {
         for rest_after in [Duration::from_secs(3600), Duration::ZERO] {
-            let (app, _go) = patient().await;
+            let (app, _go) = start_patient().await;
             let mut setup = with_long_timeouts();
             setup.limits.rest_after = rest_after;
             let mesh = Mesh::new(app.address, setup).await;
-            let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+            let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
             let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
             let mut idle = Client::connect(listener).await;
-            assert_eq!(idle.ask(QUICK).await.field("connection"), None);
+            assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
             mesh.client.phase.send_replace(Phase::Draining);
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            let answer = idle.ask(QUICK).await;
+            let answer = idle.send_request(QUICK).await;
             assert_eq!(
-                (answer.verdict(), answer.field("connection")),
+                (answer.verdict(), answer.field_value("connection")),
                 ((200, None), Some("close"))
             );
             thread.await.unwrap();
-            assert!(mesh.client.failures().is_empty());
+            assert!(mesh.client.failure_counts().is_empty());
         }
     });
 }
@@ -151,18 +155,21 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_is_answered() {
 #[test]
 fn a_proxy_that_leaves_goes_on_to_serve_and_asks_its_clients_to_leave() {
     run(async {
-        let (app, _go) = patient().await;
+        let (app, _go) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
-        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, _thread, _commands) = data_thread(&mesh.client, listener_kind).await;
         let mut idle = Client::connect(listener).await;
-        assert_eq!(idle.ask(QUICK).await.field("connection"), None);
+        assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
         mesh.client.phase.send_replace(Phase::Leaving);
-        let answer = idle.ask(QUICK).await;
-        assert_eq!((answer.verdict(), answer.field("connection")), ((200, None), Some("close")));
-        assert_eq!(idle.end().await, End::Clean);
+        let answer = idle.send_request(QUICK).await;
+        assert_eq!(
+            (answer.verdict(), answer.field_value("connection")),
+            ((200, None), Some("close"))
+        );
+        assert_eq!(idle.read_end().await, End::Clean);
         let mut next = Client::connect(listener).await;
-        assert_eq!(next.ask(QUICK).await.verdict(), (200, None));
+        assert_eq!(next.send_request(QUICK).await.verdict(), (200, None));
     });
 }
 
@@ -175,8 +182,8 @@ fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
         let app = Application::start(move |mut client| {
             let response = response.clone();
             async move {
-                while client.head().await.is_some() {
-                    client.send(&response).await;
+                while client.read_head().await.is_some() {
+                    client.send_bytes(&response).await;
                 }
             }
         });
@@ -185,15 +192,15 @@ fn a_client_of_http2_reads_its_last_response_to_the_end_after_the_drain() {
         // Most of the response waits in the kernel of the sidecar.
         socket.set_recv_buffer_size(4096).unwrap();
         let mut client = Client::new(socket.connect(mesh.listener).await.unwrap());
-        client.send([OPENING, &frames::get(1)].concat()).await;
+        client.send_bytes([OPENING, &frames::get(1)].concat()).await;
         let gauge = |gauge| mesh.client.telemetry.gauge(gauge);
-        until(|| gauge(Gauge::RequestsInFlight) == 1).await;
-        until(|| gauge(Gauge::RequestsInFlight) == 0).await;
+        wait_until(|| gauge(Gauge::RequestsInFlight) == 1).await;
+        wait_until(|| gauge(Gauge::RequestsInFlight) == 0).await;
         mesh.client.phase.send_replace(Phase::Draining);
         // The acknowledgment of the codec's PING, after which the codec sends the last stream ID.
-        client.send(frames::frame(PING, ACK, 0, &h2_shutdown_ping())).await;
-        settled(|| gauge(Gauge::ConnectionsDownstream) as usize).await;
-        client.send(frames::frame(PING, 0, 0, &[1; 8])).await;
+        client.send_bytes(frames::encode_frame(PING, ACK, 0, &h2_shutdown_ping())).await;
+        wait_until_stable(|| gauge(Gauge::ConnectionsDownstream) as usize).await;
+        client.send_bytes(frames::encode_frame(PING, 0, 0, &[1; 8])).await;
         let mut received = 0;
         while received < body.len() {
             let data = client.frame_of(DATA).await.expect("the response is whole");
@@ -212,37 +219,40 @@ const ACK: u8 = 1;
 #[test]
 fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
     run(async {
-        let (app, go) = patient().await;
+        let (app, go) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: app.address.port() };
         let (inbound, thread, _commands) = data_thread(&mesh.server, listener_kind).await;
-        mesh.route_to(&[super::fixture::endpoint("ratings-1", inbound, "ratings")]);
+        mesh.route_to(&[super::fixture::meshed_endpoint("ratings-1", inbound, "ratings")]);
         let mut clients = Vec::new();
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
+            client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
             clients.push(client);
         }
-        until(|| app.accepted.get() == 20).await;
+        wait_until(|| app.accepted.get() == 20).await;
         mesh.server.phase.send_replace(Phase::Draining);
         // The other server takes new requests from now on; none is rejected in between.
-        let other = Application::canned(OK).await;
-        let (_server, endpoint) = mesh.server("ratings-2", other.address).await;
-        mesh.route_to(&[super::fixture::endpoint("ratings-1", inbound, "ratings"), endpoint]);
+        let other = Application::with_response(OK).await;
+        let (_server, endpoint) = mesh.start_server("ratings-2", other.address).await;
+        mesh.route_to(&[
+            super::fixture::meshed_endpoint("ratings-1", inbound, "ratings"),
+            endpoint,
+        ]);
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(QUICK).await;
+            client.send_bytes(QUICK).await;
             clients.push(client);
         }
         for client in &mut clients[20..] {
-            assert_eq!(client.answer().await.verdict(), (200, None));
+            assert_eq!(client.read_response().await.verdict(), (200, None));
         }
         go.send_replace(true);
         for client in &mut clients[..20] {
-            assert_eq!(client.answer().await.verdict(), (200, None));
+            assert_eq!(client.read_response().await.verdict(), (200, None));
         }
         thread.await.unwrap();
-        assert!(mesh.server.failures().is_empty());
+        assert!(mesh.server.failure_counts().is_empty());
         assert_eq!(mesh.server.telemetry.gauge(Gauge::LinksDownstream), 0);
     });
 }
@@ -250,40 +260,40 @@ fn the_servers_sidecar_says_goodbye_on_its_links_and_serves_what_they_carry() {
 #[test]
 fn draining_the_client_leaves_streams_alone_that_the_server_is_serving() {
     run(async {
-        let (app, go) = patient().await;
+        let (app, go) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
+        client.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
         // The opener's GOAWAY has stream ID 0, but its own streams continue.
         mesh.client.worker.retire_upstreams();
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
         go.send_replace(true);
-        assert_eq!(client.answer().await.verdict(), (200, None));
-        until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
-        assert!(mesh.server.failures().is_empty());
+        assert_eq!(client.read_response().await.verdict(), (200, None));
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::LinksDownstream) == 0).await;
+        assert!(mesh.server.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn draining_is_bounded() {
     run(async {
-        let (app, _go) = patient().await;
+        let (app, _go) = start_patient().await;
         let mut setup = Setup::default();
         setup.limits.drain_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
-        let listener_kind = ListenerKind::Outbound { service: service(), port: PORT };
+        let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
         let mut stuck = Client::connect(listener).await;
-        stuck.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
+        stuck.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
         let began = Instant::now();
         mesh.client.phase.send_replace(Phase::Draining);
         thread.await.unwrap();
         assert!(began.elapsed() >= Duration::from_millis(100));
-        stuck.last().await;
-        assert_eq!(mesh.client.failures(), [("downstream-closed", 1)].into());
+        stuck.read_rest().await;
+        assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });
 }

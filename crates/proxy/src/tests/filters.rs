@@ -11,23 +11,23 @@ use leno_model::{
 
 use super::fixture::{Application, Client, Mesh, OK, PORT, run};
 use super::http2;
-use super::routes::{routed, rule};
+use super::routes::{path_rule, routed_services};
 
-fn header(name: &str, value: &str) -> Header {
+fn set_header(name: &str, value: &str) -> Header {
     Header { name: name.to_owned(), value: value.to_owned() }
 }
 
 /// Returns a rule that edits both heads, and replaces host and prefix.
-pub(super) fn editing() -> RouteRule {
+pub(super) fn editing_rule() -> RouteRule {
     let actions = RuleActions {
         request_headers: HeaderEdits {
-            set: vec![header("x-set", "new")],
-            add: vec![header("x-add", "two")],
+            set: vec![set_header("x-set", "new")],
+            add: vec![set_header("x-add", "two")],
             remove: vec!["x-gone".to_owned()],
         },
         response_headers: HeaderEdits {
-            set: vec![header("server", "leno")],
-            add: vec![header("x-more", "b")],
+            set: vec![set_header("server", "leno")],
+            add: vec![set_header("x-more", "b")],
             remove: vec!["x-secret".to_owned()],
         },
         rewrite: Some(UrlRewrite {
@@ -36,19 +36,19 @@ pub(super) fn editing() -> RouteRule {
         }),
         ..RuleActions::default()
     };
-    RouteRule { actions, ..rule("/ratings", &[("ratings-v2", 1)]) }
+    RouteRule { actions, ..path_rule("/ratings", &[("ratings-v2", 1)]) }
 }
 
-fn redirecting(redirect: Redirect) -> RouteRule {
+fn redirect_rule(redirect: Redirect) -> RouteRule {
     let actions = RuleActions {
         redirect: Some(redirect),
         response_headers: HeaderEdits {
-            set: vec![header("x-why", "moved")],
+            set: vec![set_header("x-why", "moved")],
             ..HeaderEdits::default()
         },
         ..RuleActions::default()
     };
-    RouteRule { actions, ..rule("/ratings", &[]) }
+    RouteRule { actions, ..path_rule("/ratings", &[]) }
 }
 
 const ANSWER: &str = "HTTP/1.1 200 OK\r\nServer: app\r\nX-More: a\r\nX-Secret: 1\r\nx-kept: 2\r\n\
@@ -61,7 +61,7 @@ const RESPELLED: &str = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX_Set: 
 #[test]
 fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let cors = Cors {
             origins: vec![OriginPattern::new("https://*.example").unwrap()],
@@ -71,9 +71,9 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
             exposed: AnyOf::default(),
             max_age_seconds: 5,
         };
-        let mut rule = editing();
+        let mut rule = editing_rule();
         rule.actions.cors = Some(cors);
-        let mut views = routed(&mesh, vec![rule]);
+        let mut views = routed_services(&mesh, vec![rule]);
         // The service has no endpoint.
         views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints.clear();
         mesh.client_knows(views);
@@ -83,12 +83,12 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
         {
             let request =
                 format!("GET /ratings HTTP/1.1\r\nhost: ratings\r\norigin: {origin}\r\n\r\n");
-            let answer = client.ask(&request).await;
+            let answer = client.send_request(&request).await;
             assert_eq!(answer.verdict(), (503, Some("no-endpoint")));
-            assert_eq!(answer.field("access-control-allow-origin"), allowed);
-            assert_eq!(answer.field("vary"), Some("origin"));
+            assert_eq!(answer.field_value("access-control-allow-origin"), allowed);
+            assert_eq!(answer.field_value("vary"), Some("origin"));
             // Response filters of the rule do not apply to the sidecar's own response.
-            assert_eq!(answer.field("x-more"), None);
+            assert_eq!(answer.field_value("x-more"), None);
         }
     });
 }
@@ -96,14 +96,14 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
 #[test]
 fn heads_are_edited_on_both_ways() {
     run(async {
-        let app = Application::canned(ANSWER).await;
+        let app = Application::with_response(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.client_knows(routed(&mesh, vec![editing()]));
+        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.ask(REQUEST).await;
+            let answer = client.send_request(REQUEST).await;
             assert_eq!(answer.status, 200);
-            let fields = fields(&answer.head);
+            let fields = parse_fields(&answer.head);
             let expected: &[(&str, &[&str])] = &[
                 ("server", &["leno"]),
                 ("x-more", &["a", "b"]),
@@ -114,9 +114,9 @@ fn heads_are_edited_on_both_ways() {
                 assert_eq!(fields.get(*name).map_or(&[][..], |it| it), *values, "{}", answer.head);
             }
         }
-        for request in app.requests() {
+        for request in app.received_requests() {
             assert!(request.head.starts_with("GET /v2/1?q=1 HTTP/1.1\r\n"), "{}", request.head);
-            let fields = fields(&request.head);
+            let fields = parse_fields(&request.head);
             let expected: &[(&str, &[&str])] = &[
                 ("host", &["inner.example"]),
                 ("x-set", &["new"]),
@@ -134,13 +134,13 @@ fn heads_are_edited_on_both_ways() {
 #[test]
 fn headers_are_set_and_removed_under_similar_names() {
     run(async {
-        let app = Application::canned(ANSWER).await;
+        let app = Application::with_response(ANSWER).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.client_knows(routed(&mesh, vec![editing()]));
-        let answer = Client::connect(mesh.listener).await.ask(RESPELLED).await;
+        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
+        let answer = Client::connect(mesh.listener).await.send_request(RESPELLED).await;
         assert_eq!(answer.status, 200);
-        let head = &app.requests()[0].head;
-        let fields = fields(head);
+        let head = &app.received_requests()[0].head;
+        let fields = parse_fields(head);
         let expected: &[(&str, &[&str])] = &[
             ("x-set", &["new"]),
             ("x_set", &[]),
@@ -157,9 +157,9 @@ fn headers_are_set_and_removed_under_similar_names() {
 #[test]
 fn calls_of_grpc_are_edited_too() {
     run(async {
-        let app = http2::application(|request, mut respond| async move {
+        let app = http2::start_application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
-            http2::whole(body).await;
+            http2::read_body(body).await;
             let reported =
                 |name: &str| parts.headers.get(name).map_or("", |it| it.to_str().unwrap());
             let head = Response::builder()
@@ -170,20 +170,20 @@ fn calls_of_grpc_are_edited_too() {
                 .header("saw-set", reported("x-set"))
                 .header("saw-gone", reported("x-gone"));
             let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-            http2::send(&mut stream, Bytes::from_static(b"message"), false).await;
+            http2::send_data(&mut stream, Bytes::from_static(b"message"), false).await;
             let mut trailers = HeaderMap::new();
             trailers.insert("grpc-status", "0".parse().unwrap());
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
-        mesh.client_knows(routed(&mesh, vec![editing()]));
-        let mut client = http2::connect(mesh.listener).await;
-        let mut call = http2::call("/ratings/Rate");
+        let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
+        mesh.client_knows(routed_services(&mesh, vec![editing_rule()]));
+        let mut client = http2::connect_client(mesh.listener).await;
+        let mut call = http2::grpc_request("/ratings/Rate");
         call.headers_mut().insert("x-gone", "1".parse().unwrap());
         call.headers_mut().insert("x-set", "old".parse().unwrap());
         let (response, mut stream) = client.send_request(call, false).unwrap();
-        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
         let reported = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap());
         assert_eq!(reported("saw-uri"), Some("http://inner.example/v2/Rate"));
@@ -201,8 +201,8 @@ fn calls_of_grpc_are_edited_too() {
 #[test]
 fn a_redirection_is_answered_without_asking_anybody() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = http2::mesh(app.address, Protocol::Http2).await;
+        let app = Application::with_response(OK).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
         let redirect = Redirect {
             scheme: None,
             hostname: Some(Name::new("b.example").unwrap()),
@@ -210,45 +210,47 @@ fn a_redirection_is_answered_without_asking_anybody() {
             port: None,
             status: 308,
         };
-        mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
+        mesh.client_knows(routed_services(&mesh, vec![redirect_rule(redirect)]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.ask(REQUEST).await;
+            let answer = client.send_request(REQUEST).await;
             assert_eq!(answer.verdict(), (308, None));
-            assert_eq!(answer.field("location"), Some("http://b.example:9080/new/1?q=1"));
-            assert_eq!(answer.field("x-why"), Some("moved"));
-            assert_eq!(answer.field("content-length"), Some("0"));
-            assert!(answer.field("date").is_some());
+            assert_eq!(answer.field_value("location"), Some("http://b.example:9080/new/1?q=1"));
+            assert_eq!(answer.field_value("x-why"), Some("moved"));
+            assert_eq!(answer.field_value("content-length"), Some("0"));
+            assert!(answer.field_value("date").is_some());
         }
-        let mut client = http2::connect(mesh.listener).await;
+        let mut client = http2::connect_client(mesh.listener).await;
         let request = http::Request::get("http://x/ratings").body(()).unwrap();
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert_eq!(response.status(), 308);
         assert_eq!(response.headers().get("location").unwrap(), "http://b.example:9080/new");
         assert_eq!(response.headers().get("x-why").unwrap(), "moved");
         assert_eq!(app.accepted.get(), 0);
-        assert_eq!(mesh.client.failures(), BTreeMap::new());
+        assert_eq!(mesh.client.failure_counts(), BTreeMap::new());
     });
 }
 
 #[test]
 fn a_body_that_a_redirection_leaves_unread_ends_the_connection() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let redirect =
             Redirect { scheme: None, hostname: None, path: None, port: None, status: 307 };
-        mesh.client_knows(routed(&mesh, vec![redirecting(redirect)]));
+        mesh.client_knows(routed_services(&mesh, vec![redirect_rule(redirect)]));
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST /ratings HTTP/1.1\r\nhost: a:81\r\ncontent-length: 5\r\n\r\n").await;
-        let answer = client.answer().await;
-        assert_eq!(answer.field("location"), Some("http://a:81/ratings"));
-        assert_eq!(answer.field("connection"), Some("close"));
+        client
+            .send_bytes("POST /ratings HTTP/1.1\r\nhost: a:81\r\ncontent-length: 5\r\n\r\n")
+            .await;
+        let answer = client.read_response().await;
+        assert_eq!(answer.field_value("location"), Some("http://a:81/ratings"));
+        assert_eq!(answer.field_value("connection"), Some("close"));
     });
 }
 
 /// Returns the values of each field, by its name in lower case.
-fn fields(head: &str) -> BTreeMap<String, Vec<&str>> {
+fn parse_fields(head: &str) -> BTreeMap<String, Vec<&str>> {
     let mut fields: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (name, value) in head.lines().skip(1).filter_map(|line| line.split_once(':')) {
         fields.entry(name.to_ascii_lowercase()).or_default().push(value.trim());

@@ -64,14 +64,14 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
 }
 
 /// Yields until `is_so`; the sockets are polled each time.
-pub(crate) async fn until(is_so: impl Fn() -> bool) {
+pub(crate) async fn wait_until(is_so: impl Fn() -> bool) {
     while !is_so() {
         tokio::task::yield_now().await;
     }
 }
 
 /// Yields until `value` has been stable for so many turns that it will not change.
-pub(crate) async fn settled(value: impl Fn() -> usize) -> usize {
+pub(crate) async fn wait_until_stable(value: impl Fn() -> usize) -> usize {
     let (mut last, mut turns) = (value(), 0);
     while turns < SETTLED_TURNS {
         tokio::task::yield_now().await;
@@ -150,21 +150,26 @@ impl Mesh {
 
     pub(crate) async fn new(application: SocketAddr, setup: Setup) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let authority = authority(directory.path(), DOMAIN);
-        let (server, inbound) =
-            serve(&authority, directory.path(), ("ratings-1", "ratings"), (application, &setup))
-                .await;
+        let authority = test_authority(directory.path(), DOMAIN);
+        let (server, inbound) = start_sidecar(
+            &authority,
+            directory.path(),
+            ("ratings-1", "ratings"),
+            (application, &setup),
+        )
+        .await;
         let client = Sidecar::new("productpage", directory.path(), &setup);
-        client.trust(credential(&authority, "productpage"));
-        let listener =
-            client.listen(ListenerKind::Outbound { service: service(), port: PORT }).await;
+        client.set_credential(test_credential(&authority, "productpage"));
+        let listener = client
+            .open_listener(ListenerKind::Outbound { service: test_service(), port: PORT })
+            .await;
         let mesh = Self { setup, directory, authority, client, server, listener, inbound };
-        mesh.route_to(&[mesh.endpoint()]);
+        mesh.route_to(&[mesh.server_endpoint()]);
         mesh
     }
 
     /// Starts another server of the same service.
-    pub(crate) async fn server(
+    pub(crate) async fn start_server(
         &self,
         workload: &str,
         application: SocketAddr,
@@ -172,8 +177,8 @@ impl Mesh {
         let names = (workload, "ratings");
         let directory = self.directory.path();
         let (sidecar, inbound) =
-            serve(&self.authority, directory, names, (application, &self.setup)).await;
-        (sidecar, endpoint(workload, inbound, "ratings"))
+            start_sidecar(&self.authority, directory, names, (application, &self.setup)).await;
+        (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 
     /// Starts another server of the same service with other options.
@@ -185,12 +190,12 @@ impl Mesh {
     ) -> (Sidecar, Endpoint) {
         let (names, directory) = ((workload, "ratings"), self.directory.path());
         let (sidecar, inbound) =
-            serve(&self.authority, directory, names, (application, setup)).await;
-        (sidecar, endpoint(workload, inbound, "ratings"))
+            start_sidecar(&self.authority, directory, names, (application, setup)).await;
+        (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 
     /// Replaces the check services and limits of the server.
-    pub(crate) fn guard(&self, guards: Vec<PortGuard>, limits: Vec<PortLimits>) {
+    pub(crate) fn set_guards(&self, guards: Vec<PortGuard>, limits: Vec<PortLimits>) {
         self.guard_knowing(guards, limits, Vec::new());
     }
 
@@ -205,7 +210,7 @@ impl Mesh {
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         let port = self.server.port;
         let (guards, limits) = ([(port, guards)].into(), [(port, limits)].into());
-        self.server.know(WorkloadPlan { guards, limits, ..plan }, services);
+        self.server.apply_config(WorkloadPlan { guards, limits, ..plan }, services);
     }
 
     /// Replaces the check services and the inbound policy of the server.
@@ -213,45 +218,45 @@ impl Mesh {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         let guards = [(self.server.port, guards)].into();
-        self.server.know(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
     }
 
     /// Applies `change` to a server configuration without policies.
     pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadPlan) -> WorkloadPlan) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
-        self.server.know(change(plan), Vec::new());
+        self.server.apply_config(change(plan), Vec::new());
     }
 
     /// Returns the endpoint of the server.
-    pub(crate) fn endpoint(&self) -> Endpoint {
-        endpoint("ratings-1", self.inbound, "ratings")
+    pub(crate) fn server_endpoint(&self) -> Endpoint {
+        meshed_endpoint("ratings-1", self.inbound, "ratings")
     }
 
     /// Makes these the endpoints of the service at the client.
     pub(crate) fn route_to(&self, endpoints: &[Endpoint]) {
-        self.client_knows(vec![view(self.setup.protocol, endpoints)]);
+        self.client_knows(vec![service_config(self.setup.protocol, endpoints)]);
     }
 
     /// Makes these all services of the client's configuration.
     pub(crate) fn client_knows(&self, services: Vec<ServiceView>) {
-        self.client.know(plan("productpage", Access::Permissive), services);
+        self.client.apply_config(proxy_config("productpage", Access::Permissive), services);
     }
 
     /// Replaces the authorization of the server.
-    pub(crate) fn enforce(&self, access: Access) {
+    pub(crate) fn set_access(&self, access: Access) {
         self.enforce_all(access, InboundPolicy::default());
     }
 
     /// The same, with an inbound policy.
     pub(crate) fn enforce_all(&self, access: Access, inbound: InboundPolicy) {
         let plan = serving_plan(&self.server, self.setup.protocol, access);
-        self.server.know(WorkloadPlan { inbound, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadPlan { inbound, ..plan }, Vec::new());
     }
 }
 
 /// Starts a sidecar for `application`.
-async fn serve(
+async fn start_sidecar(
     authority: &Authority,
     directory: &Path,
     (workload, account): (&str, &str),
@@ -259,9 +264,9 @@ async fn serve(
 ) -> (Sidecar, SocketAddr) {
     let mut sidecar = Sidecar::new(workload, directory, setup);
     sidecar.port = application.port();
-    sidecar.trust(credential(authority, account));
-    sidecar.know(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
-    let inbound = sidecar.listen(ListenerKind::Inbound { port: sidecar.port }).await;
+    sidecar.set_credential(test_credential(authority, account));
+    sidecar.apply_config(serving_plan(&sidecar, setup.protocol, setup.access.clone()), Vec::new());
+    let inbound = sidecar.open_listener(ListenerKind::Inbound { port: sidecar.port }).await;
     (sidecar, inbound)
 }
 
@@ -269,15 +274,15 @@ pub(crate) fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access
     let port = sidecar.port;
     WorkloadPlan {
         ports: vec![WorkloadPort { name: None, port, protocol }],
-        served: BTreeMap::from([(port, service())]),
-        ..plan("ratings", access)
+        served: BTreeMap::from([(port, test_service())]),
+        ..proxy_config("ratings", access)
     }
 }
 
 impl Sidecar {
     pub(crate) fn new(name: &str, directory: &Path, setup: &Setup) -> Self {
-        let mut config = Config::sidecar(
-            workload(name),
+        let mut config = Config::for_sidecar(
+            workload_name(name),
             TrustDomain::new(DOMAIN).unwrap(),
             directory.to_owned(),
         );
@@ -294,7 +299,7 @@ impl Sidecar {
             removed: Arc::default(),
             phase: phases,
             trace_queues,
-            shard: telemetry.shard(),
+            shard: telemetry.new_shard(),
             seed: 7,
         });
         let Intakes { log, spans, taps } = intakes;
@@ -312,8 +317,8 @@ impl Sidecar {
         }
     }
 
-    pub(crate) fn trust(&self, credential: Credential) {
-        self.worker.world.renew(credential);
+    pub(crate) fn set_credential(&self, credential: Credential) {
+        self.worker.world.replace_credential(credential);
     }
 
     /// Takes the receivers of its log entries and spans.
@@ -325,7 +330,7 @@ impl Sidecar {
     }
 
     /// Applies a configuration.
-    pub(crate) fn know(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
+    pub(crate) fn apply_config(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
         let services =
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
         let plan = WorkloadPlan { sight: self.sight.clone(), ..plan };
@@ -336,27 +341,28 @@ impl Sidecar {
         let absent = absent.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
         let absent = BTreeSet::from(absent);
         let update = Update { snapshot, absent, change: ChangeId(1) };
-        self.worker.world.swap(&update).unwrap();
+        self.worker.world.apply_update(&update).unwrap();
     }
 
     /// Opens a listener.
-    pub(crate) async fn listen(&self, listener_kind: ListenerKind) -> SocketAddr {
-        self.serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), listener_kind)
+    pub(crate) async fn open_listener(&self, listener_kind: ListenerKind) -> SocketAddr {
+        self.serve_listener(TcpListener::bind("127.0.0.1:0").await.unwrap(), listener_kind)
     }
 
     /// Opens a listener with sockets that are full after a few KiB.
     pub(crate) async fn listen_narrow(&self, listener_kind: ListenerKind) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
-        self.serve(listener, listener_kind)
+        self.serve_listener(listener, listener_kind)
     }
 
-    fn serve(&self, listener: TcpListener, listener_kind: ListenerKind) -> SocketAddr {
+    fn serve_listener(&self, listener: TcpListener, listener_kind: ListenerKind) -> SocketAddr {
         let address = listener.local_addr().unwrap();
         let worker = self.worker.clone();
         tokio::task::spawn_local(async move {
             while let Ok((tcp, peer)) = listener.accept().await {
-                let carried = connection::carry(worker.clone(), listener_kind.clone(), tcp, peer);
+                let carried =
+                    connection::serve_connection(worker.clone(), listener_kind.clone(), tcp, peer);
                 tokio::task::spawn_local(carried);
             }
         });
@@ -364,48 +370,48 @@ impl Sidecar {
     }
 
     /// Returns its request counts by series.
-    pub(crate) fn series(&self) -> Vec<SeriesSummary> {
-        self.telemetry.summary()
+    pub(crate) fn series_summaries(&self) -> Vec<SeriesSummary> {
+        self.telemetry.series_summaries()
     }
 
     /// Returns the number of completed exchanges.
-    pub(crate) fn ended(&self) -> u64 {
-        self.series().iter().map(|series| series.requests).sum()
+    pub(crate) fn ended_count(&self) -> u64 {
+        self.series_summaries().iter().map(|series| series.requests).sum()
     }
 
     /// Returns the number of completed exchanges by reason.
-    pub(crate) fn failures(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn failure_counts(&self) -> BTreeMap<&'static str, u64> {
         let mut failures = BTreeMap::new();
-        for failure in self.series().iter().flat_map(|series| &series.failures) {
+        for failure in self.series_summaries().iter().flat_map(|series| &series.failures) {
             *failures.entry(failure.reason).or_default() += failure.requests;
         }
         failures
     }
 }
 
-pub(crate) fn service() -> ServiceName {
+pub(crate) fn test_service() -> ServiceName {
     ServiceName::new("bookinfo", "ratings").unwrap()
 }
 
-pub(crate) fn workload(name: &str) -> WorkloadName {
+pub(crate) fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("bookinfo", name).unwrap()
 }
 
-pub(crate) fn account(name: &str) -> ServiceAccount {
+pub(crate) fn service_account(name: &str) -> ServiceAccount {
     ServiceAccount::new("bookinfo", name).unwrap()
 }
 
-pub(crate) fn endpoint(workload: &str, address: SocketAddr, account: &str) -> Endpoint {
+pub(crate) fn meshed_endpoint(workload: &str, address: SocketAddr, account: &str) -> Endpoint {
     Endpoint {
-        id: EndpointId { service: service(), port: PORT, workload: self::workload(workload) },
+        id: EndpointId { service: test_service(), port: PORT, workload: workload_name(workload) },
         address,
-        account: Some(self::account(account)),
+        account: Some(service_account(account)),
         tags: BTreeMap::new(),
         weight: None,
     }
 }
 
-pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
+pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
     let port = PortView {
         name: None,
         protocol,
@@ -418,28 +424,34 @@ pub(crate) fn view(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
-    ServiceView { name: service(), reach: Reach::Allowed, ports, awaited: false }
+    ServiceView { name: test_service(), reach: Reach::Allowed, ports, awaited: false }
 }
 
-pub(crate) fn plan(name: &str, access: Access) -> WorkloadPlan {
+pub(crate) fn proxy_config(name: &str, access: Access) -> WorkloadPlan {
     let domain = TrustDomain::new(DOMAIN).unwrap();
-    WorkloadPlan::bare(workload(name), account(name), domain, Ipv4Addr::LOCALHOST.into(), access)
+    WorkloadPlan::identity_only(
+        workload_name(name),
+        service_account(name),
+        domain,
+        Ipv4Addr::LOCALHOST.into(),
+        access,
+    )
 }
 
-pub(crate) fn authority(directory: &Path, domain: &str) -> Authority {
+pub(crate) fn test_authority(directory: &Path, domain: &str) -> Authority {
     let domain = TrustDomain::new(domain).unwrap();
     let directory = directory.join(domain.to_string());
     Authority::open_or_create(&directory, &domain, SystemTime::now()).unwrap()
 }
 
 /// Returns a certificate of `authority` for the account and workload of this name.
-pub(crate) fn credential(authority: &Authority, name: &str) -> Credential {
+pub(crate) fn test_credential(authority: &Authority, name: &str) -> Credential {
     credential_from(authority, name, SystemTime::now())
 }
 
 /// Returns a certificate that was issued at `now`, for an hour.
 pub(crate) fn credential_from(authority: &Authority, name: &str, now: SystemTime) -> Credential {
-    let (key, issued) = issue(authority, name, now);
+    let (key, issued) = issue_certificate(authority, name, now);
     Credential::new(key, issued).unwrap()
 }
 
@@ -449,17 +461,18 @@ pub(crate) fn credential_trusting(
     name: &str,
     other: &Authority,
 ) -> Credential {
-    let (key, issued) = issue(authority, name, SystemTime::now());
-    let roots = issued.roots.with(&other.roots()).unwrap();
+    let (key, issued) = issue_certificate(authority, name, SystemTime::now());
+    let roots = issued.roots.merge_with(&other.roots()).unwrap();
     let issued = Issued::new(issued.chain, roots).unwrap();
     Credential::new(key, issued).unwrap()
 }
 
-fn issue(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Issued) {
+fn issue_certificate(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Issued) {
     let key = PrivateKey::generate();
-    let request = CertificateRequest::from_der(&key.request()).unwrap();
-    let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account: account(name) };
-    let workload = workload(name);
+    let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
+    let id =
+        SpiffeId { trust_domain: authority.trust_domain().clone(), account: service_account(name) };
+    let workload = workload_name(name);
     let subject = Subject { id: &id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, Duration::from_secs(3600), now).unwrap();
     (key, issued)

@@ -15,7 +15,8 @@ use super::fixture::frames::{
     self, CONTINUATION, DATA, END_HEADERS, GOAWAY, HEADERS, OPENING, PING, RST_STREAM, SETTINGS,
 };
 use super::fixture::{
-    Application, Client, Mesh, Setup, credential, run, settled, tls_connect, until,
+    Application, Client, Mesh, Setup, run, test_credential, tls_connect, wait_until,
+    wait_until_stable,
 };
 use super::http2;
 use crate::session::ListenerKind;
@@ -51,13 +52,13 @@ struct Siege {
 impl Siege {
     /// Starts an application that answers POST requests only.
     async fn new() -> Self {
-        Self::with(Setup::default()).await
+        Self::with_setup(Setup::default()).await
     }
 
-    async fn with(setup: Setup) -> Self {
+    async fn with_setup(setup: Setup) -> Self {
         let held: Rc<Cell<usize>> = Rc::default();
         let count = held.clone();
-        let app = http2::application(move |request, mut respond| {
+        let app = http2::start_application(move |request, mut respond| {
             let count = count.clone();
             async move {
                 if request.method() != Method::POST {
@@ -65,7 +66,7 @@ impl Siege {
                     drop(std::future::poll_fn(|cx| respond.poll_reset(cx)).await);
                     return count.set(count.get() - 1);
                 }
-                let (heard, _) = http2::whole(request.into_body()).await;
+                let (heard, _) = http2::read_body(request.into_body()).await;
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from(heard), true).unwrap();
             }
@@ -74,25 +75,27 @@ impl Siege {
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
         mesh.accept_plaintext(Access::Permissive);
         let mut unmeshed_workload = Client::connect(mesh.listener).await;
-        unmeshed_workload.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef").await;
-        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        unmeshed_workload
+            .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef")
+            .await;
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         Self { mesh, app, held, unmeshed_workload }
     }
 
-    async fn enter(&self, way: Way) -> Rude {
+    async fn connect_client(&self, way: Way) -> Rude {
         let stream: Box<dyn Stream> = match way {
             Way::OutboundListener => {
                 Box::new(TcpStream::connect(self.mesh.listener).await.unwrap())
             }
             Way::Clear => Box::new(TcpStream::connect(self.mesh.inbound).await.unwrap()),
             Way::Tls => {
-                let identity = credential(&self.mesh.authority, "foreign");
+                let identity = test_credential(&self.mesh.authority, "foreign");
                 Box::new(tls_connect(self.mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap())
             }
         };
         let mut rude = Client::new(stream);
-        rude.send(OPENING).await;
-        assert_eq!(rude.frame().await.expect("it is let in").kind, SETTINGS, "{way:?}");
+        rude.send_bytes(OPENING).await;
+        assert_eq!(rude.read_frame().await.expect("it is let in").kind, SETTINGS, "{way:?}");
         rude
     }
 
@@ -102,18 +105,23 @@ impl Siege {
 
     /// The bystander's request succeeds, and no request of the attacker is left.
     async fn ends_well(mut self) {
-        self.unmeshed_workload.send("ore").await;
-        let answer = self.unmeshed_workload.answer().await;
-        assert_eq!((answer.status, answer.text()), (200, "before"));
-        until(|| self.in_flight() == 0).await;
+        self.unmeshed_workload.send_bytes("ore").await;
+        let answer = self.unmeshed_workload.read_response().await;
+        assert_eq!((answer.status, answer.body_text()), (200, "before"));
+        wait_until(|| self.in_flight() == 0).await;
         assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
     }
 }
 
 /// Sends the same bytes repeatedly until the connection ends; returns the error code and the number of
 /// repetitions.
-async fn beset(rude: &mut Rude, first: &[u8], again: &[u8], times: usize) -> (Option<u32>, usize) {
-    rude.send(first).await;
+async fn send_repeatedly(
+    rude: &mut Rude,
+    first: &[u8],
+    again: &[u8],
+    times: usize,
+) -> (Option<u32>, usize) {
+    rude.send_bytes(first).await;
     let mut sent = 0;
     while sent < times && rude.stream.write_all(again).await.is_ok() {
         sent += 1;
@@ -121,7 +129,7 @@ async fn beset(rude: &mut Rude, first: &[u8], again: &[u8], times: usize) -> (Op
         tokio::task::yield_now().await;
     }
     drop(rude.stream.flush().await);
-    (rude.frame_of(GOAWAY).await.map(|frame| frame.code()), sent)
+    (rude.frame_of(GOAWAY).await.map(|frame| frame.error_code()), sent)
 }
 
 const ENHANCE_YOUR_CALM: u32 = 11;
@@ -133,12 +141,13 @@ fn a_head_of_endless_continuations_ends_its_connection() {
     run(async {
         for way in WAYS {
             let siege = Siege::new().await;
-            let begun = frames::frame(HEADERS, 0, 1, &frames::asking("GET", "/"));
-            let fields = frames::block(&[("x-field", "a value that is kept or thrown away")]);
+            let begun = frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/"));
+            let fields =
+                frames::header_block(&[("x-field", "a value that is kept or thrown away")]);
             for more in [fields.repeat(100), Vec::new()] {
-                let mut rude = siege.enter(way).await;
-                let more = frames::frame(CONTINUATION, 0, 1, &more);
-                let (code, sent) = beset(&mut rude, &begun, &more, 10_000).await;
+                let mut rude = siege.connect_client(way).await;
+                let more = frames::encode_frame(CONTINUATION, 0, 1, &more);
+                let (code, sent) = send_repeatedly(&mut rude, &begun, &more, 10_000).await;
                 let expected = [None, Some(ENHANCE_YOUR_CALM), Some(PROTOCOL_ERROR)];
                 assert!(expected.contains(&code), "{way:?}: {code:?}");
                 assert!(sent < 10_000, "{way:?}: all of them were taken");
@@ -154,14 +163,15 @@ fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.idle_connection = Duration::from_millis(300);
-        let app = Application::canned(super::fixture::OK).await;
+        let app = Application::with_response(super::fixture::OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
         let mut rude = Client::connect(mesh.listener).await;
-        rude.send(OPENING).await;
-        rude.send(frames::frame(HEADERS, 0, 1, &frames::asking("GET", "/"))).await;
+        rude.send_bytes(OPENING).await;
+        rude.send_bytes(frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/")))
+            .await;
         let goodbye = rude.frame_of(GOAWAY).await.expect("it is told");
-        assert_eq!(goodbye.code(), 0);
-        assert!(app.requests().is_empty());
+        assert_eq!(goodbye.error_code(), 0);
+        assert!(app.received_requests().is_empty());
     });
 }
 
@@ -169,15 +179,17 @@ fn a_head_that_is_not_finished_keeps_a_connection_no_longer_than_silence() {
 #[test]
 fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
     run(async {
-        for frame in [frames::frame(PING, 0, 0, &[0; 8]), frames::frame(SETTINGS, 0, 0, &[])] {
+        for frame in
+            [frames::encode_frame(PING, 0, 0, &[0; 8]), frames::encode_frame(SETTINGS, 0, 0, &[])]
+        {
             let siege = Siege::new().await;
             let listener_kind = ListenerKind::Inbound { port: siege.mesh.server.port };
             let narrow = siege.mesh.server.listen_narrow(listener_kind).await;
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4096).unwrap();
             let mut rude = Client::new(socket.connect(narrow).await.unwrap());
-            rude.send(OPENING).await;
-            assert_eq!(rude.frame().await.expect("it is let in").kind, SETTINGS);
+            rude.send_bytes(OPENING).await;
+            assert_eq!(rude.read_frame().await.expect("it is let in").kind, SETTINGS);
             let mut tcp = rude.stream;
             let taken = Rc::new(Cell::new(0));
             let (count, many) = (taken.clone(), frame.repeat(100));
@@ -187,7 +199,7 @@ fn pings_and_settings_whose_answers_nobody_reads_are_not_read_for_long() {
                 }
                 std::future::pending::<()>().await;
             });
-            let taken = settled(|| taken.get()).await;
+            let taken = wait_until_stable(|| taken.get()).await;
             assert!(taken < FLOOD, "{taken} bytes of frames were taken");
             flood.abort();
             siege.ends_well().await;
@@ -204,16 +216,16 @@ fn streams_reset_as_soon_as_they_begin_end_their_connection() {
     run(async {
         for way in WAYS {
             let siege = Siege::new().await;
-            let mut rude = siege.enter(way).await;
+            let mut rude = siege.connect_client(way).await;
             let mut burst = Vec::new();
             for stream in 0..2_000 {
                 let stream = 1 + 2 * stream;
                 burst.extend(frames::get(stream));
-                burst.extend(frames::frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+                burst.extend(frames::encode_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
             }
             drop(rude.stream.write_all(&burst).await);
             drop(rude.stream.flush().await);
-            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.code());
+            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.error_code());
             assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
             siege.ends_well().await;
         }
@@ -226,21 +238,21 @@ fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     run(async {
         for way in [Way::Clear, Way::Tls] {
             let siege = Siege::new().await;
-            let mut rude = siege.enter(way).await;
+            let mut rude = siege.connect_client(way).await;
             let mut rounds = 0;
             let code = loop {
-                let streams = round(rounds, 50);
-                if rude.stream.write_all(&asked(&streams)).await.is_err() {
+                let streams = round_streams(rounds, 50);
+                if rude.stream.write_all(&request_frames(&streams)).await.is_err() {
                     break None;
                 }
                 // Either the streams are served, or the limit is reached.
                 tokio::select! {
                     biased;
-                    () = until(|| siege.held.get() == 50) => {}
-                    goodbye = rude.frame_of(GOAWAY) => break goodbye.map(|frame| frame.code()),
+                    () = wait_until(|| siege.held.get() == 50) => {}
+                    goodbye = rude.frame_of(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
                 }
-                rude.stream.write_all(&reset(&streams)).await.unwrap();
-                until(|| siege.held.get() == 0).await;
+                rude.stream.write_all(&reset_frames(&streams)).await.unwrap();
+                wait_until(|| siege.held.get() == 0).await;
                 rounds += 1;
                 assert!(rounds < 100, "{way:?}: as many as it likes");
             };
@@ -252,16 +264,16 @@ fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
 }
 
 /// Returns the stream IDs of a round of `streams` streams.
-fn round(number: u32, streams: u32) -> Vec<u32> {
+fn round_streams(number: u32, streams: u32) -> Vec<u32> {
     (0..streams).map(|index| 1 + 2 * (number * streams + index)).collect()
 }
 
-fn asked(streams: &[u32]) -> Vec<u8> {
+fn request_frames(streams: &[u32]) -> Vec<u8> {
     streams.iter().flat_map(|stream| frames::get(*stream)).collect()
 }
 
-fn reset(streams: &[u32]) -> Vec<u8> {
-    let reset = |stream: &u32| frames::frame(RST_STREAM, 0, *stream, &8_u32.to_be_bytes());
+fn reset_frames(streams: &[u32]) -> Vec<u8> {
+    let reset = |stream: &u32| frames::encode_frame(RST_STREAM, 0, *stream, &8_u32.to_be_bytes());
     streams.iter().flat_map(reset).collect()
 }
 
@@ -271,16 +283,17 @@ fn empty_frames_of_data_end_their_connection() {
     run(async {
         for way in WAYS {
             let siege = Siege::new().await;
-            let mut rude = siege.enter(way).await;
-            let begun = frames::frame(HEADERS, END_HEADERS, 1, &frames::asking("POST", "/"));
-            rude.send(begun).await;
-            let many = frames::frame(DATA, 0, 1, &[]).repeat(100);
+            let mut rude = siege.connect_client(way).await;
+            let begun =
+                frames::encode_frame(HEADERS, END_HEADERS, 1, &frames::request_block("POST", "/"));
+            rude.send_bytes(begun).await;
+            let many = frames::encode_frame(DATA, 0, 1, &[]).repeat(100);
             for _ in 0..500 {
                 if rude.stream.write_all(&many).await.is_err() {
                     break;
                 }
             }
-            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.code());
+            let code = rude.frame_of(GOAWAY).await.map(|frame| frame.error_code());
             assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{way:?}: {code:?}");
             siege.ends_well().await;
         }
@@ -292,21 +305,21 @@ fn empty_frames_of_data_end_their_connection() {
 fn a_long_answer_outlives_thousands_of_requests_that_others_cancel() {
     run(async {
         let mut siege = Siege::new().await;
-        let mut rude = siege.enter(Way::OutboundListener).await;
+        let mut rude = siege.connect_client(Way::OutboundListener).await;
         // More than the limit of a link.
         for number in 0..50 {
-            let streams = round(number, 100);
-            rude.send(asked(&streams)).await;
-            until(|| siege.held.get() == 100).await;
-            rude.send(reset(&streams)).await;
-            until(|| siege.held.get() == 0).await;
+            let streams = round_streams(number, 100);
+            rude.send_bytes(request_frames(&streams)).await;
+            wait_until(|| siege.held.get() == 100).await;
+            rude.send_bytes(reset_frames(&streams)).await;
+            wait_until(|| siege.held.get() == 0).await;
         }
         let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         assert!(links() > 1, "another link was opened");
-        siege.unmeshed_workload.send("ore").await;
-        assert_eq!(siege.unmeshed_workload.answer().await.text(), "before");
+        siege.unmeshed_workload.send_bytes("ore").await;
+        assert_eq!(siege.unmeshed_workload.read_response().await.body_text(), "before");
         // The exhausted link ends with its last stream.
         let links = || siege.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
-        until(|| links() == 1).await;
+        wait_until(|| links() == 1).await;
     });
 }

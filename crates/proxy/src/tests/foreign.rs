@@ -4,17 +4,17 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, credential, endpoint, run, tls_accept, tls_connect,
-    until,
+    Application, Client, End, GET, Mesh, OK, meshed_endpoint, run, test_credential, tls_accept,
+    tls_connect, wait_until,
 };
 use crate::tls::ALPN_HTTP1;
 
 #[test]
 fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let open = Rc::new(Cell::new(0));
         let count = open.clone();
         let foreign = Application::start(move |client| {
@@ -23,41 +23,41 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
                 count.set(count.get() + 1);
                 let mut client = Client::new(tls);
-                while let Some(mut request) = client.head().await {
-                    client.body(&mut request).await.unwrap();
+                while let Some(mut request) = client.read_head().await {
+                    client.read_body(&mut request).await.unwrap();
                     let length = request.body.len();
                     client
-                        .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n"))
+                        .send_bytes(format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n"))
                         .await;
-                    client.send(&request.body).await;
+                    client.send_bytes(&request.body).await;
                 }
                 count.set(count.get() - 1);
             }
         })
         .await;
-        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         for body in ["", "some bytes", ""] {
             let answer = client
-                .ask(&format!(
+                .send_request(&format!(
                     "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
                     body.len()
                 ))
                 .await;
-            assert_eq!(answer.text(), body);
+            assert_eq!(answer.body_text(), body);
         }
         assert_eq!(foreign.accepted.get(), 1, "its connection is kept");
         // Each request in progress has a connection of its own.
         let mut others = Vec::new();
         for _ in 0..10 {
             let mut other = Client::connect(mesh.listener).await;
-            other.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            other.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             others.push(other);
         }
-        until(|| open.get() == 10).await;
+        wait_until(|| open.get() == 10).await;
         for other in &mut others {
-            other.send("c").await;
-            assert_eq!(other.answer().await.text(), "abc");
+            other.send_bytes("c").await;
+            assert_eq!(other.read_response().await.body_text(), "abc");
         }
         assert_eq!(app.accepted.get(), 0);
     });
@@ -66,23 +66,23 @@ fn a_server_that_knows_no_links_is_spoken_to_in_http11() {
 #[test]
 fn a_client_that_knows_no_links_is_answered_in_http11() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         for alpn in [&[ALPN_HTTP1][..], &[]] {
             let tls = tls_connect(mesh.inbound, &identity, alpn).await.unwrap();
             let mut client = Client::new(tls);
-            client.send([GET, GET].concat()).await;
+            client.send_bytes([GET, GET].concat()).await;
             for _ in 0..2 {
-                assert_eq!(client.answer().await.text(), "ok");
+                assert_eq!(client.read_response().await.body_text(), "ok");
             }
             let connect = "CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n";
-            assert_eq!(client.ask(connect).await.verdict(), (501, Some("unsupported")));
+            assert_eq!(client.send_request(connect).await.verdict(), (501, Some("unsupported")));
             let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-            assert_eq!(client.ask(close).await.text(), "ok");
-            assert_eq!(client.end().await, End::Clean);
+            assert_eq!(client.send_request(close).await.body_text(), "ok");
+            assert_eq!(client.read_end().await, End::Clean);
         }
-        let series = mesh.server.series();
+        let series = mesh.server.series_summaries();
         assert!(series.iter().any(|series| series.labels.peer == "bookinfo/foreign"));
     });
 }

@@ -13,8 +13,8 @@ use leno_model::{Protocol, RouteRule};
 use tokio::sync::Notify;
 
 use super::fixture::{
-    Application, Client, GET, Mesh, PORT, Setup, credential, credential_from, endpoint, run,
-    tls_accept, until, view,
+    Application, Client, GET, Mesh, PORT, Setup, credential_from, meshed_endpoint, run,
+    service_config, test_credential, tls_accept, wait_until,
 };
 use super::{filters, http2, routes};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
@@ -29,7 +29,7 @@ struct Foreign {
 
 /// Starts a mesh member with `identity` that prefers HTTP/2 and accepts `streams` concurrent streams per
 /// connection. It reports the request and echoes the body; over HTTP/1.1 it upgrades.
-async fn foreign(identity: Credential, streams: u32) -> Foreign {
+async fn start_foreign(identity: Credential, streams: u32) -> Foreign {
     let (identity, open) = (Rc::new(identity), Rc::new(Cell::new(0)));
     let cut = Rc::new(Notify::new());
     let (count, cutting) = (open.clone(), cut.clone());
@@ -40,13 +40,16 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
             let Ok(tls) = tls_accept(client.stream, &identity, offered).await else { return };
             if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
                 let mut client = Client::new(tls);
-                assert_eq!(client.head().await.unwrap().field("upgrade"), Some("websocket"));
+                assert_eq!(
+                    client.read_head().await.unwrap().field_value("upgrade"),
+                    Some("websocket")
+                );
                 client
-                    .send(
+                    .send_bytes(
                         "HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi",
                     )
                     .await;
-                client.last().await;
+                client.read_rest().await;
                 return;
             }
             let mut builder = h2::server::Builder::new();
@@ -70,9 +73,9 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
                         head =
                             reported(name).into_iter().fold(head, |head, it| head.header(name, it));
                     }
-                    let Some(heard) = whole(body).await else { return };
+                    let Some(heard) = read_body(body).await else { return };
                     let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-                    http2::send(&mut stream, heard.into(), false).await;
+                    http2::send_data(&mut stream, heard.into(), false).await;
                     let mut trailers = HeaderMap::new();
                     trailers.insert("grpc-status", "0".parse().unwrap());
                     stream.send_trailers(trailers).unwrap();
@@ -86,7 +89,7 @@ async fn foreign(identity: Credential, streams: u32) -> Foreign {
 }
 
 /// Reads a body; `None` if it breaks.
-async fn whole(mut body: RecvStream) -> Option<Vec<u8>> {
+async fn read_body(mut body: RecvStream) -> Option<Vec<u8>> {
     let mut heard = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.ok()?;
@@ -96,66 +99,67 @@ async fn whole(mut body: RecvStream) -> Option<Vec<u8>> {
     Some(heard)
 }
 
-async fn mesh() -> Mesh {
+async fn foreign_mesh() -> Mesh {
     let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
     Mesh::new("127.0.0.1:1".parse::<SocketAddr>().unwrap(), setup).await
 }
 
 fn lead_to(mesh: &Mesh, foreign: &Foreign) {
-    mesh.route_to(&[endpoint("foreign-1", foreign.server.address, "ratings")]);
+    mesh.route_to(&[meshed_endpoint("foreign-1", foreign.server.address, "ratings")]);
 }
 
 #[test]
 fn requests_of_either_version_share_one_connection() {
     run(async {
-        let mesh = mesh().await;
-        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
+        let mesh = foreign_mesh().await;
+        let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
         lead_to(&mesh, &foreign);
         let mut others = Vec::new();
         for _ in 0..20 {
             let mut other = Client::connect(mesh.listener).await;
-            other.send("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            other.send_bytes("POST /a?b HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             others.push(other);
         }
-        until(|| foreign.open.get() == 20).await;
+        wait_until(|| foreign.open.get() == 20).await;
         for other in &mut others {
-            other.send("c").await;
-            let answer = other.answer().await;
-            assert_eq!((answer.status, answer.text()), (200, "abc"));
-            assert_eq!(answer.field("saw"), Some("https://ratings.bookinfo:9080/a?b"));
+            other.send_bytes("c").await;
+            let answer = other.read_response().await;
+            assert_eq!((answer.status, answer.body_text()), (200, "abc"));
+            assert_eq!(answer.field_value("saw"), Some("https://ratings.bookinfo:9080/a?b"));
         }
-        let mut client = http2::connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
-        http2::send(&mut stream, Bytes::from_static(b"message"), true).await;
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) =
+            client.send_request(http2::grpc_request("/Rate"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         let response = response.await.unwrap();
         assert_eq!(response.headers()["content-type"], "application/grpc");
-        let (heard, trailers) = http2::whole(response.into_body()).await;
+        let (heard, trailers) = http2::read_body(response.into_body()).await;
         assert_eq!(heard, b"message");
         assert_eq!(trailers.unwrap()["grpc-status"], "0");
         assert_eq!(foreign.server.accepted.get(), 1);
-        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+        assert!(mesh.client.failure_counts().is_empty(), "{:?}", mesh.client.failure_counts());
     });
 }
 
 #[test]
 fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait() {
     run(async {
-        let mesh = mesh().await;
-        let foreign = foreign(credential(&mesh.authority, "ratings"), 2).await;
+        let mesh = foreign_mesh().await;
+        let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 2).await;
         lead_to(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..30 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
         // One thread opens at most eight connections to one server.
-        until(|| foreign.open.get() == 16).await;
+        wait_until(|| foreign.open.get() == 16).await;
         for client in &mut clients {
-            client.send("c").await;
+            client.send_bytes("c").await;
         }
         for client in &mut clients {
-            assert_eq!(client.answer().await.text(), "abc");
+            assert_eq!(client.read_response().await.body_text(), "abc");
         }
         assert_eq!(foreign.server.accepted.get(), 8);
     });
@@ -164,42 +168,45 @@ fn where_it_takes_few_streams_more_connections_are_opened_and_then_requests_wait
 #[test]
 fn rules_are_obeyed_on_the_way_there_and_back() {
     run(async {
-        let mesh = mesh().await;
-        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
-        let to_itself = routes::rule("/", &[("ratings", 1)]).backends;
-        let rule = RouteRule { backends: to_itself, ..filters::editing() };
-        let server = endpoint("foreign-1", foreign.server.address, "ratings");
-        let mut known = view(Protocol::Grpc, &[server]);
+        let mesh = foreign_mesh().await;
+        let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
+        let to_itself = routes::path_rule("/", &[("ratings", 1)]).backends;
+        let rule = RouteRule { backends: to_itself, ..filters::editing_rule() };
+        let server = meshed_endpoint("foreign-1", foreign.server.address, "ratings");
+        let mut known = service_config(Protocol::Grpc, &[server]);
         let port = known.ports.get_mut(&PORT).unwrap();
         (port.rules, port.routed) = (vec![rule], true);
         mesh.client_knows(vec![known]);
         let mut client = Client::connect(mesh.listener).await;
         let request = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\n\
                        X-Gone: 1\r\n\r\n";
-        let answer = client.ask(request).await;
-        assert_eq!(answer.field("saw"), Some("https://inner.example/v2/1?q=1"));
-        assert_eq!((answer.field("x-set"), answer.field("x-gone")), (Some("new"), None));
-        assert_eq!(answer.field("server"), Some("leno"));
+        let answer = client.send_request(request).await;
+        assert_eq!(answer.field_value("saw"), Some("https://inner.example/v2/1?q=1"));
+        assert_eq!(
+            (answer.field_value("x-set"), answer.field_value("x-gone")),
+            (Some("new"), None)
+        );
+        assert_eq!(answer.field_value("server"), Some("leno"));
     });
 }
 
 #[test]
 fn what_its_http2_does_not_take_goes_there_over_http11() {
     run(async {
-        let mesh = mesh().await;
-        let foreign = foreign(credential(&mesh.authority, "ratings"), 100).await;
+        let mesh = foreign_mesh().await;
+        let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
         lead_to(&mesh, &foreign);
         for connections in [2, 3] {
             let mut client = Client::connect(mesh.listener).await;
             let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
                            Upgrade: websocket\r\n\r\n";
-            client.send(upgrade).await;
-            assert_eq!(client.head().await.unwrap().status, 101);
-            assert_eq!(client.bytes(2).await, b"hi");
+            client.send_bytes(upgrade).await;
+            assert_eq!(client.read_head().await.unwrap().status, 101);
+            assert_eq!(client.read_exactly(2).await, b"hi");
             assert_eq!(foreign.server.accepted.get(), connections);
         }
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still spoken");
     });
 }
@@ -207,8 +214,8 @@ fn what_its_http2_does_not_take_goes_there_over_http11() {
 #[test]
 fn what_its_http2_does_take_stays_there() {
     run(async {
-        let mesh = mesh().await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let mesh = foreign_mesh().await;
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let server = Application::start(move |client| {
             let identity = identity.clone();
             async move {
@@ -231,15 +238,15 @@ fn what_its_http2_does_take_stays_there() {
             }
         })
         .await;
-        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         let upgrade = "GET /chat HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\n\
                        Upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-        client.send([upgrade, "word"].concat()).await;
-        let head = client.head().await.unwrap();
-        assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
-        assert_eq!(head.field("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
-        assert_eq!(client.bytes(4).await, b"word");
+        client.send_bytes([upgrade, "word"].concat()).await;
+        let head = client.read_head().await.unwrap();
+        assert_eq!((head.status, head.field_value("upgrade")), (101, Some("websocket")));
+        assert_eq!(head.field_value("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+        assert_eq!(client.read_exactly(4).await, b"word");
         assert_eq!(server.accepted.get(), 1);
     });
 }
@@ -247,24 +254,24 @@ fn what_its_http2_does_take_stays_there() {
 #[test]
 fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
     run(async {
-        let mesh = mesh().await;
-        let foreign = foreign(credential(&mesh.authority, "ratings"), 1).await;
+        let mesh = foreign_mesh().await;
+        let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 1).await;
         lead_to(&mesh, &foreign);
         let mut clients = Vec::new();
         for _ in 0..24 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+            client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
             clients.push(client);
         }
-        until(|| foreign.open.get() == 8).await;
+        wait_until(|| foreign.open.get() == 8).await;
         foreign.cut.notify_waiters();
-        until(|| foreign.open.get() == 16).await;
+        wait_until(|| foreign.open.get() == 16).await;
         for client in &mut clients {
-            client.send("c").await;
+            client.send_bytes("c").await;
         }
         let mut served = 0;
         for client in &mut clients {
-            served += usize::from(client.answer().await.status == 200);
+            served += usize::from(client.read_response().await.status == 200);
         }
         assert_eq!(served, 16, "all but those that were under way");
     });
@@ -273,15 +280,15 @@ fn who_waited_for_a_stream_finds_the_next_connection_when_all_are_lost() {
 #[test]
 fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
     run(async {
-        let mesh = mesh().await;
+        let mesh = foreign_mesh().await;
         let soon = SystemTime::now() - Duration::from_secs(3600 - 6);
-        let foreign = foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
+        let foreign = start_foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
         lead_to(&mesh, &foreign);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        let mut answer = client.ask(GET).await;
+        assert_eq!(client.send_request(GET).await.status, 200);
+        let mut answer = client.send_request(GET).await;
         while answer.status == 200 {
-            answer = client.ask(GET).await;
+            answer = client.send_request(GET).await;
         }
         assert_eq!(answer.verdict(), (502, Some("wrong-identity")));
     });
@@ -289,9 +296,9 @@ fn no_request_begins_on_a_connection_whose_peers_certificate_has_expired() {
 
 /// Starts a member that prefers HTTP/2, accepts one stream at a time, and closes the connections for which
 /// `ends` is true, by their number.
-async fn ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
+async fn start_ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
     let (identity, connections) =
-        (Rc::new(credential(&mesh.authority, "ratings")), Cell::new(0_usize));
+        (Rc::new(test_credential(&mesh.authority, "ratings")), Cell::new(0_usize));
     Application::start(move |client| {
         let (identity, number) = (identity.clone(), connections.replace(connections.get() + 1));
         async move {
@@ -313,51 +320,54 @@ async fn ending(mesh: &Mesh, ends: fn(usize) -> bool) -> Application {
 #[test]
 fn a_connection_that_the_member_ends_before_any_stream_costs_no_request() {
     run(async {
-        let mesh = mesh().await;
-        let server = ending(&mesh, |number| number < 3).await;
-        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
-        assert_eq!(Client::connect(mesh.listener).await.ask(GET).await.status, 200);
+        let mesh = foreign_mesh().await;
+        let server = start_ending(&mesh, |number| number < 3).await;
+        mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
+        assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 200);
         assert_eq!(server.accepted.get(), 4);
-        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+        assert!(mesh.client.failure_counts().is_empty(), "{:?}", mesh.client.failure_counts());
     });
 }
 
 #[test]
 fn requests_wait_for_room_where_the_member_takes_one_connection() {
     run(async {
-        let mesh = mesh().await;
-        let server = ending(&mesh, |number| number > 0).await;
-        mesh.route_to(&[endpoint("foreign-1", server.address, "ratings")]);
+        let mesh = foreign_mesh().await;
+        let server = start_ending(&mesh, |number| number > 0).await;
+        mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
         let listener = mesh.listener;
         let asking = (0..20).map(|_| {
-            let ask = async move { Client::connect(listener).await.ask(GET).await.status };
+            let ask = async move { Client::connect(listener).await.send_request(GET).await.status };
             tokio::task::spawn_local(ask)
         });
         for status in asking.collect::<Vec<_>>() {
             assert_eq!(status.await.unwrap(), 200);
         }
         assert!(server.accepted.get() > 1, "nothing was full");
-        assert!(mesh.client.failures().is_empty(), "{:?}", mesh.client.failures());
+        assert!(mesh.client.failure_counts().is_empty(), "{:?}", mesh.client.failure_counts());
     });
 }
 
 #[test]
 fn who_answers_h2_and_speaks_something_else_is_left_alone() {
     run(async {
-        let mesh = mesh().await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let mesh = foreign_mesh().await;
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let liar = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
                 let mut client = Client::new(tls);
-                client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
-                client.last().await;
+                client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                client.read_rest().await;
             }
         })
         .await;
-        mesh.route_to(&[endpoint("foreign-1", liar.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", liar.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-handshake-failed")));
+        assert_eq!(
+            client.send_request(GET).await.verdict(),
+            (502, Some("upstream-handshake-failed"))
+        );
     });
 }

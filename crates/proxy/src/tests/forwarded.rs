@@ -14,11 +14,11 @@ use leno_model::{
 use leno_telemetry::Count;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use super::circuit::trip;
+use super::circuit::trip_rule;
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, until, view,
+    Application, Client, End, GET, Mesh, OK, PORT, Setup, Sidecar, run, service_config, wait_until,
 };
-use super::routes::{routed, rule};
+use super::routes::{path_rule, routed_services};
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 const V2: &str = "ratings-v2";
@@ -36,19 +36,19 @@ impl Canary {
     async fn new(apps: [&Application; 2], protocol: Protocol) -> Self {
         let setup = Setup { protocol, ..Setup::default() };
         let mesh = Mesh::new(apps[0].address, setup).await;
-        let (server, second) = mesh.server("ratings-2", apps[1].address).await;
-        let endpoints = [mesh.endpoint(), second];
+        let (server, second) = mesh.start_server("ratings-2", apps[1].address).await;
+        let endpoints = [mesh.server_endpoint(), second];
         Self { mesh, _server: server, endpoints }
     }
 
     /// Applies these policies of the called service at the client's sidecar. A `TLSRoute` takes its sessions
     /// for a name.
     fn treat_sessions(&self, hostname: &str, called: TrafficPolicy) {
-        self.treat_with(none(), |port| {
+        self.treat_with(no_policies(), |port| {
             let tls = TlsRule {
                 route: "bookinfo/sessions".parse().unwrap(),
                 hostnames: vec![hostname.parse().unwrap()],
-                backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
+                backends: path_rule("/", &[(V2, 1), (V3, 1)]).backends,
                 ungranted_weight: 0,
             };
             (port.traffic_policy, port.tls_rules) = (called, vec![tls]);
@@ -57,12 +57,12 @@ impl Canary {
     }
 
     /// Applies these policies at the client's sidecar: of the called service, and of each backend.
-    fn treat(&self, called: TrafficPolicy, backends: [TrafficPolicy; 2]) {
+    fn apply_policies(&self, called: TrafficPolicy, backends: [TrafficPolicy; 2]) {
         self.treat_with(backends, |port| {
             let tcp = TcpRule {
                 route: "bookinfo/share".parse().unwrap(),
                 kind: RouteKind::Tcp,
-                backends: rule("/", &[(V2, 1), (V3, 1)]).backends,
+                backends: path_rule("/", &[(V2, 1), (V3, 1)]).backends,
                 ungranted_weight: 0,
             };
             (port.traffic_policy, port.tcp_rule) = (called, Some(tcp));
@@ -71,8 +71,8 @@ impl Canary {
 
     /// Applies these policies of each backend at the client's sidecar, and `change` to the called port.
     fn treat_with(&self, backends: [TrafficPolicy; 2], change: impl FnOnce(&mut PortView)) {
-        let rules = vec![rule("/", &[(V2, 1), (V3, 1)])];
-        let mut views = routed(&self.mesh, rules);
+        let rules = vec![path_rule("/", &[(V2, 1), (V3, 1)])];
+        let mut views = routed_services(&self.mesh, rules);
         change(views[0].ports.get_mut(&PORT).unwrap());
         views.truncate(1);
         for ((name, endpoint), traffic_policy) in [V2, V3].iter().zip(&self.endpoints).zip(backends)
@@ -80,7 +80,8 @@ impl Canary {
             let name = ServiceName::new("bookinfo", name).unwrap();
             let mut endpoint = endpoint.clone();
             endpoint.id.service = name.clone();
-            let mut view = ServiceView { name, ..view(self.mesh.setup.protocol, &[endpoint]) };
+            let mut view =
+                ServiceView { name, ..service_config(self.mesh.setup.protocol, &[endpoint]) };
             view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
             views.push(view);
         }
@@ -89,35 +90,35 @@ impl Canary {
 
     /// Returns the subjects of the circuits that the client's sidecar reports as open.
     fn open_circuits(&self) -> Vec<String> {
-        let conditions = self.mesh.client.worker.world.conditions.now(Instant::now());
+        let conditions = self.mesh.client.worker.world.conditions.active_conditions(Instant::now());
         conditions.into_iter().map(|condition| condition.subject).collect()
     }
 
-    fn count(&self, count: Count) -> u64 {
+    fn client_count(&self, count: Count) -> u64 {
         self.mesh.client.telemetry.count(count)
     }
 }
 
-fn name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "bookinfo", name).unwrap()
 }
 
-fn breaker(policy: &str, rule: CircuitBreaker) -> TrafficPolicy {
-    let policy = name(ServicePolicyKind::CircuitBreaker, policy);
+fn breaker_policy(policy: &str, rule: CircuitBreaker) -> TrafficPolicy {
+    let policy = policy_name(ServicePolicyKind::CircuitBreaker, policy);
     TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
 fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
     let limits = CircuitLimits { requests: Some(requests), ..CircuitLimits::default() };
-    breaker(policy, CircuitBreaker { limits, ..CircuitBreaker::default() })
+    breaker_policy(policy, CircuitBreaker { limits, ..CircuitBreaker::default() })
 }
 
-fn tripping(policy: &str, trip: Trip, status: u16) -> TrafficPolicy {
+fn tripping_policy(policy: &str, trip: Trip, status: u16) -> TrafficPolicy {
     let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
-    breaker(policy, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() })
+    breaker_policy(policy, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() })
 }
 
-fn aborting(policy: &str, status: u16) -> TrafficPolicy {
+fn aborting_policy(policy: &str, status: u16) -> TrafficPolicy {
     let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
     let rule = FaultRule {
         name: "rule".to_owned(),
@@ -126,11 +127,15 @@ fn aborting(policy: &str, status: u16) -> TrafficPolicy {
         delay: None,
         abort: Some(Abort { share_ppm: 1_000_000, answer, grpc: None }),
     };
-    let policy = name(ServicePolicyKind::FaultInjection, policy);
+    let policy = policy_name(ServicePolicyKind::FaultInjection, policy);
     TrafficPolicy { faults: Some(Faults { policy, rules: vec![rule] }), ..TrafficPolicy::default() }
 }
 
-fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -> TrafficPolicy {
+fn ejecting_policy(
+    policy: &str,
+    consecutive: u32,
+    health_check: Option<HealthCheck>,
+) -> TrafficPolicy {
     let rule = OutlierRemoval {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
@@ -147,57 +152,57 @@ fn removing(policy: &str, consecutive: u32, health_check: Option<HealthCheck>) -
         probes: 1,
         health_check: health_check.map(Box::new),
     };
-    let policy = name(ServicePolicyKind::OutlierRemoval, policy);
+    let policy = policy_name(ServicePolicyKind::OutlierRemoval, policy);
     let algorithm = RemovalAlgorithm::Native(rule);
     TrafficPolicy { removal: Some(Removal { policy, algorithm }), ..TrafficPolicy::default() }
 }
 
-fn none() -> [TrafficPolicy; 2] {
+fn no_policies() -> [TrafficPolicy; 2] {
     [TrafficPolicy::default(), TrafficPolicy::default()]
 }
 
-async fn hanging() -> Application {
-    Application::start(|mut client| async move { drop(client.last().await) }).await
+async fn start_hanging() -> Application {
+    Application::start(|mut client| async move { drop(client.read_rest().await) }).await
 }
 
 #[test]
 fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
     run(async {
-        let (one, two) = (hanging().await, hanging().await);
+        let (one, two) = (start_hanging().await, start_hanging().await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        canary.treat(at_most("called", 3), none());
+        canary.apply_policies(at_most("called", 3), no_policies());
         let mut waiting = Vec::new();
         for _ in 0..3 {
             let mut client = Client::connect(canary.mesh.listener).await;
-            client.send(GET).await;
+            client.send_bytes(GET).await;
             waiting.push(client);
-            until(|| one.accepted.get() + two.accepted.get() == waiting.len()).await;
+            wait_until(|| one.accepted.get() + two.accepted.get() == waiting.len()).await;
         }
         for _ in 0..8 {
             let mut client = Client::connect(canary.mesh.listener).await;
-            assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
+            assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         }
         waiting.pop().unwrap().abandon();
-        until(|| canary.mesh.client.ended() == 9).await;
-        Client::connect(canary.mesh.listener).await.send(GET).await;
-        until(|| one.accepted.get() + two.accepted.get() == 4).await;
+        wait_until(|| canary.mesh.client.ended_count() == 9).await;
+        Client::connect(canary.mesh.listener).await.send_bytes(GET).await;
+        wait_until(|| one.accepted.get() + two.accepted.get() == 4).await;
     });
 }
 
 #[test]
 fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
     run(async {
-        let (one, two) = (hanging().await, hanging().await);
+        let (one, two) = (start_hanging().await, start_hanging().await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        canary.treat(at_most("called", 1000), [at_most("v2", 1), at_most("v3", 1)]);
+        canary.apply_policies(at_most("called", 1000), [at_most("v2", 1), at_most("v3", 1)]);
         let mut waiting = Vec::new();
         while one.accepted.get() + two.accepted.get() < 2 {
-            let before = canary.mesh.client.ended();
+            let before = canary.mesh.client.ended_count();
             let mut client = Client::connect(canary.mesh.listener).await;
-            client.send(GET).await;
+            client.send_bytes(GET).await;
             let taken = one.accepted.get() + two.accepted.get();
-            until(|| {
-                canary.mesh.client.ended() > before
+            wait_until(|| {
+                canary.mesh.client.ended_count() > before
                     || one.accepted.get() + two.accepted.get() > taken
             })
             .await;
@@ -205,7 +210,7 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
         }
         for _ in 0..8 {
             let mut client = Client::connect(canary.mesh.listener).await;
-            assert_eq!(client.ask(GET).await.verdict(), (503, Some("circuit-full")));
+            assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         }
         assert_eq!((one.accepted.get(), two.accepted.get()), (1, 1));
     });
@@ -214,22 +219,22 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_hold() {
 #[test]
 fn a_limit_of_connections_of_the_called_service_counts_those_to_all_backends() {
     run(async {
-        let (one, two) = (hanging().await, hanging().await);
+        let (one, two) = (start_hanging().await, start_hanging().await);
         let canary = Canary::new([&one, &two], Protocol::Tcp).await;
         let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-        canary.treat(breaker("called", rule), none());
+        canary.apply_policies(breaker_policy("called", rule), no_policies());
         let mut open = Vec::new();
         for count in 1..=2 {
             let mut client = Client::connect(canary.mesh.listener).await;
-            client.send("hello").await;
+            client.send_bytes("hello").await;
             open.push(client);
-            until(|| one.accepted.get() + two.accepted.get() == count).await;
+            wait_until(|| one.accepted.get() + two.accepted.get() == count).await;
         }
         for _ in 0..4 {
-            assert_ne!(Client::connect(canary.mesh.listener).await.end().await, End::Clean);
+            assert_ne!(Client::connect(canary.mesh.listener).await.read_end().await, End::Clean);
         }
-        assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
+        assert_eq!(canary.mesh.client.failure_counts().get("circuit-full"), Some(&4));
     });
 }
 
@@ -249,53 +254,54 @@ fn client_hello(name: &'static str) -> Vec<u8> {
 fn policies_of_the_called_service_hold_for_sessions_that_a_tls_route_takes() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
-            let (one, two) = (hanging().await, hanging().await);
+            let (one, two) = (start_hanging().await, start_hanging().await);
             let canary = Canary::new([&one, &two], protocol).await;
             let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
             let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-            canary.treat_sessions("a.com", breaker("called", rule));
+            canary.treat_sessions("a.com", breaker_policy("called", rule));
             let mut open = Vec::new();
             for count in 1..=2 {
                 let mut client = Client::connect(canary.mesh.listener).await;
-                client.send(client_hello("a.com")).await;
+                client.send_bytes(client_hello("a.com")).await;
                 open.push(client);
-                until(|| one.accepted.get() + two.accepted.get() == count).await;
+                wait_until(|| one.accepted.get() + two.accepted.get() == count).await;
             }
             for _ in 0..4 {
                 let mut client = Client::connect(canary.mesh.listener).await;
-                client.send(client_hello("a.com")).await;
-                assert_ne!(client.end().await, End::Clean, "{protocol:?}");
+                client.send_bytes(client_hello("a.com")).await;
+                assert_ne!(client.read_end().await, End::Clean, "{protocol:?}");
             }
-            assert_eq!(canary.mesh.client.failures().get("circuit-full"), Some(&4));
+            assert_eq!(canary.mesh.client.failure_counts().get("circuit-full"), Some(&4));
         }
         // Faults apply to requests, which sidecars do not see inside a TLS session.
-        let app = hanging().await;
+        let app = start_hanging().await;
         let canary = Canary::new([&app, &app], Protocol::Detect).await;
-        canary.treat_sessions("a.com", aborting("called", 418));
+        canary.treat_sessions("a.com", aborting_policy("called", 418));
         let mut client = Client::connect(canary.mesh.listener).await;
-        client.send(client_hello("a.com")).await;
-        assert_ne!(client.end().await, End::Clean);
-        assert_eq!(canary.mesh.client.failures().get("denied-by-policy"), Some(&1));
+        client.send_bytes(client_hello("a.com")).await;
+        assert_ne!(client.read_end().await, End::Clean);
+        assert_eq!(canary.mesh.client.failure_counts().get("denied-by-policy"), Some(&1));
     });
 }
 
 #[test]
 fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
     run(async {
-        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let (one, two) =
+            (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        let long = Trip { open_for: Duration::from_secs(600), ..trip() };
+        let long = Trip { open_for: Duration::from_secs(600), ..trip_rule() };
         let patient = Trip { consecutive: Some(1000), ..long.clone() };
-        let backend = |policy| tripping(policy, patient.clone(), 418);
-        canary.treat(tripping("called", long, 429), [backend("v2"), backend("v3")]);
+        let backend = |policy| tripping_policy(policy, patient.clone(), 418);
+        canary.apply_policies(tripping_policy("called", long, 429), [backend("v2"), backend("v3")]);
         let mut client = Client::connect(canary.mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(GET).await.verdict(), (500, None));
+            assert_eq!(client.send_request(GET).await.verdict(), (500, None));
         }
         for _ in 0..5 {
-            assert_eq!(client.ask(GET).await.verdict(), (429, Some("circuit-open")));
+            assert_eq!(client.send_request(GET).await.verdict(), (429, Some("circuit-open")));
         }
-        assert_eq!(canary.count(Count::CircuitOpened), 1);
+        assert_eq!(canary.client_count(Count::CircuitOpened), 1);
         // The circuit belongs to the called service, although no endpoint is its own.
         assert_eq!(canary.open_circuits(), ["bookinfo/ratings:9080"]);
     });
@@ -304,35 +310,35 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
 #[test]
 fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
     run(async {
-        let app = Application::canned(BROKEN).await;
+        let app = Application::with_response(BROKEN).await;
         let canary = Canary::new([&app, &app], Protocol::Http).await;
-        let long = Trip { open_for: Duration::from_secs(600), ..trip() };
-        let own = tripping("both", Trip { consecutive: Some(4), ..long }, 418);
+        let long = Trip { open_for: Duration::from_secs(600), ..trip_rule() };
+        let own = tripping_policy("both", Trip { consecutive: Some(4), ..long }, 418);
         // The called service adds policies of its own, so that direct and routed requests have different
         // policies.
-        canary.treat(removing("called", 1000, None), [own.clone(), own]);
+        canary.apply_policies(ejecting_policy("called", 1000, None), [own.clone(), own]);
         let [v2, v3] = [V2, V3].map(|name| ServiceName::new("bookinfo", name).unwrap());
         let listener_kind =
             |service| crate::session::ListenerKind::Outbound { service, port: PORT };
-        let direct = canary.mesh.client.listen(listener_kind(v2)).await;
-        let other = canary.mesh.client.listen(listener_kind(v3)).await;
+        let direct = canary.mesh.client.open_listener(listener_kind(v2)).await;
+        let other = canary.mesh.client.open_listener(listener_kind(v3)).await;
         for listener in [direct, other] {
             let mut client = Client::connect(listener).await;
             for _ in 0..3 {
-                assert_eq!(client.ask(GET).await.verdict(), (500, None));
+                assert_eq!(client.send_request(GET).await.verdict(), (500, None));
             }
         }
         assert_eq!(canary.open_circuits(), [] as [&str; 0]);
         let mut routed = Client::connect(canary.mesh.listener).await;
         let mut opened = 0;
-        while canary.count(Count::CircuitOpened) < 2 {
-            opened += usize::from(routed.ask(GET).await.verdict() == (500, None));
+        while canary.client_count(Count::CircuitOpened) < 2 {
+            opened += usize::from(routed.send_request(GET).await.verdict() == (500, None));
             assert!(opened <= 2, "each backend has one failure left");
         }
         let both = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
         assert_eq!(canary.open_circuits(), both);
         for listener in [direct, other, canary.mesh.listener] {
-            let verdict = Client::connect(listener).await.ask(GET).await;
+            let verdict = Client::connect(listener).await.send_request(GET).await;
             assert_eq!(verdict.verdict(), (418, Some("circuit-open")));
         }
     });
@@ -341,41 +347,43 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
 #[test]
 fn faults_are_those_of_the_called_service_or_else_of_the_backend() {
     run(async {
-        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let (one, two) =
+            (Application::with_response(OK).await, Application::with_response(OK).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        let backends = || [aborting("v2", 502), aborting("v3", 502)];
+        let backends = || [aborting_policy("v2", 502), aborting_policy("v3", 502)];
         for (called, backends, expected) in [
-            (aborting("called", 418), none(), (418, Some("fault-injected"))),
-            (aborting("called", 418), backends(), (418, Some("fault-injected"))),
+            (aborting_policy("called", 418), no_policies(), (418, Some("fault-injected"))),
+            (aborting_policy("called", 418), backends(), (418, Some("fault-injected"))),
             (TrafficPolicy::default(), backends(), (502, Some("fault-injected"))),
             (at_most("called", 1000), backends(), (502, Some("fault-injected"))),
         ] {
-            canary.treat(called, backends);
+            canary.apply_policies(called, backends);
             let mut client = Client::connect(canary.mesh.listener).await;
             for _ in 0..4 {
-                assert_eq!(client.ask(GET).await.verdict(), expected);
+                assert_eq!(client.send_request(GET).await.verdict(), expected);
             }
         }
-        assert!(one.requests().is_empty() && two.requests().is_empty());
+        assert!(one.received_requests().is_empty() && two.received_requests().is_empty());
     });
 }
 
 #[test]
 fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
     run(async {
-        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let (one, two) =
+            (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        canary.treat(
-            removing("called", 3, None),
-            [TrafficPolicy::default(), removing("v3", 5, None)],
+        canary.apply_policies(
+            ejecting_policy("called", 3, None),
+            [TrafficPolicy::default(), ejecting_policy("v3", 5, None)],
         );
         let mut client = Client::connect(canary.mesh.listener).await;
-        while canary.count(Count::EndpointRemovedForRow) < 2 {
-            client.ask(GET).await;
+        while canary.client_count(Count::EndpointRemovedForRow) < 2 {
+            client.send_request(GET).await;
         }
-        assert_eq!((one.requests().len(), two.requests().len()), (3, 5));
+        assert_eq!((one.received_requests().len(), two.received_requests().len()), (3, 5));
         for _ in 0..4 {
-            assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
+            assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         }
         let listed = canary.mesh.client.worker.removed.snapshot();
         let listed: BTreeSet<String> = listed
@@ -390,7 +398,8 @@ fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
 #[test]
 fn health_checks_of_the_called_service_reach_backends() {
     run(async {
-        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let (one, two) =
+            (Application::with_response(OK).await, Application::with_response(OK).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
         let check = HealthCheck {
             probe: HealthProbe::Http { path: "/healthz".to_owned() },
@@ -399,14 +408,14 @@ fn health_checks_of_the_called_service_reach_backends() {
             failures: 2,
             successes: 2,
         };
-        canary.treat(removing("called", 3, Some(check)), none());
+        canary.apply_policies(ejecting_policy("called", 3, Some(check)), no_policies());
         let asked = |app: &Application| {
-            let requests = app.requests();
+            let requests = app.received_requests();
             requests.iter().filter(|it| it.head.starts_with("GET /healthz")).count()
         };
         let mut client = Client::connect(canary.mesh.listener).await;
         while asked(&one) < 3 || asked(&two) < 3 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
     });
 }
@@ -414,29 +423,33 @@ fn health_checks_of_the_called_service_reach_backends() {
 #[test]
 fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend() {
     run(async {
-        let (one, two) = (Application::canned(OK).await, Application::canned(OK).await);
+        let (one, two) =
+            (Application::with_response(OK).await, Application::with_response(OK).await);
         let mesh = Mesh::permissive(one.address).await;
-        let (_server, second) = mesh.server("ratings-2", two.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", two.address).await;
         let keyed = |policy, algorithm| Balancing {
-            policy: name(ServicePolicyKind::LoadBalancing, policy),
+            policy: policy_name(ServicePolicyKind::LoadBalancing, policy),
             rule: LoadBalancing { algorithm, warm_up: None },
         };
         let maglev = BalanceAlgorithm::Maglev(HashKey::Header("x-user".to_owned()));
         for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
-            let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
+            let mut views = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
             let port = views[0].ports.get_mut(&PORT).unwrap();
             port.traffic_policy.balancing = Some(keyed("called", maglev.clone()));
             let port = views[1].ports.get_mut(&PORT).unwrap();
-            port.endpoints = [mesh.endpoint(), second.clone()].map(Arc::new).into();
+            port.endpoints = [mesh.server_endpoint(), second.clone()].map(Arc::new).into();
             port.traffic_policy.balancing = own.map(|algorithm| keyed("v2", algorithm));
             mesh.client_knows(views);
-            let before = (one.requests().len(), two.requests().len());
+            let before = (one.received_requests().len(), two.received_requests().len());
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 let get = GET.replacen("\r\n", "\r\nx-user: ann\r\n", 1);
-                assert_eq!(client.ask(&get).await.status, 200);
+                assert_eq!(client.send_request(&get).await.status, 200);
             }
-            let taken = (one.requests().len() - before.0, two.requests().len() - before.1);
+            let taken = (
+                one.received_requests().len() - before.0,
+                two.received_requests().len() - before.1,
+            );
             assert_eq!(taken.0 > 0 && taken.1 > 0, spreads, "{taken:?}");
         }
     });
@@ -445,21 +458,21 @@ fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
     run(async {
-        let (mute, app) = (hanging().await, Application::canned(OK).await);
+        let (mute, app) = (start_hanging().await, Application::with_response(OK).await);
         let mesh = Mesh::permissive(mute.address).await;
-        let (_server, second) = mesh.server("ratings-2", app.address).await;
-        let mut views = routed(&mesh, vec![rule("/", &[(V2, 1)])]);
-        let policy = name(ServicePolicyKind::Hedging, "called");
+        let (_server, second) = mesh.start_server("ratings-2", app.address).await;
+        let mut views = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
+        let policy = policy_name(ServicePolicyKind::Hedging, "called");
         let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
         views[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
             Some(Hedging { policy, rule });
         let port = views[1].ports.get_mut(&PORT).unwrap();
-        port.endpoints = [mesh.endpoint(), second].map(Arc::new).into();
+        port.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
         mesh.client_knows(views);
         // The balancer selects the endpoint of a first attempt; one at the mute endpoint is hedged.
         let mut client = Client::connect(mesh.listener).await;
         while mesh.client.telemetry.count(Count::HedgesWon) == 0 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
     });
 }
@@ -467,20 +480,21 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
 #[test]
 fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
     run(async {
-        let (one, two) = (Application::canned(BROKEN).await, Application::canned(BROKEN).await);
+        let (one, two) =
+            (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        let called = || removing("called", 3, None);
-        canary.treat(called(), none());
+        let called = || ejecting_policy("called", 3, None);
+        canary.apply_policies(called(), no_policies());
         let mut client = Client::connect(canary.mesh.listener).await;
-        while canary.count(Count::EndpointRemovedForRow) < 2 {
-            client.ask(GET).await;
+        while canary.client_count(Count::EndpointRemovedForRow) < 2 {
+            client.send_request(GET).await;
         }
         // The same policies with other routes: the state is kept.
-        canary.treat(called(), none());
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
+        canary.apply_policies(called(), no_policies());
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         // A policy that is removed returns its ejected endpoints.
-        canary.treat(TrafficPolicy::default(), none());
-        assert_eq!(client.ask(GET).await.verdict(), (500, None));
-        until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;
+        canary.apply_policies(TrafficPolicy::default(), no_policies());
+        assert_eq!(client.send_request(GET).await.verdict(), (500, None));
+        wait_until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;
     });
 }

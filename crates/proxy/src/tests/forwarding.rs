@@ -4,8 +4,8 @@ use leno_model::{Access, Protocol};
 use leno_telemetry::Count;
 use serde_json::Value;
 
-use super::fixture::{Application, Client, Mesh, OK, Setup, run, until};
-use super::http2::{call, connect};
+use super::fixture::{Application, Client, Mesh, OK, Setup, run, wait_until};
+use super::http2::{connect_client, grpc_request};
 
 /// Fields that other intermediaries write, repeated and in unusual forms.
 const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r\n\
@@ -19,12 +19,12 @@ const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r
 #[test]
 fn a_request_arrives_as_it_was_sent() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.ask("GET /a HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
-        let [bare, full] = &app.requests()[..] else { panic!("two requests") };
+        client.send_request("GET /a HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        client.send_request(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
+        let [bare, full] = &app.received_requests()[..] else { panic!("two requests") };
         let line = "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080";
         assert_eq!(bare.head, line);
         assert_eq!(full.head, format!("{line}\r\n{}", CLAIMS.trim_end()));
@@ -34,17 +34,18 @@ fn a_request_arrives_as_it_was_sent() {
 #[test]
 fn what_a_request_claims_about_its_sender_changes_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.ask(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
+        let answer =
+            client.send_request(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
         assert_eq!(app.accepted.get(), 0);
-        until(|| mesh.server.ended() == 1).await;
-        assert_eq!(mesh.server.series()[0].labels.peer, "bookinfo/productpage");
+        wait_until(|| mesh.server.ended_count() == 1).await;
+        assert_eq!(mesh.server.series_summaries()[0].labels.peer, "bookinfo/productpage");
         let mut text = String::new();
         let seen = mesh.server.log.try_recv().expect("a line");
-        crate::access_log::line(&seen, &leno_model::LogForm::Json, &mut text);
+        crate::access_log::append_line(&seen, &leno_model::LogForm::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["peer"], "bookinfo/productpage");
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 0);
@@ -54,7 +55,7 @@ fn what_a_request_claims_about_its_sender_changes_nothing() {
 #[test]
 fn a_final_response_without_a_date_gets_one() {
     run(async {
-        let app = Application::answering(|request| {
+        let app = Application::respond_with(|request| {
             let dated = "HTTP/1.1 200 OK\r\nDATE: Mon, 01 Jan 2001 00:00:00 GMT\r\nvia: 1.1 a\r\n";
             let interim = "HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n";
             match request.head.split(' ').nth(1).unwrap() {
@@ -67,33 +68,36 @@ fn a_final_response_without_a_date_gets_one() {
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..Setup::default() });
         let http1 = Mesh::permissive(app.address).await;
         let http2 = mesh.await;
-        http2.client.trust(super::fixture::credential(&http1.authority, "productpage"));
-        http2.route_to(&[http1.endpoint()]);
+        http2
+            .client
+            .set_credential(super::fixture::test_credential(&http1.authority, "productpage"));
+        http2.route_to(&[http1.server_endpoint()]);
 
         let mut client = Client::connect(http1.listener).await;
-        let dated = client.ask("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(dated.field("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
+        let dated = client.send_request("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(dated.field_value("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
         assert_eq!(dated.head.to_lowercase().matches("\r\ndate:").count(), 1);
-        assert_eq!(dated.field("via"), Some("1.1 a"));
-        let bare = client.ask("GET /bare HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(is_date(bare.field("date").unwrap()), "{}", bare.head);
+        assert_eq!(dated.field_value("via"), Some("1.1 a"));
+        let bare = client.send_request("GET /bare HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(is_date(bare.field_value("date").unwrap()), "{}", bare.head);
         assert_eq!(bare.head.matches("\r\ndate:").count(), 1, "both sidecars, one date");
-        client.send("GET /interim HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        let (interim, last) = (client.head().await.unwrap(), client.head().await.unwrap());
-        assert_eq!((interim.status, interim.field("date")), (103, None));
-        assert!(last.status == 204 && last.field("date").is_some());
+        client.send_bytes("GET /interim HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let (interim, last) =
+            (client.read_head().await.unwrap(), client.read_head().await.unwrap());
+        assert_eq!((interim.status, interim.field_value("date")), (103, None));
+        assert!(last.status == 204 && last.field_value("date").is_some());
 
         // The same for an HTTP/2 client, and for a sidecar's own responses.
-        let mut client = connect(http2.listener).await;
-        let request = call("/bare");
+        let mut client = connect_client(http2.listener).await;
+        let request = grpc_request("/bare");
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert!(is_date(response.headers()["date"].to_str().unwrap()));
         http1.route_to(&[]);
         http2.route_to(&[]);
         let mut refused = Client::connect(http1.listener).await;
-        let refused = refused.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(refused.status == 503 && is_date(refused.field("date").unwrap()));
-        let response = client.send_request(call("/"), true).unwrap().0.await.unwrap();
+        let refused = refused.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(refused.status == 503 && is_date(refused.field_value("date").unwrap()));
+        let response = client.send_request(grpc_request("/"), true).unwrap().0.await.unwrap();
         assert!(is_date(response.headers()["date"].to_str().unwrap()));
     });
 }

@@ -13,15 +13,17 @@ use leno_model::{
 use leno_telemetry::Count;
 use tokio::io::AsyncWriteExt as _;
 
-use super::fixture::{Application, Client, End, OK, Setup, Short, run, until};
-use super::http2::{application, call, connect, whole};
+use super::fixture::{Application, Client, End, OK, Setup, Short, run, wait_until};
+use super::http2::{connect_client, grpc_request, read_body, start_application};
 use super::prior_knowledge::without_http2;
 use crate::config::Limits;
-use fixture::{Gate, HTTP, TCP, backend, host, http, listener, rule, tcp_rule};
+use fixture::{
+    Gate, HTTP, TCP, backends_to, gateway_listener, host_rules, http_port, path_rule, tcp_rule,
+};
 
 /// Starts an application that responds with the head of the request.
-async fn mirror(name: &'static str) -> Application {
-    Application::answering(move |request| {
+async fn start_mirror(name: &'static str) -> Application {
+    Application::respond_with(move |request| {
         let text = format!("{name} {}", request.head);
         format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len())
     })
@@ -31,20 +33,23 @@ async fn mirror(name: &'static str) -> Application {
 #[test]
 fn requests_go_where_their_host_and_path_say() {
     run(async {
-        let (meshed, plain) = (mirror("meshed").await, mirror("plain").await);
+        let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
         let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
-        let shop = host(
+        let shop = host_rules(
             "shop.example.com",
             vec![
-                rule("/", backend("ratings")),
-                rule("/plain", backend("plain")),
-                rule("/none", backend("idle")),
-                rule("/absent", backend("absent")),
-                rule("/nobody", Vec::new()),
+                path_rule("/", backends_to("ratings")),
+                path_rule("/plain", backends_to("plain")),
+                path_rule("/none", backends_to("idle")),
+                path_rule("/absent", backends_to("absent")),
+                path_rule("/nobody", Vec::new()),
             ],
         );
-        gate.serve(vec![http(HTTP, vec![listener("http", "*.example.com", vec![shop])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "*.example.com", vec![shop])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for (host, path, verdict, begin) in [
             ("shop.example.com", "/a", (200, None), "meshed GET /a "),
             ("shop.example.com:8080", "/plain/b?c", (200, None), "plain GET /plain/b?c "),
@@ -56,17 +61,21 @@ fn requests_go_where_their_host_and_path_say() {
             ("example.com", "/a", (404, Some("no-route")), "leno: "),
         ] {
             let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
-            let answer = client.ask(&request).await;
+            let answer = client.send_request(&request).await;
             assert_eq!(answer.verdict(), verdict, "{host}{path}");
-            assert!(answer.text().starts_with(begin), "{host}{path}: {}", answer.text());
+            assert!(answer.body_text().starts_with(begin), "{host}{path}: {}", answer.body_text());
             if verdict.0 == 200 {
-                assert!(answer.text().contains(&format!("host: {host}\r\n")), "{}", answer.text());
+                assert!(
+                    answer.body_text().contains(&format!("host: {host}\r\n")),
+                    "{}",
+                    answer.body_text()
+                );
             }
         }
-        let nameless = client.ask("GET / HTTP/1.1\r\n\r\n").await;
+        let nameless = client.send_request("GET / HTTP/1.1\r\n\r\n").await;
         assert_eq!(nameless.verdict(), (400, Some("bad-request")));
         // A gateway is a client of the services behind it.
-        let series = gate.mesh.client.series();
+        let series = gate.mesh.client.series_summaries();
         assert!(series.iter().all(|series| series.labels.direction == "outbound"));
         assert!(series.iter().any(|series| series.labels.service == "bookinfo/plain"));
     });
@@ -75,11 +84,15 @@ fn requests_go_where_their_host_and_path_say() {
 #[test]
 fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
     run(async {
-        let (meshed, plain) = (mirror("meshed").await, mirror("plain").await);
+        let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
         let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
-        let rules = vec![rule("/", backend("ratings")), rule("/plain", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        let rules =
+            vec![path_rule("/", backends_to("ratings")), path_rule("/plain", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for path in ["/", "/plain"] {
             let request = format!(
                 "GET {path} HTTP/1.1\r\nhost: a\r\nX-Forwarded-For: 192.0.2.1\r\nForwarded: for=me\r\n\
@@ -87,7 +100,7 @@ fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
                  X-Client-IP: 3\r\nx_envoy-original_path: /b\r\ntrue-client-ip: 4\r\n\
                  x-forwards: z\r\n\r\n"
             );
-            let reported = client.ask(&request).await.text().to_ascii_lowercase();
+            let reported = client.send_request(&request).await.body_text().to_ascii_lowercase();
             let fields: Vec<&str> = reported.lines().skip(1).collect();
             let expected = [
                 "host: a",
@@ -99,37 +112,44 @@ fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
             assert_eq!(fields, expected, "{path}");
         }
         // Nor do they affect rule matching; and a rule may remove the field.
-        let mut claimed = rule("/", backend("idle"));
+        let mut claimed = path_rule("/", backends_to("idle"));
         claimed.matches[0].headers = vec![FieldMatch {
             name: "x-forwarded-for".into(),
             value: ValueMatch::Exact("me".into()),
         }];
-        let mut silent = rule("/", backend("plain"));
+        let mut silent = path_rule("/", backends_to("plain"));
         silent.actions.request_headers.remove = vec!["x-forwarded-for".to_owned()];
         let rules = vec![claimed, silent];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let answer = client.ask("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: me\r\n\r\n").await;
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let answer =
+            client.send_request("GET / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: me\r\n\r\n").await;
         assert_eq!(answer.verdict(), (200, None));
-        assert!(!answer.text().contains("x-forwarded-for"), "{}", answer.text());
+        assert!(!answer.body_text().contains("x-forwarded-for"), "{}", answer.body_text());
     });
 }
 
 #[test]
 fn no_claim_of_a_client_about_itself_gets_through() {
     run(async {
-        let plain = mirror("plain").await;
+        let plain = start_mirror("plain").await;
         let gate = Gate::new(plain.address, (Protocol::Http, plain.address)).await;
-        let rules = vec![rule("/", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        let rules = vec![path_rule("/", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for name in CLAIMS.split_whitespace() {
             let shout = name.to_ascii_uppercase();
             let variants = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
             for name in variants {
                 let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{name}: claimed\r\n\r\n");
-                let answer = client.ask(&request).await;
+                let answer = client.send_request(&request).await;
                 assert_eq!(answer.verdict(), (200, None), "{name}");
-                assert!(!answer.text().contains("claimed"), "{name}: {}", answer.text());
+                assert!(!answer.body_text().contains("claimed"), "{name}: {}", answer.body_text());
             }
         }
     });
@@ -158,23 +178,34 @@ const CLAIMS: &str = "forwarded forwarded-for forwarded-for-ip forwarded-host fo
 #[test]
 fn external_clients_are_reported_reasons_and_no_names() {
     run(async {
-        let plain = Application::answering(|_| {
+        let plain = Application::respond_with(|_| {
             "HTTP/1.1 403 Forbidden\r\nleno-reason: denied;workload=\"shop/web-1\"\r\n\
              content-length: 0\r\n\r\n"
                 .to_owned()
         })
         .await;
         let gate = Gate::new(plain.address, (Protocol::Http, plain.address)).await;
-        let rules = vec![rule("/plain", backend("plain")), rule("/none", backend("idle"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        let rules = vec![
+            path_rule("/plain", backends_to("plain")),
+            path_rule("/none", backends_to("idle")),
+        ];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for (path, status, reported) in [
             ("/plain", 403, None),
             ("/none", 503, Some("no-endpoint")),
             ("/a", 404, Some("no-route")),
         ] {
-            let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
-            assert_eq!((answer.status, answer.field("leno-reason")), (status, reported), "{path}");
+            let answer =
+                client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+            assert_eq!(
+                (answer.status, answer.field_value("leno-reason")),
+                (status, reported),
+                "{path}"
+            );
         }
     });
 }
@@ -182,7 +213,7 @@ fn external_clients_are_reported_reasons_and_no_names() {
 #[test]
 fn redirections_are_to_the_port_that_the_external_client_came_to() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
         let redirect = |scheme| RuleActions {
             redirect: Some(Redirect {
@@ -194,14 +225,18 @@ fn redirections_are_to_the_port_that_the_external_client_came_to() {
             }),
             ..RuleActions::default()
         };
-        let mut rules = vec![rule("/", Vec::new()), rule("/s", Vec::new())];
+        let mut rules = vec![path_rule("/", Vec::new()), path_rule("/s", Vec::new())];
         rules[0].actions = redirect(None);
         rules[1].actions = redirect(Some(Scheme::Https));
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for (path, location) in [("/a?b", "http://a.com:8080/a?b"), ("/s/a", "https://a.com/s/a")] {
-            let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: a.com:9\r\n\r\n")).await;
-            assert_eq!((answer.status, answer.field("location")), (301, Some(location)));
+            let answer =
+                client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: a.com:9\r\n\r\n")).await;
+            assert_eq!((answer.status, answer.field_value("location")), (301, Some(location)));
         }
     });
 }
@@ -209,38 +244,41 @@ fn redirections_are_to_the_port_that_the_external_client_came_to() {
 #[test]
 fn what_is_changed_counts_for_the_next_request_of_a_connection() {
     run(async {
-        let (meshed, plain) = (mirror("meshed").await, mirror("plain").await);
+        let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
         let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
         let to = |name: &str| {
-            let rules = vec![rule("/", backend(name))];
-            vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]
+            let rules = vec![path_rule("/", backends_to(name))];
+            vec![http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])])]
         };
-        gate.serve(to("ratings"));
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        gate.set_ports(to("ratings"));
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
-        assert!(client.ask(request).await.text().starts_with("meshed"));
-        gate.serve(to("plain"));
-        assert!(client.ask(request).await.text().starts_with("plain"));
+        assert!(client.send_request(request).await.body_text().starts_with("meshed"));
+        gate.set_ports(to("plain"));
+        assert!(client.send_request(request).await.body_text().starts_with("plain"));
         // The port is gone, or has another protocol.
-        gate.serve(Vec::new());
-        assert_eq!(client.ask(request).await.verdict(), (404, Some("no-route")));
-        let mut late = Client::connect(gate.at(HTTP).await).await;
+        gate.set_ports(Vec::new());
+        assert_eq!(client.send_request(request).await.verdict(), (404, Some("no-route")));
+        let mut late = Client::connect(gate.port_address(HTTP).await).await;
         late.stream.write_all(request.as_bytes()).await.ok();
-        late.last().await;
+        late.read_rest().await;
     });
 }
 
 #[test]
 fn an_endpoint_that_nobody_listens_at_is_passed_over() {
     run(async {
-        let app = mirror("plain").await;
+        let app = start_mirror("plain").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
         gate.also_at(super::fixture::closed_port());
-        let rules = vec![rule("/", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        let rules = vec![path_rule("/", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for _ in 0..10 {
-            let answer = client.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            let answer = client.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
             assert_eq!(answer.verdict(), (200, None));
         }
     });
@@ -250,21 +288,29 @@ fn an_endpoint_that_nobody_listens_at_is_passed_over() {
 fn an_application_that_does_not_speak_http2_is_passed_over() {
     run(async {
         let without = without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
-        let with = application(|_, mut respond| async move {
+        let with = start_application(|_, mut respond| async move {
             respond.send_response(http::Response::new(()), true).unwrap();
         })
         .await;
         let gate = Gate::new(with.address, (Protocol::Http2, without.address)).await;
-        let rules = || vec![rule("/", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules())])])]);
+        let rules = || vec![path_rule("/", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules())])],
+        )]);
         // The sidecar does not read the body of a rejected request, so it closes its connection.
-        let ask = async |request| Client::connect(gate.at(HTTP).await).await.ask(request).await;
+        let ask = async |request| {
+            Client::connect(gate.port_address(HTTP).await).await.send_request(request).await
+        };
         let post = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
         assert_eq!(ask(post).await.verdict(), (502, Some("protocol-mismatch")));
-        until(|| gate.mesh.client.failures() == [("protocol-mismatch", 1)].into()).await;
+        wait_until(|| gate.mesh.client.failure_counts() == [("protocol-mismatch", 1)].into()).await;
 
         gate.also_at(with.address);
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules())])])]);
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules())])],
+        )]);
         let before = without.accepted.get();
         while without.accepted.get() == before || with.accepted.get() == 0 {
             assert_eq!(ask(post).await.verdict(), (200, None));
@@ -275,29 +321,32 @@ fn an_application_that_does_not_speak_http2_is_passed_over() {
 #[test]
 fn connections_to_applications_without_a_sidecar_are_used_again() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let rules = vec![rule("/", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        let rules = vec![path_rule("/", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for _ in 0..5 {
             let body = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
-            assert_eq!(client.ask(body).await.text(), "ok");
+            assert_eq!(client.send_request(body).await.body_text(), "ok");
         }
         assert_eq!(app.accepted.get(), 1);
-        assert!(app.requests().iter().all(|request| request.body == b"abc"));
+        assert!(app.received_requests().iter().all(|request| request.body == b"abc"));
     });
 }
 
 #[test]
 fn calls_of_grpc_reach_applications_without_a_sidecar() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             assert_eq!(request.uri().scheme_str(), Some("http"));
             assert!(request.headers().contains_key("x-forwarded-for"));
             let head = http::Response::builder().header("content-type", "application/grpc");
             let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-            let (body, _) = whole(request.into_body()).await;
+            let (body, _) = read_body(request.into_body()).await;
             stream.send_data(body.into(), false).unwrap();
             let mut trailers = http::HeaderMap::new();
             trailers.insert("grpc-status", "0".parse().unwrap());
@@ -305,17 +354,21 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
         })
         .await;
         let gate = Gate::new(app.address, (Protocol::Grpc, app.address)).await;
-        let rules = vec![rule("/shop.Cart", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = connect(gate.at(HTTP).await).await;
-        let (response, mut stream) = client.send_request(call("/shop.Cart/Add"), false).unwrap();
+        let rules = vec![path_rule("/shop.Cart", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = connect_client(gate.port_address(HTTP).await).await;
+        let (response, mut stream) =
+            client.send_request(grpc_request("/shop.Cart/Add"), false).unwrap();
         stream.send_data("hello".into(), true).unwrap();
-        let (body, trailers) = whole(response.await.unwrap().into_body()).await;
+        let (body, trailers) = read_body(response.await.unwrap().into_body()).await;
         assert_eq!(
             (&*body, &trailers.unwrap()["grpc-status"]),
             (&b"hello"[..], &"0".parse().unwrap())
         );
-        let (response, _) = client.send_request(call("/shop.Other/Add"), true).unwrap();
+        let (response, _) = client.send_request(grpc_request("/shop.Other/Add"), true).unwrap();
         let response = response.await.unwrap();
         // UNIMPLEMENTED, as for a call without a matching rule (grpc/doc/http-grpc-status-mapping.md).
         assert_eq!(response.headers()["grpc-status"], "12");
@@ -325,14 +378,17 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
 #[test]
 fn copies_reach_applications_without_a_sidecar() {
     run(async {
-        let (app, copied) = (mirror("meshed").await, Application::canned(OK).await);
+        let (app, copied) = (start_mirror("meshed").await, Application::with_response(OK).await);
         let gate = Gate::new(app.address, (Protocol::Http, copied.address)).await;
-        let mut copying = rule("/", backend("ratings"));
-        let mut mirrors = backend("plain");
+        let mut copying = path_rule("/", backends_to("ratings"));
+        let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
         copying.actions.mirrors = mirrors;
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![copying])])])]);
-        let mut client = Client::connect(gate.at(HTTP).await).await;
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", vec![copying])])],
+        )]);
+        let mut client = Client::connect(gate.port_address(HTTP).await).await;
         for (count, sent) in [
             "GET /a HTTP/1.1\r\nhost: a\r\n\r\n",
             "POST /b HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc",
@@ -341,10 +397,10 @@ fn copies_reach_applications_without_a_sidecar() {
         .into_iter()
         .enumerate()
         {
-            assert!(client.ask(sent).await.text().starts_with("meshed "));
-            until(|| gate.mesh.client.telemetry.count(Count::MirrorsAnswered) == count as u64 + 1).await;
+            assert!(client.send_request(sent).await.body_text().starts_with("meshed "));
+            wait_until(|| gate.mesh.client.telemetry.count(Count::MirrorsAnswered) == count as u64 + 1).await;
         }
-        let seen = copied.requests();
+        let seen = copied.received_requests();
         let reported: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
         assert_eq!(reported, [&b""[..], b"abc", b"abc"]);
         assert!(seen[1].head.starts_with("POST /b "), "{}", seen[1].head);
@@ -355,21 +411,24 @@ fn copies_reach_applications_without_a_sidecar() {
 #[test]
 fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
     run(async {
-        let (app, copied) = (mirror("meshed").await, Short::start(1).await);
+        let (app, copied) = (start_mirror("meshed").await, Short::start(1).await);
         let gate = Gate::new(app.address, (Protocol::Http2, copied.application.address)).await;
-        let mut copying = rule("/", backend("ratings"));
-        let mut mirrors = backend("plain");
+        let mut copying = path_rule("/", backends_to("ratings"));
+        let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
         copying.actions.mirrors = mirrors;
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![copying])])])]);
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", vec![copying])])],
+        )]);
         let mut clients = Vec::new();
         for _ in 0..20 {
-            let mut client = Client::connect(gate.at(HTTP).await).await;
-            client.send("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc").await;
+            let mut client = Client::connect(gate.port_address(HTTP).await).await;
+            client.send_bytes("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc").await;
             clients.push(client);
         }
         let count = |count| gate.mesh.client.telemetry.count(count);
-        until(|| count(Count::MirrorsAnswered) + count(Count::MirrorsFailed) == 20).await;
+        wait_until(|| count(Count::MirrorsAnswered) + count(Count::MirrorsFailed) == 20).await;
         assert_eq!(count(Count::MirrorsFailed), 0);
         assert!(copied.take_refused() > 0, "a connection got more streams than it took");
     });
@@ -378,7 +437,7 @@ fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
 #[test]
 fn calls_go_in_http2_to_ports_that_declare_nothing() {
     run(async {
-        let app = application(|_, mut respond| async move {
+        let app = start_application(|_, mut respond| async move {
             let mut trailers = http::HeaderMap::new();
             trailers.insert("grpc-status", "0".parse().unwrap());
             let head = http::Response::builder().header("content-type", "application/grpc");
@@ -387,12 +446,15 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
         })
         .await;
         let gate = Gate::new(app.address, (Protocol::Detect, app.address)).await;
-        let mut calls = rule("/shop.Cart", backend("plain"));
+        let mut calls = path_rule("/shop.Cart", backends_to("plain"));
         calls.kind = RouteKind::Grpc;
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", vec![calls])])])]);
-        let mut client = connect(gate.at(HTTP).await).await;
-        let (response, _) = client.send_request(call("/shop.Cart/Add"), true).unwrap();
-        let (_, trailers) = whole(response.await.unwrap().into_body()).await;
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", vec![calls])])],
+        )]);
+        let mut client = connect_client(gate.port_address(HTTP).await).await;
+        let (response, _) = client.send_request(grpc_request("/shop.Cart/Add"), true).unwrap();
+        let (_, trailers) = read_body(response.await.unwrap().into_body()).await;
         assert_eq!(trailers.unwrap()["grpc-status"], "0");
     });
 }
@@ -401,21 +463,26 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
 fn who_takes_requests_back_again_and_again_is_sent_away() {
     run(async {
         let app =
-            Application::start(|mut client| async move { while client.head().await.is_some() {} })
-                .await;
+            Application::start(
+                |mut client| async move { while client.read_head().await.is_some() {} },
+            )
+            .await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let rules = vec![rule("/", backend("plain"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut client = connect(gate.at(HTTP).await).await;
+        let rules = vec![path_rule("/", backends_to("plain"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut client = connect_client(gate.port_address(HTTP).await).await;
         for count in 1..=300 {
-            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
             tokio::select! {
                 answer = response => {
                     // The error code may be lost with bytes in flight.
                     assert!(answer.is_err() && count > 200, "{count}");
                     return;
                 }
-                () = until(|| app.accepted.get() == count) => stream.send_reset(h2::Reason::CANCEL),
+                () = wait_until(|| app.accepted.get() == count) => stream.send_reset(h2::Reason::CANCEL),
             }
         }
         panic!("it may go on for ever");
@@ -425,20 +492,23 @@ fn who_takes_requests_back_again_and_again_is_sent_away() {
 #[test]
 fn external_clients_are_not_waited_for_as_long_as_applications() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let limits = Limits {
             head_timeout: Duration::from_millis(400),
             idle_external_client: Duration::from_millis(400),
             ..Setup::default().limits
         };
-        let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;
-        let rules = vec![rule("/", backend("ratings"))];
-        gate.serve(vec![http(HTTP, vec![listener("http", "", vec![host("", rules)])])]);
-        let mut silent = Client::connect(gate.at(HTTP).await).await;
-        assert_eq!(silent.end().await, End::Clean);
-        let mut idle = Client::connect(gate.at(HTTP).await).await;
-        let asked = idle.ask("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        assert_eq!((asked.status, idle.end().await), (200, End::Clean));
+        let gate = Gate::with_limits(limits, app.address, (Protocol::Http, app.address)).await;
+        let rules = vec![path_rule("/", backends_to("ratings"))];
+        gate.set_ports(vec![http_port(
+            HTTP,
+            vec![gateway_listener("http", "", vec![host_rules("", rules)])],
+        )]);
+        let mut silent = Client::connect(gate.port_address(HTTP).await).await;
+        assert_eq!(silent.read_end().await, End::Clean);
+        let mut idle = Client::connect(gate.port_address(HTTP).await).await;
+        let asked = idle.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!((asked.status, idle.read_end().await), (200, End::Clean));
     });
 }
 
@@ -447,21 +517,21 @@ fn bytes_go_to_applications_with_and_without_a_sidecar() {
     run(async {
         for name in ["plain", "ratings"] {
             let app = Application::start(|mut client| async move {
-                client.send("220 ready\r\n").await;
-                let word = client.bytes(4).await;
-                client.send(word).await;
+                client.send_bytes("220 ready\r\n").await;
+                let word = client.read_exactly(4).await;
+                client.send_bytes(word).await;
             })
             .await;
             let gate = Gate::new(app.address, (Protocol::Tcp, app.address)).await;
-            gate.serve(vec![(TCP, Serves::Tcp(tcp_rule(backend(name))))]);
-            let mut client = Client::connect(gate.at(TCP).await).await;
-            assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{name}");
-            client.send("QUIT").await;
-            assert_eq!(client.bytes(4).await, b"QUIT");
-            assert_eq!(client.end().await, End::Clean);
+            gate.set_ports(vec![(TCP, Serves::Tcp(tcp_rule(backends_to(name))))]);
+            let mut client = Client::connect(gate.port_address(TCP).await).await;
+            assert_eq!(client.read_exactly(11).await, b"220 ready\r\n", "{name}");
+            client.send_bytes("QUIT").await;
+            assert_eq!(client.read_exactly(4).await, b"QUIT");
+            assert_eq!(client.read_end().await, End::Clean);
             client.stream.shutdown().await.unwrap();
-            until(|| gate.mesh.client.ended() == 1).await;
-            let [series] = &gate.mesh.client.series()[..] else { panic!("one series") };
+            wait_until(|| gate.mesh.client.ended_count() == 1).await;
+            let [series] = &gate.mesh.client.series_summaries()[..] else { panic!("one series") };
             let counted = (&*series.labels.service, &*series.labels.route, series.success);
             assert_eq!(counted, (&*format!("bookinfo/{name}"), "bookinfo/route", 1));
         }
@@ -471,12 +541,12 @@ fn bytes_go_to_applications_with_and_without_a_sidecar() {
 #[test]
 fn bytes_for_nobody_are_cut_off() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let gate = Gate::new(app.address, (Protocol::Tcp, app.address)).await;
-        for backends in [Vec::new(), backend("absent"), backend("idle")] {
-            gate.serve(vec![(TCP, Serves::Tcp(tcp_rule(backends)))]);
-            let mut client = Client::connect(gate.at(TCP).await).await;
-            assert_eq!(client.end().await, End::Reset);
+        for backends in [Vec::new(), backends_to("absent"), backends_to("idle")] {
+            gate.set_ports(vec![(TCP, Serves::Tcp(tcp_rule(backends)))]);
+            let mut client = Client::connect(gate.port_address(TCP).await).await;
+            assert_eq!(client.read_end().await, End::Reset);
         }
     });
 }

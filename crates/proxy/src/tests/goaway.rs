@@ -7,25 +7,29 @@ use std::rc::Rc;
 use leno_model::{Endpoint, Protocol};
 use tokio::sync::Notify;
 
-use super::fixture::frames::{self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway};
-use super::fixture::narrow::{Surplus, narrow};
-use super::fixture::{Application, Client, Mesh, Short, endpoint, run, until, view};
-use super::http2::{application, mesh, whole};
+use super::fixture::frames::{
+    self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway_frame,
+};
+use super::fixture::narrow::{Surplus, start_narrow};
+use super::fixture::{
+    Application, Client, Mesh, Short, meshed_endpoint, run, service_config, wait_until,
+};
+use super::http2::{http2_mesh, read_body, start_application};
 use crate::http::replay;
 
 /// Starts an HTTP/2 application that answers the first complete request with `rejects`, given its stream ID,
 /// and others with 200 and the body.
-async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
+async fn start_rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
     let is_first = Rc::new(Cell::new(true));
     Application::start(move |mut client| {
         let is_first = is_first.clone();
         async move {
-            client.bytes(24).await;
-            client.send(&OPENING[24..]).await;
+            client.read_exactly(24).await;
+            client.send_bytes(&OPENING[24..]).await;
             let mut body = Vec::new();
-            while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+            while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                 if kind == frames::PING && flags == 0 {
-                    client.send(frames::frame(frames::PING, 1, 0, &payload)).await;
+                    client.send_bytes(frames::encode_frame(frames::PING, 1, 0, &payload)).await;
                 }
                 if kind == DATA {
                     body.extend(payload);
@@ -35,11 +39,12 @@ async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
                 }
                 if is_first.replace(false) {
                     body.clear();
-                    client.send(rejects(stream)).await;
+                    client.send_bytes(rejects(stream)).await;
                 } else {
-                    let head = frames::frame(HEADERS, frames::END_HEADERS, stream, &[0x88]);
-                    let data = frames::frame(DATA, END_STREAM, stream, &std::mem::take(&mut body));
-                    client.send([head, data].concat()).await;
+                    let head = frames::encode_frame(HEADERS, frames::END_HEADERS, stream, &[0x88]);
+                    let data =
+                        frames::encode_frame(DATA, END_STREAM, stream, &std::mem::take(&mut body));
+                    client.send_bytes([head, data].concat()).await;
                 }
             }
         }
@@ -47,8 +52,8 @@ async fn rejecting(rejects: fn(u32) -> Vec<u8>) -> Application {
     .await
 }
 
-async fn answer(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
-    let answer = Client::connect(mesh.listener).await.ask(request).await;
+async fn send_request(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
+    let answer = Client::connect(mesh.listener).await.send_request(request).await;
     (answer.status, answer.body)
 }
 
@@ -56,8 +61,8 @@ async fn answer(mesh: &Mesh, request: &str) -> (u16, Vec<u8>) {
 fn a_request_above_the_last_stream_is_sent_again_whatever_its_method() {
     run(async {
         let rejections: [fn(u32) -> Vec<u8>; 2] = [
-            |stream| goaway(stream.saturating_sub(2)),
-            |stream| frames::frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()),
+            |stream| goaway_frame(stream.saturating_sub(2)),
+            |stream| frames::encode_frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()),
         ];
         for rejects in rejections {
             for (request, body) in [
@@ -66,10 +71,10 @@ fn a_request_above_the_last_stream_is_sent_again_whatever_its_method() {
                 ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
                 ("DELETE / HTTP/1.1\r\nhost: x\r\n\r\n", b""),
             ] {
-                let app = rejecting(rejects).await;
-                let mesh = mesh(app.address, Protocol::Http2).await;
-                assert_eq!(answer(&mesh, request).await, (200, body.to_vec()), "{request}");
-                assert!(mesh.client.failures().is_empty(), "{request}");
+                let app = start_rejecting(rejects).await;
+                let mesh = http2_mesh(app.address, Protocol::Http2).await;
+                assert_eq!(send_request(&mesh, request).await, (200, body.to_vec()), "{request}");
+                assert!(mesh.client.failure_counts().is_empty(), "{request}");
             }
         }
     });
@@ -81,21 +86,21 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_where_that_is_safe() {
         for (method, times) in [("POST", 1), ("GET", 2)] {
             // It may have begun the request before it closes the connection.
             let app = Application::start(|mut client| async move {
-                client.bytes(24).await;
-                client.send(&OPENING[24..]).await;
-                while let Some(Frame { kind, flags, payload, .. }) = client.frame().await {
+                client.read_exactly(24).await;
+                client.send_bytes(&OPENING[24..]).await;
+                while let Some(Frame { kind, flags, payload, .. }) = client.read_frame().await {
                     if kind == frames::PING && flags == 0 {
-                        client.send(frames::frame(frames::PING, 1, 0, &payload)).await;
+                        client.send_bytes(frames::encode_frame(frames::PING, 1, 0, &payload)).await;
                     }
                     if kind == HEADERS {
-                        return client.send(goaway(1)).await;
+                        return client.send_bytes(goaway_frame(1)).await;
                     }
                 }
             })
             .await;
-            let mesh = mesh(app.address, Protocol::Http2).await;
+            let mesh = http2_mesh(app.address, Protocol::Http2).await;
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\n\r\n");
-            assert_eq!(answer(&mesh, &request).await.0, 502, "{method}");
+            assert_eq!(send_request(&mesh, &request).await.0, 502, "{method}");
             assert_eq!(app.accepted.get(), times, "{method}");
         }
     });
@@ -112,39 +117,39 @@ enum Unused {
 
 /// Starts an HTTP/2 application that ends connections without processing a stream, as `unused` determines by
 /// their number. It processes one stream of each other one.
-async fn ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> Application {
+async fn start_ending(unused: impl Fn(usize) -> Option<Unused> + 'static) -> Application {
     let (count, unused) = (Cell::new(0), Rc::new(unused));
     Application::start(move |mut client| {
         count.set(count.get() + 1);
         let unused = unused(count.get());
         async move {
-            client.bytes(24).await;
+            client.read_exactly(24).await;
             if matches!(unused, Some(Unused::Closed)) {
                 return;
             }
-            client.send(&OPENING[24..]).await;
+            client.send_bytes(&OPENING[24..]).await;
             if matches!(unused, Some(Unused::Goaway)) {
                 // It does not close its side.
-                client.send(goaway(0)).await;
+                client.send_bytes(goaway_frame(0)).await;
                 return pending().await;
             }
             let mut is_over = false;
-            while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+            while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                 if kind == frames::PING && flags == 0 {
                     let goaway = match unused {
-                        Some(Unused::PongAndGoaway) => goaway(0),
+                        Some(Unused::PongAndGoaway) => goaway_frame(0),
                         _ => Vec::new(),
                     };
-                    let pong = frames::frame(frames::PING, 1, 0, &payload);
-                    client.send([pong, goaway].concat()).await;
+                    let pong = frames::encode_frame(frames::PING, 1, 0, &payload);
+                    client.send_bytes([pong, goaway].concat()).await;
                 }
                 if kind == HEADERS && unused.is_some() {
-                    client.send(goaway(0)).await;
+                    client.send_bytes(goaway_frame(0)).await;
                 } else if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 && !is_over {
                     is_over = true;
                     let flags = frames::END_HEADERS | END_STREAM;
-                    let head = frames::frame(HEADERS, flags, stream, &[0x88]);
-                    client.send([head, goaway(stream)].concat()).await;
+                    let head = frames::encode_frame(HEADERS, flags, stream, &[0x88]);
+                    client.send_bytes([head, goaway_frame(stream)].concat()).await;
                 }
             }
         }
@@ -159,21 +164,23 @@ fn a_connection_that_ends_before_any_stream_costs_no_request() {
         for unused in
             [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
         {
-            let app = ending(move |number| (number <= 4).then_some(unused)).await;
-            let mesh = mesh(app.address, Protocol::Http2).await;
-            assert_eq!(answer(&mesh, request).await.0, 200, "{unused:?}");
-            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+            let app = start_ending(move |number| (number <= 4).then_some(unused)).await;
+            let mesh = http2_mesh(app.address, Protocol::Http2).await;
+            assert_eq!(send_request(&mesh, request).await.0, 200, "{unused:?}");
+            assert!(
+                mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty()
+            );
             assert_eq!(app.accepted.get(), 5, "{unused:?}");
 
             // Every other connection.
-            let app = ending(move |number| (number % 2 == 0).then_some(unused)).await;
-            let mesh = super::http2::mesh(app.address, Protocol::Http2).await;
+            let app = start_ending(move |number| (number % 2 == 0).then_some(unused)).await;
+            let mesh = http2_mesh(app.address, Protocol::Http2).await;
             for _ in 0..24 {
-                assert_eq!(answer(&mesh, request).await.0, 200, "{unused:?}");
+                assert_eq!(send_request(&mesh, request).await.0, 200, "{unused:?}");
             }
-            let given = answers(&mesh, 24, request).await;
+            let given = send_requests(&mesh, 24, request).await;
             assert!(given.iter().all(|(status, _)| *status == 200), "{unused:?}: {given:?}");
-            assert!(mesh.client.failures().is_empty(), "{unused:?}");
+            assert!(mesh.client.failure_counts().is_empty(), "{unused:?}");
         }
     });
 }
@@ -184,9 +191,9 @@ fn a_server_that_ends_all_connections_before_any_stream_gets_few() {
         for unused in
             [Unused::Closed, Unused::Goaway, Unused::PongAndGoaway, Unused::GoawayAtFirstStream]
         {
-            let app = ending(move |_| Some(unused)).await;
-            let mesh = mesh(app.address, Protocol::Http2).await;
-            let given = answers(&mesh, 60, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            let app = start_ending(move |_| Some(unused)).await;
+            let mesh = http2_mesh(app.address, Protocol::Http2).await;
+            let given = send_requests(&mesh, 60, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 503), "{unused:?}: {given:?}");
             let accepted = app.accepted.get();
             assert!((5..=64).contains(&accepted), "{unused:?}: {accepted} connections");
@@ -198,27 +205,29 @@ fn a_server_that_ends_all_connections_before_any_stream_gets_few() {
 fn requests_wait_for_room_where_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
-            let app = narrow(surplus, |Frame { kind, flags, stream, .. }| {
+            let app = start_narrow(surplus, |Frame { kind, flags, stream, .. }| {
                 let is_whole = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
                 let flags = frames::END_HEADERS | END_STREAM;
-                is_whole.then(|| frames::frame(HEADERS, flags, *stream, &[0x88]))
+                is_whole.then(|| frames::encode_frame(HEADERS, flags, *stream, &[0x88]))
             })
             .await;
-            let mesh = mesh(app.address, Protocol::Http2).await;
-            let given = answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            let mesh = http2_mesh(app.address, Protocol::Http2).await;
+            let given = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 200), "{surplus:?}: {given:?}");
             let accepted = app.accepted.get();
             assert!((2..=20).contains(&accepted), "{surplus:?}: {accepted} connections");
-            assert!(mesh.client.failures().is_empty(), "{surplus:?}");
+            assert!(mesh.client.failure_counts().is_empty(), "{surplus:?}");
         }
     });
 }
 
-async fn answers(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
+async fn send_requests(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
     let (listener, request) = (mesh.listener, Rc::<str>::from(request));
     let each = (0..requests).map(|_| {
         let request = request.clone();
-        tokio::task::spawn_local(async move { Client::connect(listener).await.ask(&request).await })
+        tokio::task::spawn_local(async move {
+            Client::connect(listener).await.send_request(&request).await
+        })
     });
     let mut given = Vec::new();
     for answer in each.collect::<Vec<_>>() {
@@ -233,16 +242,16 @@ fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
     run(async {
         for streams in [1, 3, 10] {
             let app = Short::start(streams).await;
-            let mesh = mesh(app.application.address, Protocol::Http2).await;
+            let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
             for (request, body) in [
                 ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
                 ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
             ] {
-                let given = answers(&mesh, 60, request).await;
+                let given = send_requests(&mesh, 60, request).await;
                 let wrong = given.iter().filter(|it| **it != (200, body.to_vec())).count();
                 assert_eq!(wrong, 0, "{streams} streams per connection, {request}");
             }
-            assert!(mesh.client.failures().is_empty());
+            assert!(mesh.client.failure_counts().is_empty());
             assert!(app.take_refused() > 0, "the first connection got more streams than it took");
         }
     });
@@ -252,20 +261,20 @@ fn requests_are_sent_again_as_long_as_each_connection_takes_some() {
 fn a_connection_gets_no_more_streams_than_the_server_took_before() {
     run(async {
         let app = Short::start(5).await;
-        let mesh = mesh(app.application.address, Protocol::Http2).await;
-        answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
+        send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         app.take_refused();
-        answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert_eq!(app.take_refused(), 0, "each connection has got five streams");
 
         // A server that accepts more streams than before gets more.
         app.set_per_connection(usize::MAX);
         for _ in 0..20 {
-            answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
         let opened = app.application.accepted.get();
         for _ in 0..20 {
-            answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
         assert_eq!(app.application.accepted.get(), opened, "no connection is opened any more");
     });
@@ -276,10 +285,10 @@ fn a_connection_gets_no_more_streams_than_the_server_took_before() {
 #[test]
 fn one_connection_that_ended_after_few_streams_teaches_no_limit() {
     run(async {
-        let app = Short::once(3).await;
-        let mesh = mesh(app.application.address, Protocol::Http2).await;
+        let app = Short::close_once(3).await;
+        let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
         for _ in 0..5 {
-            let given = answers(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            let given = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
         }
         assert!(app.take_refused() > 0, "the first connection got more streams than it took");
@@ -298,7 +307,7 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
         let refused = Rc::new(Cell::new(0));
         let serving = async |refuses: bool| {
             let refused = refused.clone();
-            application(move |request, mut respond| {
+            start_application(move |request, mut respond| {
                 let refused = refused.clone();
                 async move {
                     if refuses && request.method() == "POST" {
@@ -311,13 +320,13 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
             .await
         };
         let (refusing, other) = (serving(true).await, serving(false).await);
-        let mesh = mesh(other.address, Protocol::Http2).await;
+        let mesh = http2_mesh(other.address, Protocol::Http2).await;
         let plain = |name: &str, application: &Application| Endpoint {
             account: None,
-            ..endpoint(name, application.address, "ratings")
+            ..meshed_endpoint(name, application.address, "ratings")
         };
         let all = [plain("ratings-1", &refusing), plain("ratings-2", &other)];
-        mesh.client_knows(vec![view(Protocol::Http2, &all)]);
+        mesh.client_knows(vec![service_config(Protocol::Http2, &all)]);
         // Its other streams are processed throughout.
         let (is_over, listener) = (Rc::new(Cell::new(false)), mesh.listener);
         let asking = (0..4).map(|_| {
@@ -325,22 +334,22 @@ fn a_request_that_one_server_refuses_is_sent_to_another_one_soon() {
             tokio::task::spawn_local(async move {
                 let mut client = Client::connect(listener).await;
                 while !is_over.get() {
-                    client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                    client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 }
             })
         });
         let asking: Vec<_> = asking.collect();
         let posts = 20;
         let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
-        let given = answers(&mesh, posts, request).await;
+        let given = send_requests(&mesh, posts, request).await;
         assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
         assert!(refused.get() > 0, "some requests were sent to the one that refuses them");
         assert!(refused.get() <= posts * 4, "{} refusals", refused.get());
 
         // Without another server the refusals have a bound as well.
-        mesh.client_knows(vec![view(Protocol::Http2, &all[..1])]);
+        mesh.client_knows(vec![service_config(Protocol::Http2, &all[..1])]);
         refused.set(0);
-        let given = answers(&mesh, 1, request).await;
+        let given = send_requests(&mesh, 1, request).await;
         assert_eq!(given[0].0, 503, "{given:?}");
         assert!(refused.get() <= 4 + 65, "{} refusals", refused.get());
         is_over.set(true);
@@ -357,10 +366,10 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
         let is_first = Rc::new(Cell::new(true));
         let begun = Rc::new(Notify::new());
         let ends = begun.clone();
-        let app = application(move |request, mut respond| {
+        let app = start_application(move |request, mut respond| {
             let (is_first, ends) = (is_first.clone(), ends.clone());
             async move {
-                let (body, _) = whole(request.into_body()).await;
+                let (body, _) = read_body(request.into_body()).await;
                 assert_eq!(body, b"abc");
                 if is_first.replace(false) {
                     return respond.send_reset(h2::Reason::REFUSED_STREAM);
@@ -376,30 +385,33 @@ fn the_copy_of_a_body_is_released_when_the_response_begins() {
         let other = Application::start(move |mut client| {
             let ends = ends.clone();
             async move {
-                while let Some(mut request) = client.head().await {
-                    client.body(&mut request).await.unwrap();
-                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n").await;
+                while let Some(mut request) = client.read_head().await {
+                    client.read_body(&mut request).await.unwrap();
+                    client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n").await;
                     if !request.head.contains("/quick") {
                         ends.notified().await;
                     }
-                    client.send("end").await;
+                    client.send_bytes("end").await;
                 }
             }
         })
         .await;
         for (app, protocol) in [(&app, Protocol::Http2), (&other, Protocol::Http)] {
-            let mesh = mesh(app.address, protocol).await;
+            let mesh = http2_mesh(app.address, protocol).await;
             if protocol == Protocol::Http {
-                assert_eq!(answer(&mesh, "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n").await.0, 200);
+                assert_eq!(
+                    send_request(&mesh, "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n").await.0,
+                    200
+                );
             }
             let mut client = Client::connect(mesh.listener).await;
-            client.send("PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
-            until(|| replay::pieces_kept() > 0).await;
-            let mut answer = client.head().await.unwrap();
+            client.send_bytes("PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
+            wait_until(|| replay::pieces_kept() > 0).await;
+            let mut answer = client.read_head().await.unwrap();
             assert_eq!(answer.status, 200);
             assert_eq!(replay::pieces_kept(), 0, "{protocol}");
             begun.notify_one();
-            client.body(&mut answer).await.unwrap();
+            client.read_body(&mut answer).await.unwrap();
         }
     });
 }
@@ -409,13 +421,13 @@ fn a_server_that_refuses_all_streams_gets_few_connections() {
     run(async {
         for learned in [false, true] {
             let app = Short::start(if learned { 3 } else { 0 }).await;
-            let mesh = mesh(app.application.address, Protocol::Http2).await;
+            let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
             if learned {
-                answers(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                send_requests(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 app.set_per_connection(0);
             }
             let before = app.application.accepted.get();
-            let given = answers(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            let given = send_requests(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
             let opened = app.application.accepted.get() - before;
             assert!(opened <= 20, "{opened} connections");
@@ -428,7 +440,7 @@ fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_proc
     run(async {
         // It processes two streams at once, and does not announce that.
         let busy = Rc::new(Cell::new(0));
-        let app = application(move |_, mut respond| {
+        let app = start_application(move |_, mut respond| {
             let busy = busy.clone();
             async move {
                 if busy.get() == 2 {
@@ -443,17 +455,17 @@ fn a_stream_refused_on_a_connection_that_goes_on_waits_until_another_one_is_proc
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let given = answers(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let given = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(given.iter().all(|(status, _)| *status == 200), "{given:?}");
         assert_eq!(app.accepted.get(), 1, "no further connection is needed");
 
-        let refusing = application(|_, mut respond| async move {
+        let refusing = start_application(|_, mut respond| async move {
             respond.send_reset(h2::Reason::REFUSED_STREAM);
         });
         let refusing = refusing.await;
-        let mesh = super::http2::mesh(refusing.address, Protocol::Http2).await;
-        let given = answers(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mesh = http2_mesh(refusing.address, Protocol::Http2).await;
+        let given = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(given.iter().all(|(status, _)| *status == 503), "{given:?}");
         assert_eq!(refusing.accepted.get(), 1);
     });

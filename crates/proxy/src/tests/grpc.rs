@@ -7,11 +7,13 @@ use http::{HeaderMap, Response};
 use leno_model::{Access, Protocol};
 use serde_json::Value;
 
-use super::fixture::{Application, Mesh, Setup, Sidecar, run, until};
-use super::http2::{application, call, connect, mesh, send, whole};
+use super::fixture::{Application, Mesh, Setup, Sidecar, run, wait_until};
+use super::http2::{
+    connect_client, grpc_request, http2_mesh, read_body, send_data, start_application,
+};
 
 /// Returns the calls that a sidecar counted, by HTTP status, reason and gRPC status.
-fn counted(sidecar: &Sidecar) -> BTreeMap<String, u64> {
+fn call_counts(sidecar: &Sidecar) -> BTreeMap<String, u64> {
     let mut page = String::new();
     sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
     let lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
@@ -22,20 +24,20 @@ fn counted(sidecar: &Sidecar) -> BTreeMap<String, u64> {
     parts.collect()
 }
 
-fn expected(lines: &[(&str, u64)]) -> BTreeMap<String, u64> {
+fn expected_counts(lines: &[(&str, u64)]) -> BTreeMap<String, u64> {
     lines.iter().map(|(line, count)| ((*line).to_owned(), *count)).collect()
 }
 
 /// Starts an application that answers `/trailers/N` with a message and a status, `/head/N` with a status alone,
 /// and `/silent` with a message and no status.
-async fn answering() -> Application {
-    application(|request, mut respond| async move {
+async fn start_grpc() -> Application {
+    start_application(|request, mut respond| async move {
         let path = request.uri().path().to_owned();
         let (_, how, status) = {
             let mut parts = path.splitn(3, '/');
             (parts.next(), parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
         };
-        whole(request.into_body()).await;
+        read_body(request.into_body()).await;
         let head = Response::builder().header("content-type", "application/grpc");
         if how == "head" {
             let head = head.header("grpc-status", status).body(()).unwrap();
@@ -43,7 +45,7 @@ async fn answering() -> Application {
             return;
         }
         let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-        send(&mut stream, Bytes::from_static(b"message"), how == "silent").await;
+        send_data(&mut stream, Bytes::from_static(b"message"), how == "silent").await;
         if how == "trailers" {
             let mut trailers = HeaderMap::new();
             trailers.insert("grpc-message", "why".parse().unwrap());
@@ -54,10 +56,10 @@ async fn answering() -> Application {
     .await
 }
 
-async fn ask(mesh: &Mesh, path: &str) {
-    let mut client = connect(mesh.listener).await;
-    let (response, mut stream) = client.send_request(call(path), false).unwrap();
-    send(&mut stream, Bytes::from_static(b"message"), true).await;
+async fn send_call(mesh: &Mesh, path: &str) {
+    let mut client = connect_client(mesh.listener).await;
+    let (response, mut stream) = client.send_request(grpc_request(path), false).unwrap();
+    send_data(&mut stream, Bytes::from_static(b"message"), true).await;
     let mut body = response.await.unwrap().into_body();
     while let Some(Ok(_)) = body.data().await {}
     drop(body.trailers().await);
@@ -66,8 +68,8 @@ async fn ask(mesh: &Mesh, path: &str) {
 #[test]
 fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
     run(async {
-        let app = answering().await;
-        let mut mesh = mesh(app.address, Protocol::Grpc).await;
+        let app = start_grpc().await;
+        let mut mesh = http2_mesh(app.address, Protocol::Grpc).await;
         for path in [
             "/trailers/0",
             "/trailers/0",
@@ -77,9 +79,9 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
             "/head/14",
             "/silent",
         ] {
-            ask(&mesh, path).await;
+            send_call(&mesh, path).await;
         }
-        let expected = expected(&[
+        let expected = expected_counts(&[
             (r#"code="2xx",reason="",grpc_status="OK""#, 2),
             (r#"code="2xx",reason="",grpc_status="INTERNAL""#, 1),
             (r#"code="2xx",reason="",grpc_status="NOT_FOUND""#, 1),
@@ -87,14 +89,14 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
             (r#"code="2xx",reason="",grpc_status="UNKNOWN""#, 2),
         ]);
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.ended() == 7).await;
-            assert_eq!(counted(sidecar), expected);
-            let series = sidecar.series();
+            wait_until(|| sidecar.ended_count() == 7).await;
+            assert_eq!(call_counts(sidecar), expected);
+            let series = sidecar.series_summaries();
             assert_eq!((series[0].requests, series[0].success), (7, 3));
         }
         let mut text = String::new();
         let seen = mesh.client.log.try_recv().expect("a line");
-        crate::access_log::line(&seen, &leno_model::LogForm::Json, &mut text);
+        crate::access_log::append_line(&seen, &leno_model::LogForm::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["grpc_status"], "OK");
     });
@@ -103,22 +105,22 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
 #[test]
 fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            whole(request.into_body()).await;
+            read_body(request.into_body()).await;
             stream.send_reset(h2::Reason::INTERNAL_ERROR);
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
-        let mut client = connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
+        let mut client = connect_client(mesh.listener).await;
+        let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
         let mut body = response.await.unwrap().into_body();
-        send(&mut stream, Bytes::from_static(b"message"), true).await;
+        send_data(&mut stream, Bytes::from_static(b"message"), true).await;
         assert!(body.data().await.unwrap().is_err());
-        let expected = expected(&[(r#"code="2xx",reason="upstream-reset""#, 1)]);
+        let expected = expected_counts(&[(r#"code="2xx",reason="upstream-reset""#, 1)]);
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.ended() == 1).await;
-            assert_eq!(counted(sidecar), expected);
+            wait_until(|| sidecar.ended_count() == 1).await;
+            assert_eq!(call_counts(sidecar), expected);
         }
     });
 }
@@ -126,38 +128,38 @@ fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
 #[test]
 fn a_failure_of_the_mesh_is_counted_as_its_caller_sees_it() {
     run(async {
-        let app = answering().await;
+        let app = start_grpc().await;
         let access = Access::Strict(Vec::new());
         let protocol = Protocol::Grpc;
         let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
-        ask(&mesh, "/trailers/0").await;
+        send_call(&mesh, "/trailers/0").await;
         let denied = r#"code="4xx",reason="denied",grpc_status="PERMISSION_DENIED""#;
-        until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
-        assert_eq!(counted(&mesh.server), expected(&[(denied, 1)]));
-        assert_eq!(counted(&mesh.client), expected(&[(denied, 1)]));
+        wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
+        assert_eq!(call_counts(&mesh.server), expected_counts(&[(denied, 1)]));
+        assert_eq!(call_counts(&mesh.client), expected_counts(&[(denied, 1)]));
         mesh.route_to(&[]);
-        ask(&mesh, "/trailers/0").await;
-        until(|| mesh.client.ended() == 2).await;
+        send_call(&mesh, "/trailers/0").await;
+        wait_until(|| mesh.client.ended_count() == 2).await;
         let nobody = r#"code="5xx",reason="no-endpoint",grpc_status="UNAVAILABLE""#;
-        assert_eq!(counted(&mesh.client), expected(&[(denied, 1), (nobody, 1)]));
+        assert_eq!(call_counts(&mesh.client), expected_counts(&[(denied, 1), (nobody, 1)]));
     });
 }
 
 #[test]
 fn what_is_no_call_has_no_status_of_grpc() {
     run(async {
-        let app = answering().await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let mut client = connect(mesh.listener).await;
+        let app = start_grpc().await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let mut client = connect_client(mesh.listener).await;
         for kind in ["text/plain", "application/grpc-web"] {
-            let mut request = call("/head/13");
+            let mut request = grpc_request("/head/13");
             request.headers_mut().insert("content-type", kind.parse().unwrap());
             let response = client.send_request(request, true).unwrap().0.await.unwrap();
             assert_eq!(response.headers()["grpc-status"], "13");
         }
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.ended() == 2).await;
-            assert_eq!(counted(sidecar), expected(&[(r#"code="2xx",reason="""#, 2)]));
+            wait_until(|| sidecar.ended_count() == 2).await;
+            assert_eq!(call_counts(sidecar), expected_counts(&[(r#"code="2xx",reason="""#, 2)]));
         }
     });
 }

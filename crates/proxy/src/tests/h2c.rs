@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::fixture::frames::{self, DATA, END_STREAM, HEADERS, OPENING, PING, SETTINGS};
 use super::fixture::{
-    Application, Client, Mesh, OK, Setup, Sidecar, credential, run, tls_connect, until,
+    Application, Client, Mesh, OK, Setup, Sidecar, run, test_credential, tls_connect, wait_until,
 };
 use super::http2;
 use crate::session::ListenerKind;
@@ -21,18 +21,23 @@ const OFFER: &str = "GET /a?b=%20 HTTP/1.1\r\nHost: ratings\r\nConnection: Upgra
 const STATUS_200: u8 = 0x88;
 
 /// Reads the HTTP/1.1 response to the offer, and begins HTTP/2.
-async fn change(client: &mut Client<TcpStream>) {
-    let answer = client.head().await.unwrap();
-    assert_eq!((answer.status, answer.field("upgrade")), (101, Some("h2c")), "{}", answer.head);
-    assert_eq!(answer.field("connection"), Some("upgrade"));
-    client.send(OPENING).await;
+async fn switch_protocol(client: &mut Client<TcpStream>) {
+    let answer = client.read_head().await.unwrap();
+    assert_eq!(
+        (answer.status, answer.field_value("upgrade")),
+        (101, Some("h2c")),
+        "{}",
+        answer.head
+    );
+    assert_eq!(answer.field_value("connection"), Some("upgrade"));
+    client.send_bytes(OPENING).await;
 }
 
 /// Reads the body of a stream with the status 200.
-async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
+async fn read_body(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
-        let frame = client.frame().await.expect("an answer");
+        let frame = client.read_frame().await.expect("an answer");
         match frame.kind {
             HEADERS => assert_eq!((frame.stream, frame.payload[0]), (stream, STATUS_200)),
             DATA => {
@@ -48,22 +53,22 @@ async fn answered(client: &mut Client<TcpStream>, stream: u32) -> Vec<u8> {
 }
 
 /// Returns the listed protocols of a client's connections.
-fn listed(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
+fn listed_protocols(mesh: &Mesh, peer: SocketAddr) -> Vec<&'static str> {
     let of = |sidecar: &Sidecar| sidecar.worker.connections.snapshot(usize::MAX).1;
     let all = [of(&mesh.client), of(&mesh.server)].concat();
     let its = all.iter().filter(|connection| connection.peer == peer);
     its.map(|connection| connection.protocol).collect()
 }
 
-fn listeners(mesh: &Mesh) -> [SocketAddr; 2] {
+fn both_listeners(mesh: &Mesh) -> [SocketAddr; 2] {
     [mesh.listener, mesh.inbound]
 }
 
 #[test]
 fn an_offer_is_taken_whatever_the_application_speaks() {
     run(async {
-        let old = Application::canned(OK).await;
-        let new = http2::application(|request, mut respond| async move {
+        let old = Application::with_response(OK).await;
+        let new = http2::start_application(|request, mut respond| async move {
             assert_eq!(request.uri().path_and_query().unwrap().as_str(), "/a?b=%20");
             assert_eq!(request.headers()["x-name"], "some value");
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -71,61 +76,66 @@ fn an_offer_is_taken_whatever_the_application_speaks() {
         })
         .await;
         for (app, protocol) in [(&old, Protocol::Http), (&new, Protocol::Http2)] {
-            let mesh = http2::mesh(app.address, protocol).await;
+            let mesh = http2::http2_mesh(app.address, protocol).await;
             mesh.accept_plaintext(Access::Permissive);
-            for listener in listeners(&mesh) {
+            for listener in both_listeners(&mesh) {
                 let mut client = Client::connect(listener).await;
-                client.send(OFFER).await;
-                change(&mut client).await;
-                assert_eq!(answered(&mut client, 1).await, b"ok");
+                client.send_bytes(OFFER).await;
+                switch_protocol(&mut client).await;
+                assert_eq!(read_body(&mut client, 1).await, b"ok");
                 let peer = client.stream.local_addr().unwrap();
-                assert_eq!(listed(&mesh, peer), ["http2"]);
-                let path =
-                    [frames::asking("GET", "/a?b=%20"), frames::block(&[("x-name", "some value")])];
+                assert_eq!(listed_protocols(&mesh, peer), ["http2"]);
+                let path = [
+                    frames::request_block("GET", "/a?b=%20"),
+                    frames::header_block(&[("x-name", "some value")]),
+                ];
                 let flags = END_STREAM | frames::END_HEADERS;
-                client.send(frames::frame(HEADERS, flags, 3, &path.concat())).await;
-                assert_eq!(answered(&mut client, 3).await, b"ok");
+                client.send_bytes(frames::encode_frame(HEADERS, flags, 3, &path.concat())).await;
+                assert_eq!(read_body(&mut client, 3).await, b"ok");
             }
-            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+            assert!(
+                mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty()
+            );
         }
-        for request in &old.requests() {
+        for request in &old.received_requests() {
             assert!(request.head.starts_with("GET /a?b=%20 HTTP/1.1"), "{}", request.head);
-            assert_eq!(request.field("x-name"), Some("some value"));
+            assert_eq!(request.field_value("x-name"), Some("some value"));
             for gone in ["upgrade", "http2-settings", "connection"] {
-                assert_eq!(request.field(gone).filter(|value| *value != "keep-alive"), None);
+                assert_eq!(request.field_value(gone).filter(|value| *value != "keep-alive"), None);
             }
         }
-        assert_eq!(old.requests().len(), 4);
+        assert_eq!(old.received_requests().len(), 4);
     });
 }
 
 #[test]
 fn what_the_client_says_first_may_come_early_or_byte_by_byte() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let settings = frames::frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
-        let opening = [&OPENING[..24], &settings, &frames::frame(PING, 0, 0, &[7; 8])].concat();
+        let settings = frames::encode_frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
+        let opening =
+            [&OPENING[..24], &settings, &frames::encode_frame(PING, 0, 0, &[7; 8])].concat();
         let mut client = Client::connect(mesh.listener).await;
-        client.send([OFFER.as_bytes(), &opening].concat()).await;
-        assert_eq!(client.head().await.unwrap().status, 101);
-        assert_eq!(answered(&mut client, 1).await, b"ok");
+        client.send_bytes([OFFER.as_bytes(), &opening].concat()).await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
+        assert_eq!(read_body(&mut client, 1).await, b"ok");
         let mut client = Client::connect(mesh.listener).await;
-        client.send(OFFER).await;
-        assert_eq!(client.head().await.unwrap().status, 101);
+        client.send_bytes(OFFER).await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
         for byte in opening {
-            client.send([byte]).await;
+            client.send_bytes([byte]).await;
             tokio::task::yield_now().await;
         }
-        assert_eq!(answered(&mut client, 1).await, b"ok");
+        assert_eq!(read_body(&mut client, 1).await, b"ok");
     });
 }
 
 #[test]
 fn an_offer_that_is_not_exact_is_answered_in_http11() {
     run(async {
-        let app = Application::answering(|request| {
-            assert_eq!(request.field("upgrade"), None, "what is for one hop is for one hop");
+        let app = Application::respond_with(|request| {
+            assert_eq!(request.field_value("upgrade"), None, "what is for one hop is for one hop");
             OK.to_owned()
         })
         .await;
@@ -154,38 +164,39 @@ fn an_offer_that_is_not_exact_is_answered_in_http11() {
             changed("X-Name: some value\r\n", &large),
         ] {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(&offer).await.text(), "ok", "{offer}");
+            assert_eq!(client.send_request(&offer).await.body_text(), "ok", "{offer}");
         }
         // HTTP/1.0 has no upgrades, and inside TLS the protocol is selected by ALPN.
         let old = changed("HTTP/1.1", "HTTP/1.0");
-        assert_eq!(Client::connect(mesh.listener).await.ask(&old).await.text(), "ok");
-        let identity = credential(&mesh.authority, "foreign");
+        assert_eq!(Client::connect(mesh.listener).await.send_request(&old).await.body_text(), "ok");
+        let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
-        assert_eq!(Client::new(tls).ask(OFFER).await.text(), "ok");
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        assert_eq!(Client::new(tls).send_request(OFFER).await.body_text(), "ok");
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let named = OFFER.replace("Host: ratings", "Host: ratings.bookinfo:9080");
-        assert_eq!(Client::connect(proxy).await.ask(&named).await.text(), "ok");
+        assert_eq!(Client::connect(proxy).await.send_request(&named).await.body_text(), "ok");
     });
 }
 
 #[test]
 fn an_offer_that_is_followed_by_something_else_asks_for_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup::default()).await;
         for noise in
             [&b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"[..], &[0xff; 100], &OPENING[..24]]
         {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(OFFER).await;
-            assert_eq!(client.head().await.unwrap().status, 101);
+            client.send_bytes(OFFER).await;
+            assert_eq!(client.read_head().await.unwrap().status, 101);
             // The first frame must be SETTINGS.
-            client.send([noise, &frames::frame(PING, 0, 0, &[0; 8])].concat()).await;
-            while let Some(frame) = client.frame().await {
+            client.send_bytes([noise, &frames::encode_frame(PING, 0, 0, &[0; 8])].concat()).await;
+            while let Some(frame) = client.read_frame().await {
                 assert!(frame.stream == 0, "no request is answered: {frame:?}");
             }
         }
-        until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::RequestsInFlight) == 0).await;
-        assert!(app.requests().is_empty(), "{:?}", app.requests());
+        wait_until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::RequestsInFlight) == 0)
+            .await;
+        assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
     });
 }

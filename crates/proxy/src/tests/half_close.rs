@@ -7,26 +7,26 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
 use super::fixture::frames::{self, DATA, END_STREAM, HEADERS, OPENING, RST_STREAM};
-use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, until};
+use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, wait_until};
 use super::http2;
 
 const LATE: &str = "GET /late HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Starts an application that answers requests for `/late` when released, and others at once.
-async fn patient() -> (Application, Rc<Notify>) {
+async fn start_patient() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
     let app = Application::start(move |mut client| {
         let released = released.clone();
         async move {
-            while let Some(mut request) = client.head().await {
-                if client.body(&mut request).await.is_none() {
+            while let Some(mut request) = client.read_head().await {
+                if client.read_body(&mut request).await.is_none() {
                     return;
                 }
                 if request.head.contains("/late") {
                     released.notified().await;
                 }
-                client.send(OK).await;
+                client.send_bytes(OK).await;
             }
         }
     })
@@ -35,23 +35,23 @@ async fn patient() -> (Application, Rc<Notify>) {
 }
 
 /// Ensures that the sidecars have polled their sockets: another request has passed both.
-async fn turn(mesh: &Mesh) {
+async fn poll_sidecars(mesh: &Mesh) {
     let mut other = Client::connect(mesh.listener).await;
     for _ in 0..3 {
-        assert_eq!(other.ask(GET).await.status, 200);
+        assert_eq!(other.send_request(GET).await.status, 200);
     }
 }
 
-async fn answered(client: &mut Client<tokio::net::TcpStream>) -> Answer {
-    let mut answer = client.head().await.expect("an answer");
-    client.body(&mut answer).await.expect("its body");
+async fn read_response(client: &mut Client<tokio::net::TcpStream>) -> Answer {
+    let mut answer = client.read_head().await.expect("an answer");
+    client.read_body(&mut answer).await.expect("its body");
     answer
 }
 
 #[test]
 fn a_client_of_http11_gets_its_answer_after_the_end_of_its_direction() {
     run(async {
-        let (app, release) = patient().await;
+        let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         for request in [
             LATE,
@@ -61,31 +61,31 @@ fn a_client_of_http11_gets_its_answer_after_the_end_of_its_direction() {
             "POST /late HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         ] {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request).await;
+            client.send_bytes(request).await;
             client.stream.shutdown().await.unwrap();
-            turn(&mesh).await;
+            poll_sidecars(&mesh).await;
             release.notify_one();
-            assert_eq!(answered(&mut client).await.text(), "ok", "{request}");
-            assert_eq!(client.end().await, End::Clean, "{request}");
+            assert_eq!(read_response(&mut client).await.body_text(), "ok", "{request}");
+            assert_eq!(client.read_end().await, End::Clean, "{request}");
         }
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn pipelined_requests_are_answered_after_the_end_of_their_direction() {
     run(async {
-        let (app, release) = patient().await;
+        let (app, release) = start_patient().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(LATE.repeat(3)).await;
+        client.send_bytes(LATE.repeat(3)).await;
         client.stream.shutdown().await.unwrap();
         for _ in 0..3 {
-            turn(&mesh).await;
+            poll_sidecars(&mesh).await;
             release.notify_one();
-            assert_eq!(answered(&mut client).await.text(), "ok");
+            assert_eq!(read_response(&mut client).await.body_text(), "ok");
         }
-        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(client.read_end().await, End::Clean);
     });
 }
 
@@ -93,38 +93,40 @@ fn pipelined_requests_are_answered_after_the_end_of_their_direction() {
 fn a_client_that_resets_the_connection_after_its_end_is_gone() {
     run(async {
         let app =
-            Application::start(|mut client| async move { while client.head().await.is_some() {} })
-                .await;
+            Application::start(
+                |mut client| async move { while client.read_head().await.is_some() {} },
+            )
+            .await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
+        client.send_bytes(GET).await;
         client.stream.shutdown().await.unwrap();
-        until(|| app.accepted.get() == 1).await;
+        wait_until(|| app.accepted.get() == 1).await;
         client.abandon();
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("downstream-closed", 1)].into());
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });
 }
 
 async fn http2_mesh(app: &Application) -> Mesh {
-    http2::mesh(app.address, Protocol::Http2).await
+    http2::http2_mesh(app.address, Protocol::Http2).await
 }
 
 /// Starts an HTTP/2 application that answers each stream when released.
-async fn patient2() -> (Application, Rc<Notify>) {
+async fn start_patient_http2() -> (Application, Rc<Notify>) {
     let released = Rc::new(Notify::new());
     let release = released.clone();
-    let app = http2::application(move |request, mut respond| {
+    let app = http2::start_application(move |request, mut respond| {
         let released = released.clone();
         async move {
             if request.uri().path() == "/late" {
                 released.notified().await;
             }
-            let (body, _) = http2::whole(request.into_body()).await;
+            let (body, _) = http2::read_body(request.into_body()).await;
             assert!(body.is_empty() || body == b"abc");
             let response = http::Response::new(());
             let mut stream = respond.send_response(response, false).unwrap();
-            http2::send(&mut stream, bytes::Bytes::from_static(b"ok"), true).await;
+            http2::send_data(&mut stream, bytes::Bytes::from_static(b"ok"), true).await;
         }
     })
     .await;
@@ -134,30 +136,30 @@ async fn patient2() -> (Application, Rc<Notify>) {
 #[test]
 fn streams_of_http2_that_are_whole_outlive_the_end_of_their_direction() {
     run(async {
-        let (app, release) = patient2().await;
+        let (app, release) = start_patient_http2().await;
         let mesh = http2_mesh(&app).await;
         let mut client = Client::connect(mesh.listener).await;
-        let late = frames::asking("GET", "/late");
+        let late = frames::request_block("GET", "/late");
         let flags = END_STREAM | frames::END_HEADERS;
-        let whole = [1, 3].map(|id| frames::frame(HEADERS, flags, id, &late)).concat();
-        let posted = frames::asking("POST", "/late");
+        let whole = [1, 3].map(|id| frames::encode_frame(HEADERS, flags, id, &late)).concat();
+        let posted = frames::request_block("POST", "/late");
         let posted = [
-            frames::frame(HEADERS, frames::END_HEADERS, 5, &posted),
-            frames::frame(DATA, END_STREAM, 5, b"abc"),
+            frames::encode_frame(HEADERS, frames::END_HEADERS, 5, &posted),
+            frames::encode_frame(DATA, END_STREAM, 5, b"abc"),
         ]
         .concat();
         // The fourth request is never complete.
-        let part = frames::asking("POST", "/part");
-        let part = frames::frame(HEADERS, frames::END_HEADERS, 7, &part);
-        client.send([OPENING, &whole, &posted, &part].concat()).await;
+        let part = frames::request_block("POST", "/part");
+        let part = frames::encode_frame(HEADERS, frames::END_HEADERS, 7, &part);
+        client.send_bytes([OPENING, &whole, &posted, &part].concat()).await;
         client.stream.shutdown().await.unwrap();
-        until(|| mesh.client.failures().contains_key("downstream-closed")).await;
-        turn(&mesh).await;
+        wait_until(|| mesh.client.failure_counts().contains_key("downstream-closed")).await;
+        poll_sidecars(&mesh).await;
         release.notify_one();
         release.notify_one();
         release.notify_one();
         let mut ended = Vec::new();
-        while let Some(frame) = client.frame().await {
+        while let Some(frame) = client.read_frame().await {
             if frame.kind == DATA && frame.flags & END_STREAM != 0 {
                 assert_eq!(frame.payload, b"ok");
                 ended.push(frame.stream);
@@ -166,6 +168,6 @@ fn streams_of_http2_that_are_whole_outlive_the_end_of_their_direction() {
         }
         ended.sort_unstable();
         assert_eq!(ended, [1, 3, 5]);
-        assert_eq!(mesh.client.failures(), [("downstream-closed", 1)].into());
+        assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });
 }

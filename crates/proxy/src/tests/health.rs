@@ -10,15 +10,15 @@ use super::fixture::{Application, DOMAIN, OK, closed_port, run};
 use crate::probes::Probes;
 use crate::{Config, Proxy};
 
-async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
-    converse(address, &format!("{method} {path} HTTP/1.1\r\nhost: x\r\n")).await
+async fn send_request(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    exchange_head(address, &format!("{method} {path} HTTP/1.1\r\nhost: x\r\n")).await
 }
 
 async fn ask_under(address: SocketAddr, host: &str, path: &str, fields: &str) -> (u16, String) {
-    converse(address, &format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{fields}")).await
+    exchange_head(address, &format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{fields}")).await
 }
 
-async fn converse(address: SocketAddr, head: &str) -> (u16, String) {
+async fn exchange_head(address: SocketAddr, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{head}connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -30,15 +30,15 @@ async fn converse(address: SocketAddr, head: &str) -> (u16, String) {
 #[test]
 fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_same() {
     run(async {
-        let well = Application::canned(OK).await;
+        let well = Application::with_response(OK).await;
         let sick = "HTTP/1.1 418 I am a teapot\r\ncontent-length: 6\r\n\r\nsecret";
-        let sick = Application::canned(sick).await;
+        let sick = Application::with_response(sick).await;
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
-        let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         config.health = Some(([127, 0, 0, 1], 0).into());
-        config.probes = Probes::parse(&format!(
+        config.probes = Probes::from_json(&format!(
             r#"{{"app": {{"readiness": {{"httpGet": {{"port": {}}}}},
                 "liveness": {{"httpGet": {{"port": {}}}}},
                 "startup": {{"tcpSocket": {{"port": {}}}}}}}}}"#,
@@ -62,7 +62,7 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
                 ("GET", "/world"),
                 ("POST", "/livez"),
             ] {
-                answers.push(ask(health, method, path).await);
+                answers.push(send_request(health, method, path).await);
             }
             answers
         };
@@ -98,7 +98,7 @@ fn metrics_are_for_the_clients_that_are_listed() {
             let scratch = tempfile::tempdir().unwrap();
             let workload = WorkloadName::new("shop", "cart-1").unwrap();
             let domain = TrustDomain::new(DOMAIN).unwrap();
-            let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+            let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
             config.health = Some(([127, 0, 0, 1], 0).into());
             config.metrics_from = clients.parse().unwrap();
             let proxy = Proxy::start(config).await.unwrap();
@@ -129,7 +129,7 @@ fn the_admin_page_is_for_no_page_of_another_site() {
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
-        let config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        let config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         let proxy = Proxy::start(config).await.unwrap();
         let admin = proxy.admin_address().unwrap();
         let (done, stop) = tokio::sync::oneshot::channel();
@@ -186,11 +186,11 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
-        let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         config.health = Some(([127, 0, 0, 1], 0).into());
         config.application_metrics = Some(port.to_string().parse().unwrap());
         let probes = format!(r#"{{"app": {{"readiness": {{"httpGet": {{"port": {port}}}}}}}}}"#);
-        config.probes = Probes::parse(&probes).unwrap();
+        config.probes = Probes::from_json(&probes).unwrap();
         let proxy = Proxy::start(config).await.unwrap();
         let pages = [
             (proxy.health_address().unwrap(), "/probe/app/readiness", "ok\n"),
@@ -226,15 +226,15 @@ fn a_client_that_ends_its_direction_gets_its_response_from_each_page() {
 #[test]
 fn a_health_page_shows_no_state_under_a_foreign_name() {
     run(async {
-        let well = Application::canned(OK).await;
+        let well = Application::with_response(OK).await;
         let scratch = tempfile::tempdir().unwrap();
         let workload = WorkloadName::new("shop", "cart-1").unwrap();
         let domain = TrustDomain::new(DOMAIN).unwrap();
-        let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+        let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
         config.health = Some(([127, 0, 0, 1], 0).into());
         let port = well.address.port();
         let probes = format!(r#"{{"app": {{"readiness": {{"httpGet": {{"port": {port}}}}}}}}}"#);
-        config.probes = Probes::parse(&probes).unwrap();
+        config.probes = Probes::from_json(&probes).unwrap();
         let proxy = Proxy::start(config).await.unwrap();
         let health = proxy.health_address().unwrap();
         let (done, stop) = tokio::sync::oneshot::channel();
@@ -268,11 +268,11 @@ fn a_health_page_shows_no_state_under_a_foreign_name() {
 }
 
 /// Returns the responses to these `/metrics` queries, with an application that exposes metrics on this port.
-async fn scraped(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
+async fn scrape_paths(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
     let scratch = tempfile::tempdir().unwrap();
     let workload = WorkloadName::new("shop", "cart-1").unwrap();
     let domain = TrustDomain::new(DOMAIN).unwrap();
-    let mut config = Config::sidecar(workload, domain, scratch.path().join("state"));
+    let mut config = Config::for_sidecar(workload, domain, scratch.path().join("state"));
     config.health = Some(([127, 0, 0, 1], 0).into());
     config.metrics_from = ClientRanges::Any;
     config.application_metrics = Some(format!("{port}/own").parse().unwrap());
@@ -282,7 +282,7 @@ async fn scraped(port: u16, paths: &[&str]) -> Vec<(u16, String)> {
     let asked = async {
         let mut answers = Vec::new();
         for path in paths {
-            answers.push(ask(health, "GET", path).await);
+            answers.push(send_request(health, "GET", path).await);
         }
         done.send(()).unwrap();
         answers
@@ -300,11 +300,11 @@ fn the_metrics_of_the_application_stand_behind_ours_or_are_left_out_whole() {
             |body: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         let (good, bad) =
             (page("orders_total 7\nleno_links 9\n"), page("orders_total 7\n<html>\n"));
-        let well = Application::answering(move |request| {
+        let well = Application::respond_with(move |request| {
             assert!(request.head.starts_with("GET /own "), "{}", request.head);
             good.clone()
         });
-        let answers = scraped(
+        let answers = scrape_paths(
             well.await.address.port(),
             &["/metrics", "/metrics?names=osm", "/metrics", "/metrics?names=envoy"],
         )
@@ -319,9 +319,9 @@ fn the_metrics_of_the_application_stand_behind_ours_or_are_left_out_whole() {
         assert!(answers[2].1.contains("leno_application_scrapes_total{result=\"ok\"} 2"));
         assert!(answers[3].1.contains("names=osm or names=fsm"), "{}", answers[3].1);
 
-        let sick = Application::answering(move |_| bad.clone()).await;
+        let sick = Application::respond_with(move |_| bad.clone()).await;
         for port in [sick.address.port(), closed_port().port()] {
-            let answers = scraped(port, &["/metrics", "/metrics"]).await;
+            let answers = scrape_paths(port, &["/metrics", "/metrics"]).await;
             let (status, text) = &answers[1];
             assert!(*status == 200 && text.contains("leno_build_info") && !text.contains("orders"));
             assert!(text.contains("leno_application_scrapes_total{result=\"failed\"} 1"), "{text}");

@@ -6,12 +6,14 @@ use leno_model::{
     TrafficPolicy,
 };
 
-use super::fixture::{Application, Client, GET, Mesh, OK, PORT, Sidecar, run, until, view};
-use super::routes::{routed, rule};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, Sidecar, run, service_config, wait_until,
+};
+use super::routes::{path_rule, routed_services};
 
 /// Returns the counts of a sidecar, each as `Kind name rule`.
-fn hits(sidecar: &Sidecar) -> Vec<(String, u64)> {
-    let rules = sidecar.telemetry.rules().into_iter();
+fn match_counts(sidecar: &Sidecar) -> Vec<(String, u64)> {
+    let rules = sidecar.telemetry.matched_rules().into_iter();
     let rules =
         rules.map(|(rule, hits)| (format!("{} {} {}", rule.kind, rule.name, rule.rule), hits));
     let mut rules: Vec<_> = rules.collect();
@@ -19,45 +21,45 @@ fn hits(sidecar: &Sidecar) -> Vec<(String, u64)> {
     rules
 }
 
-fn counted(rules: &[(&str, u64)]) -> Vec<(String, u64)> {
+fn expected_counts(rules: &[(&str, u64)]) -> Vec<(String, u64)> {
     rules.iter().map(|(rule, hits)| ((*rule).to_owned(), *hits)).collect()
 }
 
-async fn ask(client: &mut Client<tokio::net::TcpStream>, path: &str) -> u16 {
-    client.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await.status
+async fn send_request(client: &mut Client<tokio::net::TcpStream>, path: &str) -> u16 {
+    client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await.status
 }
 
 #[test]
 fn each_rule_of_a_route_counts_its_requests_through_changes_of_the_mesh() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         let good = [("ratings-v2", 1)];
-        let rules = vec![rule("/a", &good), rule("/b", &good), rule("/broken", &[])];
-        mesh.client_knows(routed(&mesh, rules.clone()));
+        let rules = vec![path_rule("/a", &good), path_rule("/b", &good), path_rule("/broken", &[])];
+        mesh.client_knows(routed_services(&mesh, rules.clone()));
         for (path, status) in [("/a", 200), ("/b", 200), ("/b", 200), ("/broken", 500), ("/c", 404)]
         {
-            assert_eq!(ask(&mut client, path).await, status, "{path}");
+            assert_eq!(send_request(&mut client, path).await, status, "{path}");
         }
         let seen = [
             ("HTTPRoute ratings-route 0", 1),
             ("HTTPRoute ratings-route 1", 2),
             ("HTTPRoute ratings-route 2", 1),
         ];
-        assert_eq!(hits(&mesh.client), counted(&seen));
+        assert_eq!(match_counts(&mesh.client), expected_counts(&seen));
         // A recompiled rule keeps its count.
-        mesh.client_knows(routed(&mesh, rules[..2].to_vec()));
-        assert_eq!(ask(&mut client, "/b").await, 200);
-        assert_eq!(hits(&mesh.client)[1].1, 3);
-        assert_eq!(hits(&mesh.server), []);
+        mesh.client_knows(routed_services(&mesh, rules[..2].to_vec()));
+        assert_eq!(send_request(&mut client, "/b").await, 200);
+        assert_eq!(match_counts(&mesh.client)[1].1, 3);
+        assert_eq!(match_counts(&mesh.server), []);
     });
 }
 
 #[test]
 fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let policy_rule = |name: &str, action, path: &str| PolicyRule {
             policy: PolicyName::new("bookinfo", "guard").unwrap(),
@@ -80,34 +82,34 @@ fn rules_of_policies_count_what_they_allowed_denied_and_would_deny() {
             let inbound = InboundPolicy { rules: rules.clone(), is_audited };
             mesh.enforce_all(Access::Permissive, inbound);
             let denied = if is_audited { 200 } else { 403 };
-            assert_eq!(ask(&mut client, "/secret").await, denied);
-            assert_eq!(ask(&mut client, "/open").await, 200);
+            assert_eq!(send_request(&mut client, "/secret").await, denied);
+            assert_eq!(send_request(&mut client, "/open").await, 200);
         }
-        until(|| mesh.server.ended() == 4).await;
+        wait_until(|| mesh.server.ended_count() == 4).await;
         let seen = [("AccessPolicy guard all", 2), ("AccessPolicy guard secret", 2)];
-        assert_eq!(hits(&mesh.server), counted(&seen));
+        assert_eq!(match_counts(&mesh.server), expected_counts(&seen));
         // A denial for lack of a matching rule counts for no rule.
-        mesh.enforce(Access::Strict(Vec::new()));
-        assert_eq!(ask(&mut client, "/open").await, 403);
-        assert_eq!(hits(&mesh.server), counted(&seen));
+        mesh.set_access(Access::Strict(Vec::new()));
+        assert_eq!(send_request(&mut client, "/open").await, 403);
+        assert_eq!(match_counts(&mesh.server), expected_counts(&seen));
     });
 }
 
 #[test]
 fn a_breaker_counts_what_it_turns_away() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "b");
         let breaker = Some(Breaker { policy: policy.unwrap(), rule });
-        let mut view = view(mesh.setup.protocol, &[mesh.endpoint()]);
+        let mut view = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
         view.ports.get_mut(&PORT).unwrap().traffic_policy =
             TrafficPolicy { breaker, ..TrafficPolicy::default() };
         mesh.client_knows(vec![view]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 503);
-        assert_eq!(hits(&mesh.client), counted(&[("CircuitBreaker b ", 1)]));
+        assert_eq!(client.send_request(GET).await.status, 503);
+        assert_eq!(match_counts(&mesh.client), expected_counts(&[("CircuitBreaker b ", 1)]));
     });
 }

@@ -7,58 +7,60 @@ use leno_wire::link::{Event, GoAwayCode, ResetCode, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
-    Answer, Application, Client, GET, Mesh, OK, Peer, credential, endpoint, run, settled, until,
+    Answer, Application, Client, GET, Mesh, OK, Peer, meshed_endpoint, run, test_credential,
+    wait_until, wait_until_stable,
 };
 
 /// Creates a mesh with an application, and a link to it.
-async fn besieged(
+async fn mesh_with_link(
     application: &Application,
 ) -> (Mesh, Peer<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>) {
     let mesh = Mesh::permissive(application.address).await;
-    let identity = credential(&mesh.authority, "productpage");
-    let peer = Peer::opener(mesh.inbound, &identity).await;
+    let identity = test_credential(&mesh.authority, "productpage");
+    let peer = Peer::connect_link(mesh.inbound, &identity).await;
     (mesh, peer)
 }
 
 #[test]
 fn a_body_that_is_not_as_long_as_its_head_says_smuggles_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (mesh, mut peer) = besieged(&app).await;
+        let app = Application::with_response(OK).await;
+        let (mesh, mut peer) = mesh_with_link(&app).await;
         let smuggled = b"abcGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
         let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n";
         for data in [&smuggled[..], b"ab", b""] {
-            let stream = peer.open(StreamKind::Http, head, false);
-            peer.data(stream, data, true);
-            let (answer, _, _) = peer.answer(stream).await;
+            let stream = peer.open_stream(StreamKind::Http, head, false);
+            peer.send_data(stream, data, true);
+            let (answer, _, _) = peer.read_response(stream).await;
             assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
         }
         // A missing body, or one that the head does not announce.
-        let stream = peer.open(StreamKind::Http, head, true);
-        assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
+        let stream = peer.open_stream(StreamKind::Http, head, true);
+        assert!(peer.read_response(stream).await.0.starts_with("HTTP/1.1 400 "));
         let chunked = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
-        let stream = peer.open(StreamKind::Http, chunked, false);
-        peer.data(stream, b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", true);
-        assert!(peer.answer(stream).await.0.starts_with("HTTP/1.1 400 "));
+        let stream = peer.open_stream(StreamKind::Http, chunked, false);
+        peer.send_data(stream, b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", true);
+        assert!(peer.read_response(stream).await.0.starts_with("HTTP/1.1 400 "));
         // The link itself continues.
-        let stream = peer.open(StreamKind::Http, GET, true);
-        assert_eq!(peer.answer(stream).await.1, b"ok");
-        let paths: Vec<_> = app.requests().into_iter().map(|request| request.head).collect();
+        let stream = peer.open_stream(StreamKind::Http, GET, true);
+        assert_eq!(peer.read_response(stream).await.1, b"ok");
+        let paths: Vec<_> =
+            app.received_requests().into_iter().map(|request| request.head).collect();
         assert!(paths.iter().all(|head| !head.contains("smuggled")), "{paths:?}");
-        assert_eq!(mesh.server.failures(), [("bad-request", 5)].into());
+        assert_eq!(mesh.server.failure_counts(), [("bad-request", 5)].into());
     });
 }
 
 #[test]
 fn a_body_without_a_length_is_framed_by_us() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (_mesh, mut peer) = besieged(&app).await;
-        let stream = peer.open(StreamKind::Http, GET, false);
+        let app = Application::with_response(OK).await;
+        let (_mesh, mut peer) = mesh_with_link(&app).await;
+        let stream = peer.open_stream(StreamKind::Http, GET, false);
         let body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
-        peer.data(stream, body, true);
-        assert_eq!(peer.answer(stream).await.1, b"ok");
-        let [request] = &app.requests()[..] else { panic!("one request") };
+        peer.send_data(stream, body, true);
+        assert_eq!(peer.read_response(stream).await.1, b"ok");
+        let [request] = &app.received_requests()[..] else { panic!("one request") };
         assert_eq!(request.body, body);
     });
 }
@@ -66,8 +68,8 @@ fn a_body_without_a_length_is_framed_by_us() {
 #[test]
 fn trailers_that_are_none_smuggle_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (mesh, mut peer) = besieged(&app).await;
+        let app = Application::with_response(OK).await;
+        let (mesh, mut peer) = mesh_with_link(&app).await;
         for trailers in [
             &b"\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"[..],
             b"x: y\r\n\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -77,27 +79,27 @@ fn trailers_that_are_none_smuggle_nothing() {
             b"\r\n",
             b"content-length: 3\r\n\r\n",
         ] {
-            let stream = peer.open(StreamKind::Http, GET, false);
-            peer.data(stream, b"abc", false);
+            let stream = peer.open_stream(StreamKind::Http, GET, false);
+            peer.send_data(stream, b"abc", false);
             peer.link.send_trailers(stream, trailers).unwrap();
-            let (answer, _, _) = peer.answer(stream).await;
+            let (answer, _, _) = peer.read_response(stream).await;
             let shown = String::from_utf8_lossy(trailers);
             assert!(answer.starts_with("HTTP/1.1 400 "), "{shown}: {answer}");
         }
-        assert!(app.requests().is_empty(), "{:?}", app.requests());
-        assert_eq!(mesh.server.failures(), [("bad-request", 7)].into());
-        let stream = peer.open(StreamKind::Http, GET, false);
+        assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
+        assert_eq!(mesh.server.failure_counts(), [("bad-request", 7)].into());
+        let stream = peer.open_stream(StreamKind::Http, GET, false);
         peer.link.send_trailers(stream, b"x: y\r\n\r\n").unwrap();
-        assert_eq!(peer.answer(stream).await.1, b"ok");
-        assert_eq!(app.requests()[0].trailers, "x: y");
+        assert_eq!(peer.read_response(stream).await.1, b"ok");
+        assert_eq!(app.received_requests()[0].trailers, "x: y");
     });
 }
 
 #[test]
 fn heads_are_read_as_strictly_as_those_of_clients() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (_mesh, mut peer) = besieged(&app).await;
+        let app = Application::with_response(OK).await;
+        let (_mesh, mut peer) = mesh_with_link(&app).await;
         for (head, status) in [
             ("GET / HTTP/1.1\r\nhost: x\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n", "431"),
             ("GET / HTTP/1.1\r\nhost: x\r\n", "431"),
@@ -105,8 +107,8 @@ fn heads_are_read_as_strictly_as_those_of_clients() {
             ("GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", "400"),
             ("CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", "501"),
         ] {
-            let stream = peer.open(StreamKind::Http, head, true);
-            let (answer, _, _) = peer.answer(stream).await;
+            let stream = peer.open_stream(StreamKind::Http, head, true);
+            let (answer, _, _) = peer.read_response(stream).await;
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {answer}");
         }
         assert_eq!(app.accepted.get(), 0);
@@ -116,9 +118,9 @@ fn heads_are_read_as_strictly_as_those_of_clients() {
 #[test]
 fn garbage_breaks_the_link_and_nothing_else() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (mesh, mut other) = besieged(&app).await;
-        let identity = credential(&mesh.authority, "productpage");
+        let app = Application::with_response(OK).await;
+        let (mesh, mut other) = mesh_with_link(&app).await;
+        let identity = test_credential(&mesh.authority, "productpage");
         for garbage in [
             &[0xff; 64][..],
             // A frame of 16 MiB, a stream that was never opened, and a second HELLO.
@@ -126,7 +128,7 @@ fn garbage_breaks_the_link_and_nothing_else() {
             &[0, 0, 1, 4, 0, 0, 0, 9, b'x'],
             &[0, 0, 20, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 4, 0, 0, 1, 0, 0, 0, 1, 8, 0, 0, 0, 64, 0],
         ] {
-            let mut peer = Peer::opener(mesh.inbound, &identity).await;
+            let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
             peer.stream.write_all(garbage).await.unwrap();
             peer.stream.flush().await.unwrap();
             let broken = matches!(
@@ -136,9 +138,10 @@ fn garbage_breaks_the_link_and_nothing_else() {
             assert!(broken);
             while peer.next().await.is_some() {}
         }
-        let stream = other.open(StreamKind::Http, GET, true);
-        assert_eq!(other.answer(stream).await.1, b"ok");
-        until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 1).await;
+        let stream = other.open_stream(StreamKind::Http, GET, true);
+        assert_eq!(other.read_response(stream).await.1, b"ok");
+        wait_until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 1)
+            .await;
     });
 }
 
@@ -153,13 +156,13 @@ fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
         let app = Application::start(move |mut client| {
             let count = count.clone();
             async move {
-                while let Some(request) = client.head().await {
+                while let Some(request) = client.read_head().await {
                     if !request.head.contains("/large") {
-                        client.send(OK).await;
+                        client.send_bytes(OK).await;
                         continue;
                     }
                     client
-                        .send(format!("HTTP/1.1 200 OK\r\ncontent-length: {BYTES}\r\n\r\n"))
+                        .send_bytes(format!("HTTP/1.1 200 OK\r\ncontent-length: {BYTES}\r\n\r\n"))
                         .await;
                     for piece in vec![b'x'; BYTES].chunks(16 * 1024) {
                         if client.stream.write_all(piece).await.is_err() {
@@ -171,18 +174,18 @@ fn a_peer_that_opens_streams_and_never_reads_is_held_back() {
             }
         })
         .await;
-        let (mesh, mut peer) = besieged(&app).await;
+        let (mesh, mut peer) = mesh_with_link(&app).await;
         for _ in 0..STREAMS {
-            peer.open(StreamKind::Http, "GET /large HTTP/1.1\r\nhost: x\r\n\r\n", true);
+            peer.open_stream(StreamKind::Http, "GET /large HTTP/1.1\r\nhost: x\r\n\r\n", true);
         }
         peer.flush().await;
-        let held = settled(|| written.get()).await;
+        let held = wait_until_stable(|| written.get()).await;
         assert!(held < STREAMS * BYTES / 2, "{held} bytes were taken");
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.text(), "ok");
+        assert_eq!(client.send_request(GET).await.body_text(), "ok");
         drop(peer);
-        until(|| mesh.server.ended() as usize == STREAMS + 1).await;
-        assert_eq!(mesh.server.failures(), [("downstream-closed", STREAMS as u64)].into());
+        wait_until(|| mesh.server.ended_count() as usize == STREAMS + 1).await;
+        assert_eq!(mesh.server.failure_counts(), [("downstream-closed", STREAMS as u64)].into());
     });
 }
 
@@ -193,17 +196,17 @@ fn heads_wait_for_a_peer_that_does_not_read() {
         const STREAMS: usize = 400;
         let head =
             format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 0\r\n\r\n", "y".repeat(60_000));
-        let app = Application::answering(move |_| head.clone()).await;
-        let (mesh, mut peer) = besieged(&app).await;
+        let app = Application::respond_with(move |_| head.clone()).await;
+        let (mesh, mut peer) = mesh_with_link(&app).await;
         for asked in 1..=STREAMS {
-            peer.open(StreamKind::Http, GET, true);
+            peer.open_stream(StreamKind::Http, GET, true);
             // At most as many at once as fit into an application's backlog.
             if asked % 100 == 0 {
                 peer.flush().await;
-                until(|| app.seen.borrow().len() == asked).await;
+                wait_until(|| app.seen.borrow().len() == asked).await;
             }
         }
-        let ended = settled(|| mesh.server.ended() as usize).await;
+        let ended = wait_until_stable(|| mesh.server.ended_count() as usize).await;
         assert!(ended < STREAMS / 2, "{ended} answers were given to a peer that reads none");
         let mut answered = 0;
         while answered < STREAMS {
@@ -213,7 +216,7 @@ fn heads_wait_for_a_peer_that_does_not_read() {
                 None => panic!("the link broke after {answered} answers"),
             }
         }
-        assert!(mesh.server.failures().is_empty());
+        assert!(mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -221,34 +224,34 @@ fn heads_wait_for_a_peer_that_does_not_read() {
 fn streams_opened_and_reset_end_their_requests() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.last().await;
+            client.read_rest().await;
         })
         .await;
-        let (mesh, mut peer) = besieged(&app).await;
+        let (mesh, mut peer) = mesh_with_link(&app).await;
         for _ in 0..50 {
-            let stream = peer.open(StreamKind::Http, GET, true);
+            let stream = peer.open_stream(StreamKind::Http, GET, true);
             peer.flush().await;
-            peer.link.reset(stream, ResetCode::Cancelled);
+            peer.link.reset_stream(stream, ResetCode::Cancelled);
         }
         peer.flush().await;
-        until(|| mesh.server.ended() == 50).await;
-        assert_eq!(mesh.server.failures(), [("downstream-closed", 50)].into());
+        wait_until(|| mesh.server.ended_count() == 50).await;
+        assert_eq!(mesh.server.failure_counts(), [("downstream-closed", 50)].into());
     });
 }
 
 /// Serves the client's sidecar with `play`, frame by frame.
-async fn answering(
+async fn mesh_with_peer(
     play: impl AsyncFn(&mut Peer<tokio_rustls::server::TlsStream<tokio::net::TcpStream>>, usize)
     + 'static,
 ) -> (Mesh, Application) {
-    let app = Application::canned(OK).await;
+    let app = Application::with_response(OK).await;
     let mesh = Mesh::permissive(app.address).await;
-    let identity = Rc::new(credential(&mesh.authority, "ratings"));
+    let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let play = Rc::new(play);
     let hostile = Application::start(move |client| {
         let (identity, play) = (identity.clone(), play.clone());
         async move {
-            let mut peer = Peer::acceptor(client.stream, &identity).await;
+            let mut peer = Peer::accept_link(client.stream, &identity).await;
             let mut count = 0;
             while let Some(event) = peer.next().await {
                 if let Event::Opened { .. } = event {
@@ -259,18 +262,18 @@ async fn answering(
         }
     })
     .await;
-    mesh.route_to(&[endpoint("hostile-1", hostile.address, "ratings")]);
+    mesh.route_to(&[meshed_endpoint("hostile-1", hostile.address, "ratings")]);
     (mesh, app)
 }
 
-fn stream(number: usize) -> leno_wire::link::StreamId {
+fn stream_id(number: usize) -> leno_wire::link::StreamId {
     // Stream IDs are consecutive and have no public constructor: an opener creates them.
     let mut link = leno_wire::link::Link::new(
         leno_wire::link::Role::Opener,
         leno_wire::link::Limits::default(),
     );
     (0..number)
-        .map(|_| link.open(StreamKind::Http, true, |_: &mut BytesMut| {}).unwrap())
+        .map(|_| link.open_stream(StreamKind::Http, true, |_: &mut BytesMut| {}).unwrap())
         .last()
         .unwrap()
 }
@@ -279,18 +282,22 @@ fn stream(number: usize) -> leno_wire::link::StreamId {
 fn an_answer_over_a_link_that_is_not_as_long_as_it_says_breaks_its_client() {
     run(async {
         for data in [&b"abHTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n"[..], b"a"] {
-            let (mesh, _app) = answering(async move |peer, number| {
-                peer.head(stream(number), "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", false);
-                peer.data(stream(number), data, true);
+            let (mesh, _app) = mesh_with_peer(async move |peer, number| {
+                peer.send_head(
+                    stream_id(number),
+                    "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n",
+                    false,
+                );
+                peer.send_data(stream_id(number), data, true);
             })
             .await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send([GET, GET].concat()).await;
-            let (got, end) = client.last().await;
+            client.send_bytes([GET, GET].concat()).await;
+            let (got, end) = client.read_rest().await;
             let got = String::from_utf8_lossy(&got);
             assert_eq!(end, super::fixture::End::Reset);
             assert!(!got.contains("EVIL"), "{got}");
-            assert_eq!(mesh.client.failures(), [("upstream-malformed", 1)].into());
+            assert_eq!(mesh.client.failure_counts(), [("upstream-malformed", 1)].into());
         }
     });
 }
@@ -306,15 +313,15 @@ fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
             ("HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 EVIL\r\n\r\n", false),
             ("nonsense", false),
         ] {
-            let (mesh, _app) = answering(async move |peer, number| {
+            let (mesh, _app) = mesh_with_peer(async move |peer, number| {
                 let write = |out: &mut BytesMut| out.extend_from_slice(head.as_bytes());
-                peer.link.send_head(stream(number), interim, !interim, write).unwrap();
+                peer.link.send_head(stream_id(number), interim, !interim, write).unwrap();
                 if interim {
-                    peer.head(stream(number), "HTTP/1.1 200 EVIL\r\n\r\n", true);
+                    peer.send_head(stream_id(number), "HTTP/1.1 200 EVIL\r\n\r\n", true);
                 }
             })
             .await;
-            let answer: Answer = Client::connect(mesh.listener).await.ask(GET).await;
+            let answer: Answer = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{head}");
         }
     });
@@ -323,14 +330,22 @@ fn an_answer_over_a_link_that_is_interim_and_final_at_once_is_none() {
 #[test]
 fn an_answer_over_a_link_with_a_body_where_none_is_leaves_the_client_in_step() {
     run(async {
-        let (mesh, _app) = answering(async |peer, number| {
-            peer.head(stream(number), "HTTP/1.1 304 Not Modified\r\netag: \"1\"\r\n\r\n", false);
-            peer.data(stream(number), b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n", true);
+        let (mesh, _app) = mesh_with_peer(async |peer, number| {
+            peer.send_head(
+                stream_id(number),
+                "HTTP/1.1 304 Not Modified\r\netag: \"1\"\r\n\r\n",
+                false,
+            );
+            peer.send_data(
+                stream_id(number),
+                b"HTTP/1.1 200 EVIL\r\ncontent-length: 0\r\n\r\n",
+                true,
+            );
         })
         .await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(GET).await.status, 304);
+            assert_eq!(client.send_request(GET).await.status, 304);
         }
     });
 }

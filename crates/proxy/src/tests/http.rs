@@ -1,31 +1,35 @@
 //! HTTP/1.1 through two sidecars: framing, interim responses, early responses, clients that leave.
 
-use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, until};
+use super::fixture::{Answer, Application, Client, End, GET, Mesh, OK, run, wait_until};
 
 #[test]
 fn carries_requests_one_after_another_and_keeps_connections() {
     run(async {
-        let app = Application::answering(|request| ok(request.head.lines().next().unwrap())).await;
+        let app =
+            Application::respond_with(|request| ok_response(request.head.lines().next().unwrap()))
+                .await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
             let request = format!("GET /ratings/{index}?q HTTP/1.1\r\nhost: x\r\n\r\n");
-            let answer = client.ask(&request).await;
+            let answer = client.send_request(&request).await;
             assert_eq!(answer.status, 200);
-            assert_eq!(answer.text(), format!("GET /ratings/{index}?q HTTP/1.1"));
-            assert_eq!(answer.field("connection"), None);
+            assert_eq!(answer.body_text(), format!("GET /ratings/{index}?q HTTP/1.1"));
+            assert_eq!(answer.field_value("connection"), None);
         }
         assert_eq!(app.accepted.get(), 1, "the application's connection is kept too");
         let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-        assert_eq!(client.ask(close).await.field("connection"), Some("close"));
-        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(client.send_request(close).await.field_value("connection"), Some("close"));
+        assert_eq!(client.read_end().await, End::Clean);
     });
 }
 
 #[test]
 fn answers_pipelined_requests_in_their_order() {
     run(async {
-        let app = Application::answering(|request| ok(request.head.split(' ').nth(1).unwrap()));
+        let app = Application::respond_with(|request| {
+            ok_response(request.head.split(' ').nth(1).unwrap())
+        });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         let mut pipeline = String::new();
@@ -39,9 +43,9 @@ fn answers_pipelined_requests_in_their_order() {
                 ),
             };
         }
-        client.send(pipeline).await;
+        client.send_bytes(pipeline).await;
         for index in 0..100 {
-            assert_eq!(client.answer().await.text(), format!("/{index}"));
+            assert_eq!(client.read_response().await.body_text(), format!("/{index}"));
         }
     });
 }
@@ -52,29 +56,33 @@ fn passes_chunks_and_trailers_on_in_both_directions() {
     run(async {
         for cuts in [&[][..], &[3], &[3, 8, 11, 16], &[22]] {
             let app = Application::start(|mut client| async move {
-                let mut request = client.head().await.unwrap();
-                client.body(&mut request).await.unwrap();
+                let mut request = client.read_head().await.unwrap();
+                client.read_body(&mut request).await.unwrap();
                 let Answer { body, trailers, .. } = request;
                 let size = body.len();
                 let text = String::from_utf8(body).unwrap();
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-                client.send(format!("{head}{size:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n")).await;
+                client
+                    .send_bytes(format!("{head}{size:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n"))
+                    .await;
             });
             let mesh = Mesh::permissive(app.await.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+            client
+                .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+                .await;
             let mut body = "3\r\nabc\r\n3\r\ndef\r\n0\r\nx-sum: 6\r\n\r\n".as_bytes();
             let mut sent = 0;
             for cut in cuts {
                 let (now, later) = body.split_at(cut - sent);
                 (body, sent) = (later, *cut);
-                client.send(now).await;
+                client.send_bytes(now).await;
                 // One turn of the event loop: the sidecar reads the packet separately.
                 tokio::task::yield_now().await;
             }
-            client.send(body).await;
-            let answer = client.answer().await;
-            assert_eq!((answer.text(), &*answer.trailers), ("abcdef", "x-sum: 6"), "{cuts:?}");
+            client.send_bytes(body).await;
+            let answer = client.read_response().await;
+            assert_eq!((answer.body_text(), &*answer.trailers), ("abcdef", "x-sum: 6"), "{cuts:?}");
         }
     });
 }
@@ -82,7 +90,7 @@ fn passes_chunks_and_trailers_on_in_both_directions() {
 #[test]
 fn keeps_what_a_head_says_where_no_body_follows() {
     run(async {
-        let app = Application::answering(|request| {
+        let app = Application::respond_with(|request| {
             let response = match request.head.split(' ').nth(1).unwrap() {
                 "/head" => "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n",
                 "/head-chunked" => "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -103,19 +111,23 @@ fn keeps_what_a_head_says_where_no_body_follows() {
             ("GET", "/empty", 200, Some("0")),
             ("HEAD", "/204", 204, None),
         ] {
-            client.send(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            let answer = client.head().await.unwrap();
+            client.send_bytes(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            let answer = client.read_head().await.unwrap();
             assert_eq!(answer.status, status, "{path}");
-            assert_eq!(answer.field("content-length"), length, "{path}");
+            assert_eq!(answer.field_value("content-length"), length, "{path}");
         }
-        assert_eq!(client.ask(GET).await.status, 200, "the connection is where it should be");
+        assert_eq!(
+            client.send_request(GET).await.status,
+            200,
+            "the connection is where it should be"
+        );
     });
 }
 
 #[test]
 fn passes_interim_answers_on() {
     run(async {
-        let app = Application::answering(|_| {
+        let app = Application::respond_with(|_| {
             "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n"
                 .to_owned()
                 + OK
@@ -123,13 +135,13 @@ fn passes_interim_answers_on() {
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let hints = client.ask(GET).await;
-            assert_eq!((hints.status, hints.field("link")), (103, Some("</a>")));
-            assert_eq!(client.answer().await.status, 102);
-            assert_eq!(client.answer().await.text(), "ok");
+            let hints = client.send_request(GET).await;
+            assert_eq!((hints.status, hints.field_value("link")), (103, Some("</a>")));
+            assert_eq!(client.read_response().await.status, 102);
+            assert_eq!(client.read_response().await.body_text(), "ok");
         }
         let old = "GET / HTTP/1.0\r\nhost: x\r\n\r\n";
-        assert_eq!(client.ask(old).await.status, 200, "RFC 9110 §15.2: not to HTTP/1.0");
+        assert_eq!(client.send_request(old).await.status, 200, "RFC 9110 §15.2: not to HTTP/1.0");
     });
 }
 
@@ -137,19 +149,19 @@ fn passes_interim_answers_on() {
 fn waits_with_the_body_for_the_applications_word() {
     run(async {
         let app = Application::start(|mut client| async move {
-            while let Some(mut request) = client.head().await {
-                assert_eq!(request.field("expect"), Some("100-continue"));
-                client.send("HTTP/1.1 100 Continue\r\n\r\n").await;
-                client.body(&mut request).await.unwrap();
-                client.send(ok(request.text())).await;
+            while let Some(mut request) = client.read_head().await {
+                assert_eq!(request.field_value("expect"), Some("100-continue"));
+                client.send_bytes("HTTP/1.1 100 Continue\r\n\r\n").await;
+                client.read_body(&mut request).await.unwrap();
+                client.send_bytes(ok_response(request.body_text())).await;
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            assert_eq!(client.ask(EXPECT).await.status, 100);
-            client.send("abc").await;
-            assert_eq!(client.answer().await.text(), "abc");
+            assert_eq!(client.send_request(EXPECT).await.status, 100);
+            client.send_bytes("abc").await;
+            assert_eq!(client.read_response().await.body_text(), "abc");
         }
     });
 }
@@ -158,18 +170,18 @@ fn waits_with_the_body_for_the_applications_word() {
 fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await.unwrap();
-            client.send("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
-            client.last().await;
+            client.read_head().await.unwrap();
+            client.send_bytes("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
+            client.read_rest().await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.ask(EXPECT).await;
-        assert_eq!((answer.status, answer.text()), (413, "no!"));
-        assert_eq!(answer.field("connection"), Some("close"));
-        assert_eq!(client.end().await, End::Clean);
-        assert_eq!(mesh.client.ended(), 1);
-        assert!(mesh.client.failures().is_empty());
+        let answer = client.send_request(EXPECT).await;
+        assert_eq!((answer.status, answer.body_text()), (413, "no!"));
+        assert_eq!(answer.field_value("connection"), Some("close"));
+        assert_eq!(client.read_end().await, End::Clean);
+        assert_eq!(mesh.client.ended_count(), 1);
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
@@ -177,20 +189,20 @@ fn a_refusal_instead_of_100_continue_ends_the_connection_after_it() {
 fn an_early_answer_arrives_though_the_body_is_still_flowing() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await.unwrap();
-            client.bytes(1).await;
-            client.send("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
+            client.read_head().await.unwrap();
+            client.read_exactly(1).await;
+            client.send_bytes("HTTP/1.1 413 Too Much\r\ncontent-length: 3\r\n\r\nno!").await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await;
-        client.send(vec![b'x'; 100_000]).await;
-        let answer = client.answer().await;
-        assert_eq!((answer.status, answer.text()), (413, "no!"));
-        assert_eq!(client.end().await, End::Clean);
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n").await;
+        client.send_bytes(vec![b'x'; 100_000]).await;
+        let answer = client.read_response().await;
+        assert_eq!((answer.status, answer.body_text()), (413, "no!"));
+        assert_eq!(client.read_end().await, End::Clean);
         // Bytes in flight are drained: a reset could overtake the response.
         for _ in 0..10 {
-            client.send(vec![b'x'; 100_000]).await;
+            client.send_bytes(vec![b'x'; 100_000]).await;
             tokio::task::yield_now().await;
         }
     });
@@ -199,16 +211,19 @@ fn an_early_answer_arrives_though_the_body_is_still_flowing() {
 #[test]
 fn speaks_http10_without_chunks_and_closes() {
     run(async {
-        let app = Application::answering(|_| {
+        let app = Application::respond_with(|_| {
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx: y\r\n\r\n"
                 .to_owned()
         });
         let mesh = Mesh::permissive(app.await.address).await;
         for keep in ["", "connection: keep-alive\r\n"] {
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.ask(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
-            assert_eq!((answer.text(), answer.field("transfer-encoding")), ("abc", None));
-            assert_eq!(answer.field("connection"), Some("close"));
+            let answer = client.send_request(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
+            assert_eq!(
+                (answer.body_text(), answer.field_value("transfer-encoding")),
+                ("abc", None)
+            );
+            assert_eq!(answer.field_value("connection"), Some("close"));
         }
     });
 }
@@ -217,15 +232,15 @@ fn speaks_http10_without_chunks_and_closes() {
 fn an_answer_that_ends_with_its_connection_becomes_chunks() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await.unwrap();
-            client.send("HTTP/1.0 200 OK\r\n\r\nto the end").await;
+            client.read_head().await.unwrap();
+            client.send_bytes("HTTP/1.0 200 OK\r\n\r\nto the end").await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            let answer = client.ask(GET).await;
-            assert_eq!(answer.text(), "to the end");
-            assert_eq!(answer.field("transfer-encoding"), Some("chunked"));
+            let answer = client.send_request(GET).await;
+            assert_eq!(answer.body_text(), "to the end");
+            assert_eq!(answer.field_value("transfer-encoding"), Some("chunked"));
         }
     });
 }
@@ -243,17 +258,17 @@ fn a_broken_answer_reaches_the_client_broken() {
             ),
         ] {
             let app = Application::start(move |mut client| async move {
-                client.head().await.unwrap();
-                client.send(head).await;
+                client.read_head().await.unwrap();
+                client.send_bytes(head).await;
             });
             let mesh = Mesh::permissive(app.await.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request).await;
-            let (got, end) = client.last().await;
+            client.send_bytes(request).await;
+            let (got, end) = client.read_rest().await;
             assert_eq!(end, End::Reset, "{head} {}", String::from_utf8_lossy(&got));
-            assert_eq!(mesh.server.failures(), [("upstream-reset", 1)].into());
-            until(|| mesh.client.ended() == 1).await;
-            assert_eq!(mesh.client.failures(), [("upstream-reset", 1)].into());
+            assert_eq!(mesh.server.failure_counts(), [("upstream-reset", 1)].into());
+            wait_until(|| mesh.client.ended_count() == 1).await;
+            assert_eq!(mesh.client.failure_counts(), [("upstream-reset", 1)].into());
         }
     });
 }
@@ -262,18 +277,18 @@ fn a_broken_answer_reaches_the_client_broken() {
 fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
     run(async {
         let app = Application::start(|mut client| async move {
-            let mut request = client.head().await.unwrap();
-            assert!(client.body(&mut request).await.is_none());
+            let mut request = client.read_head().await.unwrap();
+            assert!(client.read_body(&mut request).await.is_none());
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc").await;
-        until(|| app.accepted.get() == 1).await;
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc").await;
+        wait_until(|| app.accepted.get() == 1).await;
         drop(client);
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.ended() == 1).await;
-            assert_eq!(sidecar.failures(), [("downstream-closed", 1)].into());
+            wait_until(|| sidecar.ended_count() == 1).await;
+            assert_eq!(sidecar.failure_counts(), [("downstream-closed", 1)].into());
         }
     });
 }
@@ -282,38 +297,38 @@ fn a_client_that_leaves_inside_its_body_ends_the_request_everywhere() {
 fn a_client_that_gives_up_waiting_ends_the_request_everywhere() {
     run(async {
         let app = Application::start(|mut client| async move {
-            let mut request = client.head().await.unwrap();
-            client.body(&mut request).await.unwrap();
+            let mut request = client.read_head().await.unwrap();
+            client.read_body(&mut request).await.unwrap();
             // A stalled application: it never answers, but sees the end.
-            assert_eq!(client.end().await, End::Clean);
+            assert_eq!(client.read_end().await, End::Clean);
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
         for request in [GET, "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"] {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request).await;
+            client.send_bytes(request).await;
             let before = app.accepted.get();
-            until(|| app.accepted.get() > before).await;
+            wait_until(|| app.accepted.get() > before).await;
             client.abandon();
-            until(|| mesh.client.worker.connections.snapshot(0).0 == 0).await;
+            wait_until(|| mesh.client.worker.connections.snapshot(0).0 == 0).await;
         }
-        until(|| mesh.server.ended() == 2).await;
-        assert_eq!(mesh.client.failures(), [("downstream-closed", 2)].into());
-        assert_eq!(mesh.server.failures(), [("downstream-closed", 2)].into());
+        wait_until(|| mesh.server.ended_count() == 2).await;
+        assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 2)].into());
+        assert_eq!(mesh.server.failure_counts(), [("downstream-closed", 2)].into());
     });
 }
 
 #[test]
 fn an_upgrade_that_nobody_asked_for_is_no_answer() {
     run(async {
-        let app = Application::canned("HTTP/1.1 101 Switching Protocols\r\n\r\n").await;
+        let app = Application::with_response("HTTP/1.1 101 Switching Protocols\r\n\r\n").await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.verdict(), (502, Some("upstream-malformed")));
+        assert_eq!(client.send_request(GET).await.verdict(), (502, Some("upstream-malformed")));
     });
 }
 
-fn ok(body: &str) -> String {
+fn ok_response(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 

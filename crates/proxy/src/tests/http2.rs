@@ -15,13 +15,13 @@ use tokio::net::TcpStream;
 
 use super::fixture::frames;
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, Setup, credential, run, tls_connect, until,
+    Application, Client, GET, Mesh, OK, Setup, run, test_credential, tls_connect, wait_until,
 };
 use crate::drain::Phase;
 use crate::tls::ALPN_HTTP2;
 
 /// Starts an HTTP/2-only application; each stream is passed to `serve`.
-pub(crate) async fn application<F, S>(serve: S) -> Application
+pub(crate) async fn start_application<F, S>(serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
@@ -48,12 +48,12 @@ where
     .await
 }
 
-pub(crate) async fn mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
+pub(crate) async fn http2_mesh(application: SocketAddr, protocol: Protocol) -> Mesh {
     Mesh::new(application, Setup { protocol, ..Setup::default() }).await
 }
 
 /// Connects an HTTP/2 client with prior knowledge.
-pub(crate) async fn connect(listener: SocketAddr) -> SendRequest<Bytes> {
+pub(crate) async fn connect_client(listener: SocketAddr) -> SendRequest<Bytes> {
     connect_over(TcpStream::connect(listener).await.unwrap()).await
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn connect_over(tcp: TcpStream) -> SendRequest<Bytes> {
     send.ready().await.unwrap()
 }
 
-pub(crate) fn call(path: &str) -> Request<()> {
+pub(crate) fn grpc_request(path: &str) -> Request<()> {
     Request::post(format!("http://ratings.bookinfo:9080{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
@@ -71,12 +71,15 @@ pub(crate) fn call(path: &str) -> Request<()> {
         .unwrap()
 }
 
-pub(super) async fn open(listener: SocketAddr, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
-    connect(listener).await.send_request(call(path), false).unwrap()
+pub(super) async fn open_stream(
+    listener: SocketAddr,
+    path: &str,
+) -> (ResponseFuture, SendStream<Bytes>) {
+    connect_client(listener).await.send_request(grpc_request(path), false).unwrap()
 }
 
 /// Reads all data and the trailers of a body.
-pub(crate) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
+pub(crate) async fn read_body(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut data = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.unwrap();
@@ -87,7 +90,7 @@ pub(crate) async fn whole(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) 
 }
 
 /// Sends all data as fast as flow control permits.
-pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
+pub(crate) async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes, end: bool) {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
@@ -100,7 +103,7 @@ pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, end: b
 }
 
 /// Echoes each piece, and ends with trailers.
-async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn echo_stream(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     assert_eq!(request.headers()["te"], "trailers");
     assert_eq!(request.headers()["x-custom"], "a");
     assert_eq!(request.uri().path_and_query().unwrap().as_str(), "/echo?x=%20");
@@ -111,7 +114,7 @@ async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     while let Some(piece) = body.data().await {
         let piece = piece.unwrap();
         body.flow_control().release_capacity(piece.len()).unwrap();
-        send(&mut stream, piece, false).await;
+        send_data(&mut stream, piece, false).await;
     }
     let heard = body.trailers().await.unwrap();
     let mut trailers = HeaderMap::new();
@@ -123,11 +126,11 @@ async fn echo(request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
 #[test]
 fn streams_in_both_directions_pass_with_their_trailers() {
     run(async {
-        let app = application(echo).await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
-        let mut request = call("/echo?x=%20");
+        let app = start_application(echo_stream).await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
+        let mut request = grpc_request("/echo?x=%20");
         request.headers_mut().insert("x-custom", "a".parse().unwrap());
-        let mut client = connect(mesh.listener).await;
+        let mut client = connect_client(mesh.listener).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
         // Each side waits for the other: no piece is buffered until the message is complete.
         stream.send_data(Bytes::from_static(b"ping"), false).unwrap();
@@ -142,12 +145,12 @@ fn streams_in_both_directions_pass_with_their_trailers() {
         let long: Vec<u8> = (0..2_000_000_u32).map(|at| at as u8).collect();
         let sent = long.clone();
         let upload = tokio::task::spawn_local(async move {
-            send(&mut stream, sent.into(), false).await;
+            send_data(&mut stream, sent.into(), false).await;
             let mut trailers = HeaderMap::new();
             trailers.insert("x-checksum", "7".parse().unwrap());
             stream.send_trailers(trailers).unwrap();
         });
-        let (heard, trailers) = whole(body).await;
+        let (heard, trailers) = read_body(body).await;
         upload.await.unwrap();
         assert!(heard == long, "{} bytes", heard.len());
         let trailers = trailers.unwrap();
@@ -155,8 +158,8 @@ fn streams_in_both_directions_pass_with_their_trailers() {
             (&trailers["grpc-status"], &trailers["x-checksum"]),
             (&"0".parse().unwrap(), &"7".parse().unwrap())
         );
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -165,7 +168,7 @@ fn streams_in_both_directions_pass_with_their_trailers() {
 #[test]
 fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             let mut body = request.into_body();
             let piece = body.data().await.unwrap().unwrap();
             let head = Response::builder().header("whole", (piece.len() == 4).to_string());
@@ -173,8 +176,8 @@ fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
             respond.send_response(head, true).unwrap();
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
-        let (response, mut stream) = open(mesh.listener, "/unary").await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
+        let (response, mut stream) = open_stream(mesh.listener, "/unary").await;
         stream.send_data(Bytes::from_static(b"ping"), true).unwrap();
         let response = response.await.unwrap();
         assert_eq!(
@@ -187,22 +190,22 @@ fn the_end_of_a_request_comes_with_the_last_of_its_bytes() {
 #[test]
 fn many_streams_share_one_connection_to_the_application() {
     run(async {
-        let app = application(|_, mut respond| async move {
+        let app = start_application(|_, mut respond| async move {
             respond.send_response(Response::new(()), true).unwrap();
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let client = connect(mesh.listener).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let client = connect_client(mesh.listener).await;
         let mut answers = Vec::new();
         for _ in 0..100 {
             let mut client = client.clone().ready().await.unwrap();
-            answers.push(client.send_request(call("/"), true).unwrap().0);
+            answers.push(client.send_request(grpc_request("/"), true).unwrap().0);
         }
         for answer in answers {
             assert_eq!(answer.await.unwrap().status(), 200);
         }
         assert_eq!(app.accepted.get(), 1);
-        assert_eq!(mesh.client.ended(), 100);
+        assert_eq!(mesh.client.ended_count(), 100);
     });
 }
 
@@ -211,7 +214,7 @@ fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
     run(async {
         let seen: Rc<RefCell<Option<Code>>> = Rc::default();
         let noted = seen.clone();
-        let app = application(move |request, mut respond| {
+        let app = start_application(move |request, mut respond| {
             let noted = noted.clone();
             async move {
                 let _request = request;
@@ -221,15 +224,15 @@ fn a_cancelled_call_is_cancelled_at_the_application_at_once() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
-        let (response, mut stream) = open(mesh.listener, "/").await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
+        let (response, mut stream) = open_stream(mesh.listener, "/").await;
         let response = response.await.unwrap();
         stream.send_reset(Code::CANCEL);
-        until(|| seen.borrow().is_some()).await;
+        wait_until(|| seen.borrow().is_some()).await;
         assert_eq!(*seen.borrow(), Some(Code::CANCEL));
         drop(response);
-        until(|| mesh.client.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("downstream-closed", 1)].into());
+        wait_until(|| mesh.client.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });
 }
 
@@ -238,7 +241,7 @@ fn a_reader_that_is_slow_stops_the_sender() {
     run(async {
         let sent = Rc::new(std::cell::Cell::new(0));
         let count = sent.clone();
-        let app = application(move |_, mut respond| {
+        let app = start_application(move |_, mut respond| {
             let count = count.clone();
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -253,10 +256,10 @@ fn a_reader_that_is_slow_stops_the_sender() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let (response, _stream) = open(mesh.listener, "/").await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let (response, _stream) = open_stream(mesh.listener, "/").await;
         let body = response.await.unwrap().into_body();
-        let most = super::fixture::settled(|| sent.get()).await;
+        let most = super::fixture::wait_until_stable(|| sent.get()).await;
         assert!(most < 2 * 1024 * 1024, "{most} bytes are on the way to nobody");
         drop(body);
     });
@@ -265,9 +268,9 @@ fn a_reader_that_is_slow_stops_the_sender() {
 #[test]
 fn either_version_of_http_reaches_an_application_of_the_other() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
-            let (data, _) = whole(body).await;
+            let (data, _) = read_body(body).await;
             let said = format!("{} {} {}", parts.method, parts.uri.path(), data.len());
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(said.into(), false).unwrap();
@@ -276,47 +279,48 @@ fn either_version_of_http_reaches_an_application_of_the_other() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let mesh1 = mesh(app.address, Protocol::Http2).await;
+        let mesh1 = http2_mesh(app.address, Protocol::Http2).await;
         let mut client = Client::connect(mesh1.listener).await;
-        let answer = client.ask("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
-        assert_eq!((answer.text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
-        assert_eq!(client.ask(GET).await.text(), "GET /ratings/1 0");
+        let answer =
+            client.send_request("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
+        assert_eq!((answer.body_text(), &*answer.trailers), ("POST /a 2", "x-end: 1"));
+        assert_eq!(client.send_request(GET).await.body_text(), "GET /ratings/1 0");
 
         // The client uses HTTP/2 with its sidecar, the application HTTP/1.1 with its own.
-        let app = Application::answering(|request| {
-            let cookie = request.field("cookie").unwrap_or_default().to_owned();
+        let app = Application::respond_with(|request| {
+            let cookie = request.field_value("cookie").unwrap_or_default().to_owned();
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{cookie}", cookie.len())
         })
         .await;
-        let mesh2 = mesh(app.address, Protocol::Http2).await;
-        let plain = mesh(app.address, Protocol::Http).await;
-        mesh2.route_to(&[plain.endpoint()]);
-        let identity = credential(&plain.authority, "productpage");
-        mesh2.client.trust(identity);
-        let mut request = call("/");
+        let mesh2 = http2_mesh(app.address, Protocol::Http2).await;
+        let plain = http2_mesh(app.address, Protocol::Http).await;
+        mesh2.route_to(&[plain.server_endpoint()]);
+        let identity = test_credential(&plain.authority, "productpage");
+        mesh2.client.set_credential(identity);
+        let mut request = grpc_request("/");
         for crumb in ["a=1", "b=2"] {
             request.headers_mut().append("cookie", crumb.parse().unwrap());
         }
-        let mut client = connect(mesh2.listener).await;
+        let mut client = connect_client(mesh2.listener).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
-        send(&mut stream, Bytes::from_static(b"body"), true).await;
-        let (data, trailers) = whole(response.await.unwrap().into_body()).await;
+        send_data(&mut stream, Bytes::from_static(b"body"), true).await;
+        let (data, trailers) = read_body(response.await.unwrap().into_body()).await;
         assert_eq!((&data[..], trailers), (&b"a=1; b=2"[..], None));
-        assert_eq!(app.requests()[0].body, b"body");
+        assert_eq!(app.received_requests()[0].body, b"body");
     });
 }
 
 #[test]
 fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
     run(async {
-        let app = application(|_, _| async {}).await;
+        let app = start_application(|_, _| async {}).await;
         let setup = Setup {
             access: Access::Strict(Vec::new()),
             protocol: Protocol::Grpc,
             ..Setup::default()
         };
         let mesh = Mesh::new(app.address, setup).await;
-        let (response, _stream) = open(mesh.listener, "/").await;
+        let (response, _stream) = open_stream(mesh.listener, "/").await;
         let response = response.await.unwrap();
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
@@ -324,13 +328,13 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
         );
         assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("denied;"));
         mesh.route_to(&[]);
-        let response = open(mesh.listener, "/").await.0.await.unwrap();
+        let response = open_stream(mesh.listener, "/").await.0.await.unwrap();
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
             (200, &"14".parse().unwrap())
         );
         let request = Request::get("http://ratings/").body(()).unwrap();
-        let mut client = connect(mesh.listener).await;
+        let mut client = connect_client(mesh.listener).await;
         let response = client.send_request(request, true).unwrap().0.await.unwrap();
         assert_eq!(response.status(), 503);
         assert!(response.headers()["leno-reason"].to_str().unwrap().starts_with("no-endpoint;"));
@@ -341,17 +345,17 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
 #[test]
 fn a_drain_says_go_away_and_finishes_what_is_under_way() {
     run(async {
-        let app = application(|request, mut respond| async move {
-            drop(whole(request.into_body()).await);
+        let app = start_application(|request, mut respond| async move {
+            drop(read_body(request.into_body()).await);
             respond.send_response(Response::new(()), true).unwrap();
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let mut client = connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(call("/"), false).unwrap();
-        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let mut client = connect_client(mesh.listener).await;
+        let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         mesh.client.phase.send_replace(Phase::Draining);
-        until(|| client.clone().send_request(call("/"), true).is_err()).await;
+        wait_until(|| client.clone().send_request(grpc_request("/"), true).is_err()).await;
         stream.send_data(Bytes::new(), true).unwrap();
         assert_eq!(response.await.unwrap().status(), 200);
     });
@@ -360,43 +364,43 @@ fn a_drain_says_go_away_and_finishes_what_is_under_way() {
 #[test]
 fn a_foreign_client_may_speak_http2_over_mutual_tls() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
         let (client, connection) = h2::client::handshake(tls).await.unwrap();
         tokio::task::spawn_local(async move { drop(connection.await) });
         let mut client = client.ready().await.unwrap();
-        let response = client.send_request(call("/"), true).unwrap().0.await.unwrap();
-        assert_eq!(whole(response.into_body()).await.0, b"ok");
-        assert!(app.requests()[0].field("te").is_none());
+        let response = client.send_request(grpc_request("/"), true).unwrap().0.await.unwrap();
+        assert_eq!(read_body(response.into_body()).await.0, b"ok");
+        assert!(app.received_requests()[0].field_value("te").is_none());
     });
 }
 
 #[test]
 fn rapid_resets_and_broken_frames_cost_the_one_who_sends_them() {
     run(async {
-        let app = application(|_, respond| async move {
+        let app = start_application(|_, respond| async move {
             let _never = respond;
             std::future::pending::<()>().await;
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let rude = connect(mesh.listener).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let rude = connect_client(mesh.listener).await;
         for _ in 0..5_000 {
             let Ok(mut rude) = rude.clone().ready().await else { break };
-            let Ok((_, mut stream)) = rude.send_request(call("/"), true) else { break };
+            let Ok((_, mut stream)) = rude.send_request(grpc_request("/"), true) else { break };
             stream.send_reset(Code::CANCEL);
             tokio::task::yield_now().await;
         }
         // No request remains in progress.
         let noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
         let mut client = Client::connect(mesh.listener).await;
-        client.send(noise).await;
-        client.last().await;
+        client.send_bytes(noise).await;
+        client.read_rest().await;
         drop(rude);
-        until(|| mesh.client.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
-        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
     });
 }
 
@@ -421,13 +425,13 @@ fn calls_beyond_what_one_connection_takes_have_another() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let client = connect(mesh.listener).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let client = connect_client(mesh.listener).await;
         let mut answers = Vec::new();
         for _ in 0..7 {
-            answers.push(client.clone().send_request(call("/"), true).unwrap().0);
+            answers.push(client.clone().send_request(grpc_request("/"), true).unwrap().0);
         }
-        until(|| app.accepted.get() == 4).await;
+        wait_until(|| app.accepted.get() == 4).await;
         release.send_replace(true);
         for answer in answers {
             assert_eq!(answer.await.unwrap().status(), 200);
@@ -438,7 +442,7 @@ fn calls_beyond_what_one_connection_takes_have_another() {
 #[test]
 fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
             if request.uri().path() == "/short" {
                 stream.send_data(Bytes::from_static(b"short"), true).unwrap();
@@ -456,24 +460,24 @@ fn streams_that_nobody_reads_stop_no_other_however_small_their_messages() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
         let mut unread = Vec::new();
         for path in ["/small", "/large"].repeat(20) {
-            let (response, stream) = open(mesh.listener, path).await;
+            let (response, stream) = open_stream(mesh.listener, path).await;
             unread.push((response.await.unwrap(), stream));
         }
-        super::fixture::settled(|| mesh.client.ended() as usize).await;
-        let (response, _stream) = open(mesh.listener, "/short").await;
-        assert_eq!(whole(response.await.unwrap().into_body()).await.0, b"short");
+        super::fixture::wait_until_stable(|| mesh.client.ended_count() as usize).await;
+        let (response, _stream) = open_stream(mesh.listener, "/short").await;
+        assert_eq!(read_body(response.await.unwrap().into_body()).await.0, b"short");
         assert_eq!(app.accepted.get(), 1, "all are on one connection");
-        assert_eq!(mesh.server.ended(), 1, "and none of the others is lost");
+        assert_eq!(mesh.server.ended_count(), 1, "and none of the others is lost");
     });
 }
 
 #[test]
 fn an_answer_that_has_no_body_has_none_behind_it() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             let status = request.uri().path().trim_start_matches('/').parse().unwrap();
             let head = Response::builder().status::<u16>(status).body(()).unwrap();
             let mut stream = respond.send_response(head, status == 200).unwrap();
@@ -483,12 +487,13 @@ fn an_answer_that_has_no_body_has_none_behind_it() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Http2).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let identity = test_credential(&mesh.authority, "foreign");
         let alpn = &[crate::tls::ALPN_HTTP1];
         let mut client = Client::new(tls_connect(mesh.inbound, &identity, alpn).await.unwrap());
         for status in [204, 304, 200] {
-            let answer = client.ask(&format!("GET /{status} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            let answer =
+                client.send_request(&format!("GET /{status} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
             assert_eq!((answer.status, &*answer.body), (status, &b""[..]), "{}", answer.head);
         }
     });
@@ -497,29 +502,29 @@ fn an_answer_that_has_no_body_has_none_behind_it() {
 #[test]
 fn a_server_as_a_whole_may_be_asked_for_its_options() {
     run(async {
-        let old = Application::answering(|request| {
+        let old = Application::respond_with(|request| {
             let line = request.head.lines().next().unwrap_or_default().to_owned();
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{line}", line.len())
         })
         .await;
-        let new = application(|request, mut respond| async move {
+        let new = start_application(|request, mut respond| async move {
             let target = request.uri().path_and_query().unwrap().to_string();
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
             stream.send_data(format!("{} {target}", request.method()).into(), true).unwrap();
         })
         .await;
-        let speaks = |app: &Application, protocol| mesh(app.address, protocol);
+        let speaks = |app: &Application, protocol| http2_mesh(app.address, protocol);
         for (mesh, expected) in [
             (speaks(&old, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
             (speaks(&new, Protocol::Http2).await, "OPTIONS *"),
         ] {
-            let identity = credential(&mesh.authority, "foreign");
+            let identity = test_credential(&mesh.authority, "foreign");
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
             let mut client = Client::new(tls);
-            client.send(frames::OPENING).await;
+            client.send_bytes(frames::OPENING).await;
             let flags = frames::END_STREAM | frames::END_HEADERS;
-            let asked = frames::asking("OPTIONS", "*");
-            client.send(frames::frame(frames::HEADERS, flags, 1, &asked)).await;
+            let asked = frames::request_block("OPTIONS", "*");
+            client.send_bytes(frames::encode_frame(frames::HEADERS, flags, 1, &asked)).await;
             let answer = client.frame_of(frames::DATA).await.unwrap();
             assert_eq!(String::from_utf8_lossy(&answer.payload), expected);
         }
@@ -529,9 +534,9 @@ fn a_server_as_a_whole_may_be_asked_for_its_options() {
 #[test]
 fn trailers_that_would_frame_or_route_a_message_are_left_out() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
         let (client, connection) = h2::client::handshake(tls).await.unwrap();
         tokio::task::spawn_local(async move { drop(connection.await) });
@@ -539,7 +544,7 @@ fn trailers_that_would_frame_or_route_a_message_are_left_out() {
             [(vec!["content-length", "host", "x-sum"], "x-sum: 5"), (vec!["host"], "")]
         {
             let mut client = client.clone().ready().await.unwrap();
-            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
             stream.send_data(Bytes::from_static(b"hello"), false).unwrap();
             let mut trailers = HeaderMap::new();
             for name in names {
@@ -547,7 +552,7 @@ fn trailers_that_would_frame_or_route_a_message_are_left_out() {
             }
             stream.send_trailers(trailers).unwrap();
             assert_eq!(response.await.unwrap().status(), 200);
-            let seen = app.requests().pop().unwrap();
+            let seen = app.received_requests().pop().unwrap();
             assert_eq!((&*seen.body, &*seen.trailers), (&b"hello"[..], expected));
         }
     });

@@ -11,50 +11,54 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::fixture::{
-    Application, Client, DOMAIN, End, GET, Mesh, OK, Peer, account, authority, credential,
-    credential_from, credential_trusting, endpoint, run, service, tls_accept, tls_connect, until,
+    Application, Client, DOMAIN, End, GET, Mesh, OK, Peer, credential_from, credential_trusting,
+    meshed_endpoint, run, service_account, test_authority, test_credential, test_service,
+    tls_accept, tls_connect, wait_until,
 };
 use crate::tls::{ALPN_HTTP1, ALPN_LINK};
 
 /// Connects with this certificate and expects a rejection for this reason.
-async fn refused(mesh: &Mesh, credential: &Credential, reason: &'static str) {
+async fn expect_rejection(mesh: &Mesh, credential: &Credential, reason: &'static str) {
     let tls = tls_connect(mesh.inbound, credential, &[ALPN_HTTP1, ALPN_LINK]).await.unwrap();
     // In TLS 1.3 the client learns of the server's rejection only afterwards.
-    assert_eq!(Client::new(tls).last().await, (Vec::new(), End::Reset), "{reason}");
-    until(|| mesh.server.telemetry.refusals().get(reason) == Some(&1)).await;
+    assert_eq!(Client::new(tls).read_rest().await, (Vec::new(), End::Reset), "{reason}");
+    wait_until(|| mesh.server.telemetry.rejected_connections().get(reason) == Some(&1)).await;
 }
 
 #[test]
 fn clients_without_a_good_certificate_are_refused_and_counted() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
 
         // Another root of the same trust domain. The client still trusts the server.
-        let external_client = authority(directory.path(), DOMAIN);
+        let external_client = test_authority(directory.path(), DOMAIN);
         let foreign = credential_trusting(&external_client, "productpage", &mesh.authority);
-        refused(&mesh, &foreign, "untrusted-peer").await;
+        expect_rejection(&mesh, &foreign, "untrusted-peer").await;
 
         let past = SystemTime::now() - Duration::from_secs(7200);
         let expired = credential_from(&mesh.authority, "productpage", past);
-        refused(&mesh, &expired, "expired-peer").await;
-        assert_eq!(mesh.server.telemetry.refusals().len(), 2);
+        expect_rejection(&mesh, &expired, "expired-peer").await;
+        assert_eq!(mesh.server.telemetry.rejected_connections().len(), 2);
 
         // A mesh that trusts both roots still distinguishes their domains.
-        let other = authority(directory.path(), "elsewhere.example");
-        mesh.server.trust(credential_trusting(&mesh.authority, "ratings", &other));
+        let other = test_authority(directory.path(), "elsewhere.example");
+        mesh.server.set_credential(credential_trusting(&mesh.authority, "ratings", &other));
         let foreign = credential_trusting(&other, "productpage", &mesh.authority);
         let id = SpiffeId {
             trust_domain: mesh.authority.trust_domain().clone(),
-            account: account("ratings"),
+            account: service_account("ratings"),
         };
         let config = client_config(&foreign, &id, &[ALPN_LINK]).unwrap();
         let tcp = TcpStream::connect(mesh.inbound).await.unwrap();
-        let name = server_name(&service()).unwrap();
+        let name = server_name(&test_service()).unwrap();
         let tls = TlsConnector::from(config).connect(name, tcp).await.unwrap();
-        assert_eq!(Client::new(tls).last().await.1, End::Reset);
-        until(|| mesh.server.telemetry.refusals().contains_key("foreign-trust-domain")).await;
+        assert_eq!(Client::new(tls).read_rest().await.1, End::Reset);
+        wait_until(|| {
+            mesh.server.telemetry.rejected_connections().contains_key("foreign-trust-domain")
+        })
+        .await;
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -62,39 +66,49 @@ fn clients_without_a_good_certificate_are_refused_and_counted() {
 #[test]
 fn a_client_without_any_certificate_is_refused() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let id = SpiffeId {
             trust_domain: mesh.authority.trust_domain().clone(),
-            account: account("ratings"),
+            account: service_account("ratings"),
         };
         let config = join_client_config(&mesh.authority.roots(), &id, &[ALPN_HTTP1]).unwrap();
         let tcp = TcpStream::connect(mesh.inbound).await.unwrap();
-        let name = server_name(&service()).unwrap();
+        let name = server_name(&test_service()).unwrap();
         let mut client = Client::new(TlsConnector::from(config).connect(name, tcp).await.unwrap());
-        assert_eq!(client.last().await, (Vec::new(), End::Reset));
-        until(|| mesh.server.telemetry.refusals() == [("handshake-failed", 1)].into()).await;
+        assert_eq!(client.read_rest().await, (Vec::new(), End::Reset));
+        wait_until(|| {
+            mesh.server.telemetry.rejected_connections() == [("handshake-failed", 1)].into()
+        })
+        .await;
     });
 }
 
 #[test]
 fn plaintext_into_the_inbound_port_is_reset() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.inbound).await;
-        client.send(GET).await;
-        let (answer, end) = client.last().await;
+        client.send_bytes(GET).await;
+        let (answer, end) = client.read_rest().await;
         assert_eq!(end, End::Reset);
         assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
-        until(|| mesh.server.telemetry.refusals() == [("plaintext-refused", 1)].into()).await;
+        wait_until(|| {
+            mesh.server.telemetry.rejected_connections() == [("plaintext-refused", 1)].into()
+        })
+        .await;
         // The condition names the client. One that sends no byte is not listed.
-        let found = mesh.server.worker.world.conditions.now(std::time::Instant::now());
+        let found =
+            mesh.server.worker.world.conditions.active_conditions(std::time::Instant::now());
         let found: Vec<_> = found.iter().map(|it| (it.kind.as_str(), it.reason.as_str())).collect();
         assert_eq!(found, [("plaintext-rejected", "127.0.0.1")]);
         // A client that sends no byte has not sent plaintext.
         drop(Client::connect(mesh.inbound).await);
-        until(|| mesh.server.telemetry.refusals().contains_key("handshake-failed")).await;
+        wait_until(|| {
+            mesh.server.telemetry.rejected_connections().contains_key("handshake-failed")
+        })
+        .await;
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -105,29 +119,32 @@ fn a_handshake_that_does_not_go_on_ends_in_time() {
         let mut setup = super::fixture::Setup::default();
         setup.limits.handshake_timeout = Duration::from_millis(50);
         setup.limits.handshakes_max = 1;
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let mut silent = Client::connect(mesh.inbound).await;
         let mut waiting = Client::connect(mesh.inbound).await;
-        silent.last().await;
-        waiting.last().await;
-        until(|| mesh.server.telemetry.refusals() == [("handshake-failed", 2)].into()).await;
+        silent.read_rest().await;
+        waiting.read_rest().await;
+        wait_until(|| {
+            mesh.server.telemetry.rejected_connections() == [("handshake-failed", 2)].into()
+        })
+        .await;
     });
 }
 
 #[test]
 fn an_endpoint_that_is_somebody_else_gets_no_request() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         // The server has the account `ratings`; the configuration expects `details`.
-        mesh.route_to(&[endpoint("ratings-1", mesh.inbound, "details")]);
+        mesh.route_to(&[meshed_endpoint("ratings-1", mesh.inbound, "details")]);
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
+            assert_eq!(client.send_request(GET).await.verdict(), (502, Some("wrong-identity")));
         }
         assert_eq!(app.accepted.get(), 0);
-        assert_eq!(mesh.client.failures(), [("wrong-identity", 2)].into());
+        assert_eq!(mesh.client.failure_counts(), [("wrong-identity", 2)].into());
         assert_eq!(mesh.client.telemetry.count(leno_telemetry::Count::Retries), 0);
     });
 }
@@ -135,14 +152,14 @@ fn an_endpoint_that_is_somebody_else_gets_no_request() {
 #[test]
 fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
         let past = SystemTime::now() - Duration::from_secs(7200);
         for identity in [
             credential_from(&mesh.authority, "ratings", past),
-            credential(&authority(directory.path(), DOMAIN), "ratings"),
-            credential(&authority(directory.path(), "elsewhere.example"), "ratings"),
+            test_credential(&test_authority(directory.path(), DOMAIN), "ratings"),
+            test_credential(&test_authority(directory.path(), "elsewhere.example"), "ratings"),
         ] {
             let identity = Rc::new(identity);
             let impostor = Application::start(move |client| {
@@ -152,9 +169,9 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
                 }
             })
             .await;
-            mesh.route_to(&[endpoint("ratings-1", impostor.address, "ratings")]);
+            mesh.route_to(&[meshed_endpoint("ratings-1", impostor.address, "ratings")]);
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(GET).await.verdict(), (502, Some("wrong-identity")));
+            assert_eq!(client.send_request(GET).await.verdict(), (502, Some("wrong-identity")));
         }
     });
 }
@@ -163,23 +180,23 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
 fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
     run(async {
         let soon = || SystemTime::now() - Duration::from_secs(3600 - 6);
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         // The client's certificate expires: its open streams continue, new ones are rejected.
         let identity = credential_from(&mesh.authority, "productpage", soon());
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        let stream = peer.open(StreamKind::Http, GET, true);
-        assert!(peer.answer(stream).await.2, "before it has expired");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        let stream = peer.open_stream(StreamKind::Http, GET, true);
+        assert!(peer.read_response(stream).await.2, "before it has expired");
         let away = peer.next().await;
         assert!(matches!(away, Some(Event::GoAway { code: GoAwayCode::Drain, .. })), "{away:?}");
 
         // The server's certificate expires: its client opens another link, and finds the new certificate there.
-        mesh.server.trust(credential_from(&mesh.authority, "ratings", soon()));
+        mesh.server.set_credential(credential_from(&mesh.authority, "ratings", soon()));
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);
-        mesh.server.trust(credential(&mesh.authority, "ratings"));
-        until(|| mesh.client.telemetry.gauge(Gauge::LinksUpstream) == 0).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        mesh.server.set_credential(test_credential(&mesh.authority, "ratings"));
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::LinksUpstream) == 0).await;
+        assert_eq!(client.send_request(GET).await.status, 200);
     });
 }

@@ -10,7 +10,9 @@ use leno_model::Protocol;
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::frames::{self, OPENING};
-use super::fixture::{Application, Client, GET, Mesh, OK, credential, endpoint, run, tls_accept};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, meshed_endpoint, run, test_credential, tls_accept,
+};
 use super::{fixture, http2};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
@@ -21,7 +23,12 @@ struct Herald {
 }
 
 /// Starts a server that sends `heads` interim heads, each with a field of `bytes` bytes, and then responds.
-async fn herald(identity: Credential, alpn: &'static [u8], heads: usize, bytes: usize) -> Herald {
+async fn start_herald(
+    identity: Credential,
+    alpn: &'static [u8],
+    heads: usize,
+    bytes: usize,
+) -> Herald {
     let (identity, sent) = (Rc::new(identity), Rc::new(Cell::new(0)));
     let count = sent.clone();
     let server = Application::start(move |client| {
@@ -32,7 +39,7 @@ async fn herald(identity: Credential, alpn: &'static [u8], heads: usize, bytes: 
             if alpn == ALPN_HTTP1 {
                 let mut client = Client::new(tls);
                 let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {link}\r\n\r\n");
-                while client.head().await.is_some() {
+                while client.read_head().await.is_some() {
                     for _ in 0..heads {
                         if client.stream.write_all(head.as_bytes()).await.is_err() {
                             return;
@@ -66,9 +73,10 @@ async fn herald(identity: Credential, alpn: &'static [u8], heads: usize, bytes: 
 
 async fn led_to(alpn: &'static [u8], heads: usize, bytes: usize) -> (Mesh, Herald) {
     let nobody: SocketAddr = "127.0.0.1:1".parse().unwrap();
-    let mesh = http2::mesh(nobody, Protocol::Http2).await;
-    let herald = herald(credential(&mesh.authority, "ratings"), alpn, heads, bytes).await;
-    mesh.route_to(&[endpoint("herald-1", herald.server.address, "ratings")]);
+    let mesh = http2::http2_mesh(nobody, Protocol::Http2).await;
+    let herald =
+        start_herald(test_credential(&mesh.authority, "ratings"), alpn, heads, bytes).await;
+    mesh.route_to(&[meshed_endpoint("herald-1", herald.server.address, "ratings")]);
     (mesh, herald)
 }
 
@@ -78,23 +86,23 @@ fn a_server_that_announces_without_end_is_refused_for_every_client() {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
             let (mesh, herald) = led_to(alpn, FLOOD, LARGE).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(GET).await;
-            let mut answer = client.head().await.unwrap();
+            client.send_bytes(GET).await;
+            let mut answer = client.read_head().await.unwrap();
             while answer.status == 103 {
-                answer = client.head().await.unwrap();
+                answer = client.read_head().await.unwrap();
             }
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")));
-            let mut client = http2::connect(mesh.listener).await;
-            let response = client.send_request(http2::call("/"), true).unwrap().0;
+            let mut client = http2::connect_client(mesh.listener).await;
+            let response = client.send_request(http2::grpc_request("/"), true).unwrap().0;
             // For a gRPC call it is `UNAVAILABLE`.
             let response = response.await.unwrap();
             let reason = response.headers()["leno-reason"].to_str().unwrap();
             assert!(reason.starts_with("upstream-malformed;"), "{reason}");
             // This client does not read its responses.
             let mut mute = Client::connect(mesh.listener).await;
-            mute.send([OPENING, &frames::get(1)].concat()).await;
-            fixture::until(|| mesh.client.ended() == 3).await;
-            assert_eq!(mesh.client.failures(), [("upstream-malformed", 3)].into());
+            mute.send_bytes([OPENING, &frames::get(1)].concat()).await;
+            fixture::wait_until(|| mesh.client.ended_count() == 3).await;
+            assert_eq!(mesh.client.failure_counts(), [("upstream-malformed", 3)].into());
             if alpn == ALPN_HTTP1 {
                 let sent = herald.sent.get();
                 assert!(sent < 3 * FLOOD, "{sent} heads were taken");
@@ -108,23 +116,23 @@ fn an_application_that_announces_without_end_is_refused_by_its_own_sidecar() {
     run(async {
         let app = Application::start(|mut client| async move {
             let head = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "a".repeat(LARGE));
-            client.head().await;
+            client.read_head().await;
             for _ in 0..FLOOD {
                 if client.stream.write_all(head.as_bytes()).await.is_err() {
                     return;
                 }
             }
-            client.send(OK).await;
+            client.send_bytes(OK).await;
         })
         .await;
-        let mesh = http2::mesh(app.address, Protocol::Http).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Http).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        let first = client.head().await.unwrap();
+        client.send_bytes(GET).await;
+        let first = client.read_head().await.unwrap();
         assert_eq!(first.status, 103);
-        let last = client.head().await.unwrap();
+        let last = client.read_head().await.unwrap();
         assert_eq!(last.verdict(), (502, Some("upstream-malformed")));
-        assert_eq!(mesh.server.failures(), [("upstream-malformed", 1)].into());
+        assert_eq!(mesh.server.failure_counts(), [("upstream-malformed", 1)].into());
     });
 }
 
@@ -134,19 +142,19 @@ fn many_small_announcements_pass() {
         for alpn in [ALPN_HTTP1, ALPN_HTTP2] {
             let (mesh, _herald) = led_to(alpn, 100, 50).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(GET).await;
+            client.send_bytes(GET).await;
             for _ in 0..100 {
-                assert_eq!(client.head().await.unwrap().status, 103);
+                assert_eq!(client.read_head().await.unwrap().status, 103);
             }
-            assert_eq!(client.head().await.unwrap().status, 200);
-            let mut client = http2::connect(mesh.listener).await;
-            let mut response = client.send_request(http2::call("/"), true).unwrap().0;
+            assert_eq!(client.read_head().await.unwrap().status, 200);
+            let mut client = http2::connect_client(mesh.listener).await;
+            let mut response = client.send_request(http2::grpc_request("/"), true).unwrap().0;
             for _ in 0..100 {
                 let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await;
                 assert_eq!(interim.unwrap().unwrap().status(), 103);
             }
             assert_eq!(response.await.unwrap().status(), 200);
-            assert!(mesh.client.failures().is_empty());
+            assert!(mesh.client.failure_counts().is_empty());
         }
     });
 }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use super::fixture::{DOMAIN, account, authority, run};
+use super::fixture::{DOMAIN, run, service_account, test_authority};
 use crate::config::{AccountToken, Config, TrustedRoots};
 use crate::control_address::ControlAddress;
 use crate::follow::{self, Follower};
@@ -31,11 +31,14 @@ struct Gate {
 }
 
 impl Gate {
-    async fn open(authority: Authority) -> Self {
+    async fn start(authority: Authority) -> Self {
         let id = control_id(authority.trust_domain());
         let key = PrivateKey::generate();
-        let issued =
-            sign(&authority, &key.request(), Subject { id: &id, workload: None, instance: None });
+        let issued = sign_csr(
+            &authority,
+            &key.certificate_request(),
+            Subject { id: &id, workload: None, instance: None },
+        );
         let credential = Credential::new(key, issued).unwrap();
         let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
         let listener = TcpListener::bind(("localhost", 0)).await.unwrap();
@@ -50,17 +53,17 @@ impl Gate {
                 let Ok(tls) = tls.accept(tcp).await else { continue };
                 let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
                 let source = [127, 0, 0, 1].into();
-                drop(serve_join(tls, source, events.connect(budget)).await);
+                drop(serve_join(tls, source, events.create_sender(budget)).await);
             }
         });
         tasks.spawn_local(async move {
             while let Some(Queued { event: Event::Join(joining), turn: _turn }) = asked.recv().await
             {
-                let account = account("ratings");
+                let account = service_account("ratings");
                 let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
                 let subject =
                     Subject { id: &id, workload: Some(&joining.workload), instance: None };
-                let issued = sign(&authority, &joining.csr, subject);
+                let issued = sign_csr(&authority, &joining.csr, subject);
                 let bytes = IssuedBytes {
                     chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
                     roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
@@ -74,25 +77,25 @@ impl Gate {
     }
 }
 
-fn sign(authority: &Authority, csr: &[u8], subject: Subject<'_>) -> leno_identity::Issued {
+fn sign_csr(authority: &Authority, csr: &[u8], subject: Subject<'_>) -> leno_identity::Issued {
     let request = CertificateRequest::from_der(csr).unwrap();
     authority.sign(&request, subject, Duration::from_secs(600), SystemTime::now()).unwrap()
 }
 
-fn workload() -> WorkloadName {
-    let account = account("ratings");
+fn workload_name() -> WorkloadName {
+    let account = service_account("ratings");
     WorkloadName { namespace: account.namespace, name: "ratings-1".parse().unwrap() }
 }
 
 /// Creates a sidecar with a state directory of its own.
-fn sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> Rc<Follower> {
+fn start_sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> Rc<Follower> {
     let path = scratch.join(name);
     let domain = TrustDomain::new(DOMAIN).unwrap();
-    let mut config = Config::sidecar(workload(), domain, path.clone());
+    let mut config = Config::for_sidecar(workload_name(), domain, path.clone());
     config.account_token = Some(AccountToken { file: scratch.join("token"), roots });
     config.control = vec![control.address.clone()];
     let state = StateDir::open(&path).unwrap();
-    let (world, _) = World::new(state.names(), Instant::now());
+    let (world, _) = World::new(state.stored_names(), Instant::now());
     let reported = (Telemetry::new(), world);
     let admin = ([127, 0, 0, 1], 0).into();
     Rc::new(Follower::new(Arc::new(config), reported, state, admin, 0))
@@ -102,21 +105,21 @@ fn sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> R
 fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let authority = authority(scratch.path(), DOMAIN);
+        let authority = test_authority(scratch.path(), DOMAIN);
         let (roots, file) = (authority.roots(), scratch.path().join("roots.pem"));
-        let mut gate = Gate::open(authority).await;
+        let mut gate = Gate::start(authority).await;
         std::fs::write(&file, roots.to_pem()).unwrap();
         for (token, trusted) in
             [("one", TrustedRoots::Known(roots)), ("two", TrustedRoots::File(file))]
         {
             std::fs::write(scratch.path().join("token"), format!("{token}\n")).unwrap();
-            let follower = sidecar(scratch.path(), token, trusted, &gate);
-            let joined = follow::credential(&follower, &gate.address).await.unwrap();
-            assert_eq!(joined.workload(), Some(&workload()));
+            let follower = start_sidecar(scratch.path(), token, trusted, &gate);
+            let joined = follow::ensure_credential(&follower, &gate.address).await.unwrap();
+            assert_eq!(joined.workload(), Some(&workload_name()));
             assert_eq!(gate.tokens.recv().await.unwrap(), token);
             assert!(scratch.path().join("token").exists());
             // A valid certificate causes no request.
-            follow::credential(&follower, &gate.address).await.unwrap();
+            follow::ensure_credential(&follower, &gate.address).await.unwrap();
             assert!(gate.tokens.try_recv().is_err());
         }
     });
@@ -126,11 +129,11 @@ fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
 fn a_token_is_shown_to_nobody_who_is_not_trusted() {
     run(async {
         let (scratch, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut gate = Gate::open(authority(scratch.path(), DOMAIN)).await;
+        let mut gate = Gate::start(test_authority(scratch.path(), DOMAIN)).await;
         std::fs::write(scratch.path().join("token"), "one").unwrap();
-        let roots = TrustedRoots::Known(authority(other.path(), DOMAIN).roots());
-        let follower = sidecar(scratch.path(), "state", roots, &gate);
-        let refused = follow::credential(&follower, &gate.address).await;
+        let roots = TrustedRoots::Known(test_authority(other.path(), DOMAIN).roots());
+        let follower = start_sidecar(scratch.path(), "state", roots, &gate);
+        let refused = follow::ensure_credential(&follower, &gate.address).await;
         assert!(matches!(refused, Err(follow::Ended::Untrusted { .. })));
         assert!(gate.tokens.try_recv().is_err());
     });
@@ -140,19 +143,19 @@ fn a_token_is_shown_to_nobody_who_is_not_trusted() {
 fn a_sidecar_goes_on_asking_until_there_is_something_to_show() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let authority = authority(scratch.path(), DOMAIN);
+        let authority = test_authority(scratch.path(), DOMAIN);
         let roots = TrustedRoots::Known(authority.roots());
-        let mut gate = Gate::open(authority).await;
-        let follower = sidecar(scratch.path(), "state", roots, &gate);
-        let missing = follow::credential(&follower, &gate.address).await;
+        let mut gate = Gate::start(authority).await;
+        let follower = start_sidecar(scratch.path(), "state", roots, &gate);
+        let missing = follow::ensure_credential(&follower, &gate.address).await;
         let Err(reason) = missing else { panic!() };
         assert!(reason.to_string().contains("token"), "{reason}");
         let (_requests, inbox) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
-        tasks.spawn_local(follow::follow(follower.clone(), inbox));
+        tasks.spawn_local(follow::follow_control(follower.clone(), inbox));
         std::fs::write(scratch.path().join("token"), "late").unwrap();
         assert_eq!(gate.tokens.recv().await.unwrap(), "late");
-        let mut changes = follower.world.changes();
+        let mut changes = follower.world.subscribe();
         while follower.world.credential().is_none() {
             changes.changed().await.unwrap();
         }

@@ -24,13 +24,13 @@ impl Issuer {
         Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
     }
 
-    fn keys(&self) -> String {
+    fn key_set(&self) -> String {
         let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
         let [x, y] = [x, y].map(|half| URL_SAFE_NO_PAD.encode(half));
         json!({"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "x": x, "y": y}]}).to_string()
     }
 
-    fn token(&self, groups: &[&str], seconds: i64) -> String {
+    fn sign_token(&self, groups: &[&str], seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let end = now.saturating_add_signed(seconds);
         let claims = json!({"iss": "me", "aud": "ratings", "sub": "ann", "exp": end,
@@ -41,7 +41,7 @@ impl Issuer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 
-    pub(super) fn guard(&self, required: Required) -> PortGuard {
+    pub(super) fn token_guard(&self, required: Required) -> PortGuard {
         let claim = |claim: &str, header: &str| ClaimHeader {
             claim: claim.to_owned(),
             header: header.to_owned(),
@@ -50,7 +50,7 @@ impl Issuer {
         let issuer = JwtIssuer {
             issuer: "me".to_owned(),
             aud: vec!["ratings".to_owned()],
-            keys: IssuerKeys::Set(self.keys().into()),
+            keys: IssuerKeys::Set(self.key_set().into()),
             places: vec![
                 JwtPlace::Header { name, prefix },
                 JwtPlace::Query("access_token".to_owned()),
@@ -68,7 +68,7 @@ impl Issuer {
     }
 }
 
-fn path(prefix: &str) -> RequestMatch {
+fn path_prefix(prefix: &str) -> RequestMatch {
     RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() }
 }
 
@@ -76,14 +76,14 @@ fn get(path: &str, fields: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: x\r\n{fields}\r\n")
 }
 
-fn bearing(token: &str) -> String {
+fn bearer_request(token: &str) -> String {
     format!("authorization: bearer {token}\r\n")
 }
 
 #[test]
 fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
     run(async {
-        let app = http2::application(|request, mut respond| async move {
+        let app = http2::start_application(|request, mut respond| async move {
             let reported = |name: &str| {
                 let all = request.headers().get_all(name).iter();
                 all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
@@ -94,13 +94,13 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
                 .header("saw-token", reported("authorization"));
             drop(respond.send_response(head.body(()).unwrap(), true).unwrap());
         });
-        let mesh = http2::mesh(app.await.address, Protocol::Grpc).await;
+        let mesh = http2::http2_mesh(app.await.address, Protocol::Grpc).await;
         let issuer = Issuer::new();
-        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
-        let mut client = http2::connect(mesh.listener).await;
-        let token = format!("Bearer {}", issuer.token(&["readers"], 60));
+        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
+        let mut client = http2::connect_client(mesh.listener).await;
+        let token = format!("Bearer {}", issuer.sign_token(&["readers"], 60));
         for (token, reported) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
-            let mut call = http2::call("/ratings/Rate");
+            let mut call = http2::grpc_request("/ratings/Rate");
             for (name, value) in [("x-user", "eve"), ("x-groups", "admins")] {
                 call.headers_mut().insert(name, value.parse().unwrap());
             }
@@ -119,80 +119,89 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
 #[test]
 fn a_token_is_verified_and_reported_to_the_application() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let (issuer, other) = (Issuer::new(), Issuer::new());
-        mesh.guard(vec![issuer.guard(Required::Of(vec![path("/ratings")]))], Vec::new());
+        mesh.set_guards(
+            vec![issuer.token_guard(Required::Of(vec![path_prefix("/ratings")]))],
+            Vec::new(),
+        );
         let mut client = Client::connect(mesh.listener).await;
-        let good = issuer.token(&["readers", "writers"], 60);
+        let good = issuer.sign_token(&["readers", "writers"], 60);
         let faked = "x-user: eve\r\nx-groups: admins\r\n";
-        let request = get("/ratings", &format!("{}{faked}", bearing(&good)));
-        assert_eq!(client.ask(&request).await.status, 200);
-        let seen = app.requests().remove(0);
-        assert_eq!(seen.field("x-user"), Some("ann"));
-        assert_eq!(seen.field("x-groups"), Some("readers,writers"));
-        assert_eq!(seen.field("authorization"), None);
+        let request = get("/ratings", &format!("{}{faked}", bearer_request(&good)));
+        assert_eq!(client.send_request(&request).await.status, 200);
+        let seen = app.received_requests().remove(0);
+        assert_eq!(seen.field_value("x-user"), Some("ann"));
+        assert_eq!(seen.field_value("x-groups"), Some("readers,writers"));
+        assert_eq!(seen.field_value("authorization"), None);
         assert_eq!(seen.head.matches("x-user").count(), 1);
 
         // No token is required there, but forged claims are still removed.
-        assert_eq!(client.ask(&get("/health", faked)).await.status, 200);
-        assert_eq!(app.requests()[1].field("x-user"), None);
+        assert_eq!(client.send_request(&get("/health", faked)).await.status, 200);
+        assert_eq!(app.received_requests()[1].field_value("x-user"), None);
         let in_query = get(&format!("/ratings?a=b&access_token={good}"), "");
-        assert_eq!(client.ask(&in_query).await.status, 200);
+        assert_eq!(client.send_request(&in_query).await.status, 200);
 
         for path in ["/ratings", "/%72atings", "/x/../ratings"] {
-            let answer = client.ask(&get(path, "")).await;
+            let answer = client.send_request(&get(path, "")).await;
             assert_eq!(answer.verdict(), (401, Some("token-missing")), "{path}");
-            assert_eq!(answer.field("www-authenticate"), Some("Bearer realm=\"tokens\""));
+            assert_eq!(answer.field_value("www-authenticate"), Some("Bearer realm=\"tokens\""));
         }
-        let expired = issuer.token(&[], -60);
+        let expired = issuer.sign_token(&[], -60);
         for (fields, why) in [
-            (bearing(&expired), "the token has expired"),
-            (bearing(&other.token(&[], 60)), "the token's signature is not valid"),
-            (bearing("abc"), "the token is not a signed JSON web token"),
-            (format!("{0}{0}", bearing(&good)), "the token is not a signed JSON web token"),
+            (bearer_request(&expired), "the token has expired"),
+            (bearer_request(&other.sign_token(&[], 60)), "the token's signature is not valid"),
+            (bearer_request("abc"), "the token is not a signed JSON web token"),
+            (format!("{0}{0}", bearer_request(&good)), "the token is not a signed JSON web token"),
         ] {
             // Also at paths that require none.
-            let answer = client.ask(&get("/health", &fields)).await;
+            let answer = client.send_request(&get("/health", &fields)).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{why}");
-            let challenge = answer.field("www-authenticate").unwrap();
+            let challenge = answer.field_value("www-authenticate").unwrap();
             assert!(challenge.contains("error=\"invalid_token\""), "{challenge}");
             assert!(challenge.contains(why), "{challenge}");
         }
         // Another scheme is no token of this kind.
         let basic = get("/health", "authorization: Basic YTpi\r\n");
-        assert_eq!(client.ask(&basic).await.status, 200);
-        assert_eq!(app.requests().last().unwrap().field("authorization"), Some("Basic YTpi"));
+        assert_eq!(client.send_request(&basic).await.status, 200);
+        assert_eq!(
+            app.received_requests().last().unwrap().field_value("authorization"),
+            Some("Basic YTpi")
+        );
     });
 }
 
 #[test]
 fn nobody_is_believed_before_the_keys_are_there() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.guard(Required::Of(vec![path("/ratings")]));
+        let mut guard = issuer.token_guard(Required::Of(vec![path_prefix("/ratings")]));
         let Guard::Tokens(rule) = &mut guard.guard else { panic!("no tokens") };
         rule.issuers[0].keys = IssuerKeys::Awaited;
-        mesh.guard(vec![guard], Vec::new());
+        mesh.set_guards(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/ratings", "/health"] {
-            let answer = client.ask(&get(path, &bearing(&issuer.token(&[], 60)))).await;
+            let answer =
+                client.send_request(&get(path, &bearer_request(&issuer.sign_token(&[], 60)))).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path}");
-            let challenge = answer.field("www-authenticate").unwrap();
+            let challenge = answer.field_value("www-authenticate").unwrap();
             assert!(
                 challenge.contains("keys of the token's issuer are not available"),
                 "{challenge}"
             );
         }
-        let answer = client.ask(&get("/ratings", "")).await;
+        let answer = client.send_request(&get("/ratings", "")).await;
         assert_eq!(answer.verdict(), (401, Some("token-missing")));
-        assert!(app.requests().is_empty());
-        assert_eq!(client.ask(&get("/health", "")).await.status, 200);
+        assert!(app.received_requests().is_empty());
+        assert_eq!(client.send_request(&get("/health", "")).await.status, 200);
 
-        mesh.guard(vec![issuer.guard(Required::Always)], Vec::new());
-        let answer = client.ask(&get("/ratings", &bearing(&issuer.token(&[], 60)))).await;
+        mesh.set_guards(vec![issuer.token_guard(Required::Always)], Vec::new());
+        let answer = client
+            .send_request(&get("/ratings", &bearer_request(&issuer.sign_token(&[], 60))))
+            .await;
         assert_eq!(answer.status, 200);
     });
 }
@@ -200,7 +209,7 @@ fn nobody_is_believed_before_the_keys_are_there() {
 #[test]
 fn policies_ask_what_a_token_says() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
         let issuer = Issuer::new();
         let rule = PolicyRule {
@@ -216,28 +225,28 @@ fn policies_ask_what_a_token_says() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
+        mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
-            let fields = bearing(&issuer.token(groups, 60));
-            assert_eq!(client.ask(&get("/", &fields)).await.status, status, "{groups:?}");
+            let fields = bearer_request(&issuer.sign_token(groups, 60));
+            assert_eq!(client.send_request(&get("/", &fields)).await.status, status, "{groups:?}");
         }
-        assert_eq!(client.ask(&get("/", "")).await.verdict(), (403, Some("denied")));
+        assert_eq!(client.send_request(&get("/", "")).await.verdict(), (403, Some("denied")));
     });
 }
 
 #[test]
 fn a_token_cannot_be_hidden_and_two_are_none() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let (one, two) = (issuer.token(&["a"], 60), issuer.token(&["b"], 60));
+        let (one, two) = (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
         for (path, fields) in [
             // Half of the required claims in each token.
-            (format!("/?access_token={one}"), bearing(&two)),
+            (format!("/?access_token={one}"), bearer_request(&two)),
             (format!("/?access_token={one}&access_token={two}"), String::new()),
             // Forms that an application may read but the sidecar has not verified.
             (format!("/?access%5Ftoken={one}"), String::new()),
@@ -250,21 +259,24 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
             (format!("/?%20access_token={one}"), String::new()),
             (format!("/?access%255Ftoken={one}"), String::new()),
             (format!("/?access_token%00={one}"), String::new()),
-            ("/?ACCESS_TOKEN=forged".to_owned(), bearing(&one)),
+            ("/?ACCESS_TOKEN=forged".to_owned(), bearer_request(&one)),
             ("/?access_token".to_owned(), String::new()),
             ("/".to_owned(), "authorization: Bearer\tforged\r\n".to_owned()),
         ] {
-            let answer = client.ask(&get(&path, &fields)).await;
+            let answer = client.send_request(&get(&path, &fields)).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{path} {fields}");
         }
-        assert!(app.requests().is_empty());
+        assert!(app.received_requests().is_empty());
         // A repeated identical token counts once.
-        let twice = get(&format!("/?access_token={one}"), &bearing(&one));
-        assert_eq!(client.ask(&twice).await.status, 200);
+        let twice = get(&format!("/?access_token={one}"), &bearer_request(&one));
+        assert_eq!(client.send_request(&twice).await.status, 200);
         // Names that CGI applications equate with the header.
         for name in ["X_User", "x.user", "x-User", "X~USER"] {
-            assert_eq!(client.ask(&get("/", &format!("{name}: eve\r\n"))).await.status, 200);
-            let requests = app.requests();
+            assert_eq!(
+                client.send_request(&get("/", &format!("{name}: eve\r\n"))).await.status,
+                200
+            );
+            let requests = app.received_requests();
             let head = &requests.last().unwrap().head;
             assert!(!head.contains("eve"), "{head}");
         }
@@ -275,10 +287,10 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
 #[test]
 fn a_claim_in_a_trailer_goes_no_further() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.guard(vec![issuer.guard(Required::Never)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for (trailers, passed) in [
             ("X-User: eve\r\n", ""),
@@ -290,9 +302,9 @@ fn a_claim_in_a_trailer_goes_no_further() {
                 "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n\
                  1\r\na\r\n0\r\n{trailers}\r\n"
             );
-            assert_eq!(client.ask(&request).await.status, 200);
-            let seen = app.requests().pop().unwrap();
-            assert_eq!((seen.text(), &*seen.trailers), ("a", passed));
+            assert_eq!(client.send_request(&request).await.status, 200);
+            let seen = app.received_requests().pop().unwrap();
+            assert_eq!((seen.body_text(), &*seen.trailers), ("a", passed));
         }
     });
 }
@@ -301,32 +313,35 @@ fn a_claim_in_a_trailer_goes_no_further() {
 #[test]
 fn a_token_under_another_variant_of_its_header_is_rejected() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.guard(Required::Never);
+        let mut guard = issuer.token_guard(Required::Never);
         if let Guard::Tokens(rule) = &mut guard.guard {
             let place = JwtPlace::Header { name: "x-token".to_owned(), prefix: String::new() };
             rule.issuers[0].places = vec![place];
         }
-        mesh.guard(vec![guard], Vec::new());
+        mesh.set_guards(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let good = issuer.token(&[], 60);
-        assert_eq!(client.ask(&get("/", &format!("x-token: {good}\r\n"))).await.status, 200);
+        let good = issuer.sign_token(&[], 60);
+        assert_eq!(
+            client.send_request(&get("/", &format!("x-token: {good}\r\n"))).await.status,
+            200
+        );
         for fields in
             ["X_Token: forged\r\n".to_owned(), format!("x-token: {good}\r\nx.token: forged\r\n")]
         {
-            let answer = client.ask(&get("/", &fields)).await;
+            let answer = client.send_request(&get("/", &fields)).await;
             assert_eq!(answer.verdict(), (401, Some("token-invalid")), "{fields}");
         }
-        assert_eq!(app.requests().len(), 1);
+        assert_eq!(app.received_requests().len(), 1);
     });
 }
 
 #[test]
 fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
         let issuer = Issuer::new();
         let value = leno_model::ValueMatch::Exact("ann".to_owned());
@@ -341,11 +356,11 @@ fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.guard(Required::Never)], inbound);
+        mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         let faked = get("/", "x-user: ann\r\n");
-        assert_eq!(client.ask(&faked).await.verdict(), (403, Some("denied")));
-        let shown = get("/", &bearing(&issuer.token(&[], 60)));
-        assert_eq!(client.ask(&shown).await.status, 200);
+        assert_eq!(client.send_request(&faked).await.verdict(), (403, Some("denied")));
+        let shown = get("/", &bearer_request(&issuer.sign_token(&[], 60)));
+        assert_eq!(client.send_request(&shown).await.status, 200);
     });
 }

@@ -7,19 +7,20 @@ use http::Request;
 use leno_model::{Access, Protocol, Reach, ServiceView};
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Setup, plan, run, service, settled, until, view,
+    Application, Client, End, GET, Mesh, OK, Setup, proxy_config, run, service_config,
+    test_service, wait_until, wait_until_stable,
 };
 use super::{addresses, http2};
 use crate::session::ListenerKind;
 
 /// Creates a mesh in which the client does not have any port of the service yet, as in strict mode without a
 /// policy for it.
-async fn unknown(application: std::net::SocketAddr) -> Mesh {
+async fn mesh_without_port(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_secs(30);
     let mesh = Mesh::new(application, setup).await;
     mesh.client_knows(vec![ServiceView {
-        name: service(),
+        name: test_service(),
         reach: Reach::Denied,
         ports: BTreeMap::new(),
         awaited: false,
@@ -28,7 +29,7 @@ async fn unknown(application: std::net::SocketAddr) -> Mesh {
 }
 
 /// Returns the number of connections that the client's sidecar lists with this protocol.
-fn carried(mesh: &Mesh, protocol: &str) -> usize {
+fn connection_count(mesh: &Mesh, protocol: &str) -> usize {
     let (_, connections) = mesh.client.worker.connections.snapshot(usize::MAX);
     connections.iter().filter(|it| it.direction == "outbound" && it.protocol == protocol).count()
 }
@@ -36,37 +37,39 @@ fn carried(mesh: &Mesh, protocol: &str) -> usize {
 #[test]
 fn a_request_on_a_connection_that_was_read_without_a_plan_is_no_request_to_a_port_of_tcp() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = unknown(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = mesh_without_port(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("GET /ratings/1 HTTP/1.1\r\n").await;
-        until(|| carried(&mesh, "http") == 1).await;
-        mesh.route_to(&[mesh.endpoint()]);
-        client.send("host: x\r\n\r\n").await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
+        client.send_bytes("GET /ratings/1 HTTP/1.1\r\n").await;
+        wait_until(|| connection_count(&mesh, "http") == 1).await;
+        mesh.route_to(&[mesh.server_endpoint()]);
+        client.send_bytes("host: x\r\n\r\n").await;
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
         assert_eq!(app.accepted.get(), 0);
         // The next connection is TCP, and authorized as such.
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
-        assert_eq!(answer.text(), "ok");
-        assert!(mesh.server.series().iter().all(|series| series.labels.protocol == "tcp"));
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(answer.body_text(), "ok");
+        assert!(
+            mesh.server.series_summaries().iter().all(|series| series.labels.protocol == "tcp")
+        );
     });
 }
 
 #[test]
 fn a_plan_that_arrives_before_the_first_bytes_decides_how_they_are_read() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         for (first, rest) in [("", GET), ("G", &GET[1..])] {
-            let mesh = unknown(app.address).await;
+            let mesh = mesh_without_port(app.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(first).await;
-            settled(|| 0).await;
-            mesh.route_to(&[mesh.endpoint()]);
-            assert_eq!(client.ask(rest).await.text(), "ok");
-            until(|| mesh.server.series().len() == 1).await;
-            assert_eq!(mesh.server.series()[0].labels.protocol, "tcp");
+            client.send_bytes(first).await;
+            wait_until_stable(|| 0).await;
+            mesh.route_to(&[mesh.server_endpoint()]);
+            assert_eq!(client.send_request(rest).await.body_text(), "ok");
+            wait_until(|| mesh.server.series_summaries().len() == 1).await;
+            assert_eq!(mesh.server.series_summaries()[0].labels.protocol, "tcp");
         }
     });
 }
@@ -74,28 +77,28 @@ fn a_plan_that_arrives_before_the_first_bytes_decides_how_they_are_read() {
 #[test]
 fn a_connection_that_served_requests_is_reset_once_its_port_carries_tcp() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        mesh.client_knows(vec![view(Protocol::Tcp, &[mesh.endpoint()])]);
-        client.send(GET).await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 2).await;
-        assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
+        assert_eq!(client.send_request(GET).await.status, 200);
+        mesh.client_knows(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
+        client.send_bytes(GET).await;
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 2).await;
+        assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
     });
 }
 
 #[test]
 fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut send = http2::connect(mesh.listener).await;
+        let mut send = http2::connect_client(mesh.listener).await;
         let request = || Request::get("http://ratings/").body(()).unwrap();
         let response = send.send_request(request(), true).unwrap().0;
         assert_eq!(response.await.unwrap().status(), 200);
-        mesh.client_knows(vec![view(Protocol::Tcp, &[mesh.endpoint()])]);
+        mesh.client_knows(vec![service_config(Protocol::Tcp, &[mesh.server_endpoint()])]);
         let response = send.send_request(request(), true).unwrap().0;
         assert!(response.await.unwrap_err().is_reset());
         // The connection accepts no further request.
@@ -106,42 +109,43 @@ fn a_connection_of_http2_ends_once_its_port_carries_tcp() {
             further += 1;
             assert!(further < 3, "the connection goes on");
         }
-        assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
+        assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
     });
 }
 
 #[test]
 fn a_connection_to_the_address_of_a_workload_is_judged_by_the_plan_as_well() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let occupy = |protocol| {
-            let address_entry = addresses::pinned(Some(mesh.endpoint()), "ratings-1", protocol);
+            let address_entry =
+                addresses::workload_entry(Some(mesh.server_endpoint()), "ratings-1", protocol);
             let address = addresses::WORKLOAD.into();
             mesh.client.addresses.borrow_mut().insert(address, address_entry.into());
-            mesh.client.know(plan("productpage", Access::Permissive), Vec::new());
+            mesh.client.apply_config(proxy_config("productpage", Access::Permissive), Vec::new());
         };
         occupy(Protocol::Http);
         let at = (addresses::WORKLOAD, 80).into();
-        let listener = mesh.client.listen(ListenerKind::Address(at)).await;
+        let listener = mesh.client.open_listener(ListenerKind::Address(at)).await;
         let mut client = Client::connect(listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         occupy(Protocol::Tcp);
-        client.send(GET).await;
-        assert_eq!(client.end().await, End::Reset);
-        assert_eq!(Client::connect(listener).await.ask(GET).await.text(), "ok");
-        assert_eq!(mesh.client.failures(), [("protocol-changed", 1)].into());
+        client.send_bytes(GET).await;
+        assert_eq!(client.read_end().await, End::Reset);
+        assert_eq!(Client::connect(listener).await.send_request(GET).await.body_text(), "ok");
+        assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
     });
 }
 
 #[test]
 fn requests_to_the_http_proxy_stay_requests() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh =
             Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let get = "GET http://ratings.bookinfo:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
-        assert_eq!(Client::connect(proxy).await.ask(get).await.text(), "ok");
+        assert_eq!(Client::connect(proxy).await.send_request(get).await.body_text(), "ok");
     });
 }

@@ -10,8 +10,10 @@ use leno_model::{
     TrafficPolicy,
 };
 
-use super::fixture::{Application, Client, GET, Mesh, OK, PORT, endpoint, run, until, view};
-use super::routes::{routed, rule};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, meshed_endpoint, run, service_config, wait_until,
+};
+use super::routes::{path_rule, routed_services};
 use crate::upstream::{Upstream, Wait};
 
 const LONG: Duration = Duration::from_secs(1);
@@ -19,88 +21,90 @@ const LONG: Duration = Duration::from_secs(1);
 const LONG_STEP: u8 = 19;
 
 /// Returns the client's state of an endpoint.
-fn known(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
-    mesh.client.worker.upstream(&Arc::new(endpoint))
+fn client_upstream(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
+    mesh.client.worker.upstream_for(&Arc::new(endpoint))
 }
 
 /// Returns its latency step.
-fn step(upstream: &Upstream) -> Option<u8> {
+fn latency_step(upstream: &Upstream) -> Option<u8> {
     upstream.load(None, Some(Instant::now())).step
 }
 
 /// Returns its failures; no request may be in progress.
-fn failures(upstream: &Upstream) -> u32 {
+fn failure_count(upstream: &Upstream) -> u32 {
     upstream.load(None, Some(Instant::now())).under_way
 }
 
 /// Returns another endpoint at the same address: a single endpoint is not measured.
-fn twin(of: &Endpoint) -> Endpoint {
-    endpoint("ratings-9", of.address, "ratings")
+fn twin_endpoint(of: &Endpoint) -> Endpoint {
+    meshed_endpoint("ratings-9", of.address, "ratings")
 }
 
 /// Returns the failures of all these endpoints.
-fn failed(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
-    endpoints.iter().map(|it| failures(&known(mesh, it.clone()))).sum()
+fn total_failures(mesh: &Mesh, endpoints: &[Endpoint]) -> u32 {
+    endpoints.iter().map(|it| failure_count(&client_upstream(mesh, it.clone()))).sum()
 }
 
 /// Records a selection this long ago.
-fn chosen(upstream: &Upstream, ago: Duration) {
-    upstream.choose(Instant::now().checked_sub(ago));
+fn record_choice(upstream: &Upstream, ago: Duration) {
+    upstream.record_pick(Instant::now().checked_sub(ago));
 }
 
 #[test]
 fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_others() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let upstream = known(&mesh, mesh.endpoint());
-        chosen(&upstream, LONG);
-        let (slow, connecting) = (upstream.time(), upstream.time());
-        assert!(upstream.lease(&mesh.client.worker, Some(&connecting), Wait::Whole).await.is_ok());
-        connecting.answers(200);
-        assert!(step(&upstream) < Some(LONG_STEP));
-        slow.answers(200);
-        assert!(step(&upstream) >= Some(LONG_STEP));
+        let upstream = client_upstream(&mesh, mesh.server_endpoint());
+        record_choice(&upstream, LONG);
+        let (slow, connecting) = (upstream.start_timed(), upstream.start_timed());
+        assert!(
+            upstream.acquire(&mesh.client.worker, Some(&connecting), Wait::Whole).await.is_ok()
+        );
+        connecting.record_response(200);
+        assert!(latency_step(&upstream) < Some(LONG_STEP));
+        slow.record_response(200);
+        assert!(latency_step(&upstream) >= Some(LONG_STEP));
     });
 }
 
 #[test]
 fn who_is_alone_is_not_measured() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        assert_eq!(step(&known(&mesh, mesh.endpoint())), None);
-        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
+        assert_eq!(client.send_request(GET).await.status, 200);
+        assert_eq!(latency_step(&client_upstream(&mesh, mesh.server_endpoint())), None);
+        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
         mesh.route_to(&both);
         for _ in 0..16 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(both.iter().any(|it| step(&known(&mesh, it.clone())).is_some()));
+        assert!(both.iter().any(|it| latency_step(&client_upstream(&mesh, it.clone())).is_some()));
     });
 }
 
 #[test]
 fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         for reason in Reason::ALL {
-            let upstream = Rc::new(Upstream::new(Arc::new(mesh.endpoint())));
-            chosen(&upstream, Duration::ZERO);
-            upstream.time().ends(*reason);
+            let upstream = Rc::new(Upstream::new(Arc::new(mesh.server_endpoint())));
+            record_choice(&upstream, Duration::ZERO);
+            upstream.start_timed().record_failure(*reason);
             let is_its = reason.side() == Side::Upstream;
-            assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
+            assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
             // The outcome is unknown.
-            drop(upstream.time());
-            assert_eq!(failures(&upstream), u32::from(is_its), "{reason:?}");
+            drop(upstream.start_timed());
+            assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
             // It did respond, whatever failed afterwards.
-            let answered = upstream.time();
-            answered.answers(200);
-            answered.ends(*reason);
+            let answered = upstream.start_timed();
+            answered.record_response(200);
+            answered.record_failure(*reason);
             drop(answered);
-            assert_eq!(failures(&upstream), 0, "{reason:?}");
+            assert_eq!(failure_count(&upstream), 0, "{reason:?}");
         }
     });
 }
@@ -108,61 +112,63 @@ fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
 #[test]
 fn a_client_that_goes_away_is_held_against_no_endpoint() {
     run(async {
-        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let app =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
+        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
         mesh.route_to(&both);
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
+        client.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
         client.abandon();
-        until(|| mesh.client.failures().contains_key("downstream-closed")).await;
-        assert_eq!(failed(&mesh, &both), 0);
+        wait_until(|| mesh.client.failure_counts().contains_key("downstream-closed")).await;
+        assert_eq!(total_failures(&mesh, &both), 0);
     });
 }
 
 #[test]
 fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let kind = ServicePolicyKind::CircuitBreaker;
         let policy = ServicePolicyName::new(kind, "bookinfo", "ratings").unwrap();
         let limits = CircuitLimits { pending: Some(0), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
-        let both = [mesh.endpoint(), twin(&mesh.endpoint())];
-        let mut view = view(Protocol::Http, &both);
+        let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
+        let mut view = service_config(Protocol::Http, &both);
         view.ports.get_mut(&PORT).unwrap().traffic_policy =
             TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() };
         mesh.client_knows(vec![view]);
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (503, Some("circuit-full")));
-        assert_eq!(failed(&mesh, &both), 0);
+        assert_eq!(total_failures(&mesh, &both), 0);
     });
 }
 
 #[test]
 fn who_does_not_answer_in_time_has_failed() {
     run(async {
-        let app = Application::start(|mut client| async move { drop(client.last().await) }).await;
+        let app =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        let to_it = || rule("/", &[("ratings-v2", 1)]);
+        let to_it = || path_rule("/", &[("ratings-v2", 1)]);
         let soon = Duration::from_millis(20);
         let whole = RouteRule { request_timeout: Some(soon), ..to_it() };
         let mut each = to_it();
         each.actions.attempt_timeout = Some(soon);
         for (rule, reason) in [(whole, "request-timeout"), (each, "attempt-timeout")] {
-            let mut views = routed(&mesh, vec![rule]);
+            let mut views = routed_services(&mesh, vec![rule]);
             let endpoints = &mut views.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints;
-            endpoints.push(Arc::new(twin(&endpoints[0])));
+            endpoints.push(Arc::new(twin_endpoint(&endpoints[0])));
             let both: Vec<Endpoint> = endpoints.iter().map(|it| (**it).clone()).collect();
             mesh.client_knows(views);
-            let answer = Client::connect(mesh.listener).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(answer.verdict(), (504, Some(reason)));
-            assert_eq!(failed(&mesh, &both), 1, "{reason}");
+            assert_eq!(total_failures(&mesh, &both), 1, "{reason}");
             // Reset the measurements.
             for it in &both {
-                known(&mesh, it.clone()).forget_times();
+                client_upstream(&mesh, it.clone()).forget_times();
             }
         }
     });
@@ -171,10 +177,10 @@ fn who_does_not_answer_in_time_has_failed() {
 #[test]
 fn who_shows_no_key_goes_where_answers_are_soon() {
     run(async {
-        let app = Application::canned(OK).await;
-        let other = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
+        let other = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, second) = mesh.server("ratings-2", other.address).await;
+        let (_server, second) = mesh.start_server("ratings-2", other.address).await;
         let algorithms: [fn(HashKey) -> BalanceAlgorithm; 2] =
             [BalanceAlgorithm::RingHash, BalanceAlgorithm::Maglev];
         for algorithm in algorithms {
@@ -182,23 +188,24 @@ fn who_shows_no_key_goes_where_answers_are_soon() {
             let policy = ServicePolicyName::new(kind, "bookinfo", "keys").unwrap();
             let algorithm = algorithm(HashKey::Header("x-user".to_owned()));
             let rule = LoadBalancing { algorithm, warm_up: None };
-            let mut view = view(Protocol::Http, &[mesh.endpoint(), second.clone()]);
+            let mut view =
+                service_config(Protocol::Http, &[mesh.server_endpoint(), second.clone()]);
             view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
                 balancing: Some(Balancing { policy, rule }),
                 ..TrafficPolicy::default()
             };
             mesh.client_knows(vec![view]);
-            let slow = known(&mesh, mesh.endpoint());
-            chosen(&slow, 10 * LONG);
-            slow.time().answers(200);
-            let quick = known(&mesh, second.clone());
-            chosen(&quick, Duration::ZERO);
-            quick.time().answers(200);
+            let slow = client_upstream(&mesh, mesh.server_endpoint());
+            record_choice(&slow, 10 * LONG);
+            slow.start_timed().record_response(200);
+            let quick = client_upstream(&mesh, second.clone());
+            record_choice(&quick, Duration::ZERO);
+            quick.start_timed().record_response(200);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
-                assert_eq!(client.ask(GET).await.status, 200);
+                assert_eq!(client.send_request(GET).await.status, 200);
             }
         }
-        assert_eq!((app.requests().len(), other.requests().len()), (0, 32));
+        assert_eq!((app.received_requests().len(), other.received_requests().len()), (0, 32));
     });
 }

@@ -11,7 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, tls_connect, until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, run, test_credential, tls_connect,
+    wait_until,
 };
 use super::http2;
 use crate::listen::{self, Command};
@@ -22,7 +23,7 @@ use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 #[test]
 fn a_head_beyond_the_limits_is_refused_with_431() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         // More than is read before the rejection: the response must still arrive.
@@ -31,19 +32,19 @@ fn a_head_beyond_the_limits_is_refused_with_431() {
         let many = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
         for request in [&huge, &larger, &many] {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request).await;
-            assert_eq!(client.answer().await.verdict(), (431, Some("head-too-large")));
-            assert_eq!(client.end().await, End::Clean);
+            client.send_bytes(request).await;
+            assert_eq!(client.read_response().await.verdict(), (431, Some("head-too-large")));
+            assert_eq!(client.read_end().await, End::Clean);
         }
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         for request in [&huge, &many] {
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
             let mut client = Client::new(tls);
-            client.send(request).await;
-            assert_eq!(client.answer().await.verdict(), (431, Some("head-too-large")));
+            client.send_bytes(request).await;
+            assert_eq!(client.read_response().await.verdict(), (431, Some("head-too-large")));
         }
-        assert_eq!(mesh.client.failures(), [("head-too-large", 3)].into());
-        assert_eq!(mesh.server.failures(), [("head-too-large", 2)].into());
+        assert_eq!(mesh.client.failure_counts(), [("head-too-large", 3)].into());
+        assert_eq!(mesh.server.failure_counts(), [("head-too-large", 2)].into());
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -55,7 +56,7 @@ async fn http2_over(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Se
 }
 
 /// Returns the HTTP status, gRPC status and reason of a request with a field of this many bytes.
-async fn verdict(
+async fn send_field(
     client: &mut SendRequest<Bytes>,
     (content_type, bytes): (&str, usize),
 ) -> (u16, Option<String>, Option<String>) {
@@ -74,27 +75,27 @@ async fn verdict(
 #[test]
 fn a_long_head_over_http2_gets_a_response_with_the_reason() {
     run(async {
-        let app = http2::application(|_, mut respond| async move {
+        let app = http2::start_application(|_, mut respond| async move {
             drop(respond.send_response(http::Response::new(()), true));
         });
         let app = app.await;
-        let mesh = http2::mesh(app.address, Protocol::Http2).await;
-        let identity = credential(&mesh.authority, "foreign");
+        let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
+        let identity = test_credential(&mesh.authority, "foreign");
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();
-        let mut clients = [http2::connect(mesh.listener).await, http2_over(tls).await];
+        let mut clients = [http2::connect_client(mesh.listener).await, http2_over(tls).await];
         let reason = || Some("head-too-large".to_owned());
         for client in &mut clients {
             for bytes in [66_000, 70_000, 100_000, 200_000] {
-                let given = verdict(client, ("text/plain", bytes)).await;
+                let given = send_field(client, ("text/plain", bytes)).await;
                 assert_eq!(given, (431, None, reason()), "{bytes}");
-                let given = verdict(client, ("application/grpc", bytes)).await;
+                let given = send_field(client, ("application/grpc", bytes)).await;
                 assert_eq!(given, (200, Some("13".to_owned()), reason()), "{bytes}");
             }
             // The connection serves other requests.
-            assert_eq!(verdict(client, ("text/plain", 60_000)).await, (200, None, None));
+            assert_eq!(send_field(client, ("text/plain", 60_000)).await, (200, None, None));
         }
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.failures() == [("head-too-large", 8)].into()).await;
+            wait_until(|| sidecar.failure_counts() == [("head-too-large", 8)].into()).await;
         }
 
         // A head far beyond the limit ends the connection, and is counted.
@@ -102,41 +103,43 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
         let request = request.header("x-long", "y".repeat(2_000_000)).body(()).unwrap();
         let (response, _) = clients[0].send_request(request, true).unwrap();
         assert!(response.await.is_err());
-        until(|| mesh.client.telemetry.refusals() == [("bad-request", 1)].into()).await;
+        wait_until(|| mesh.client.telemetry.rejected_connections() == [("bad-request", 1)].into())
+            .await;
     });
 }
 
 #[test]
 fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
     run(async {
-        let app = http2::application(|request, mut respond| async move {
-            http2::whole(request.into_body()).await;
+        let app = http2::start_application(|request, mut respond| async move {
+            http2::read_body(request.into_body()).await;
             drop(respond.send_response(http::Response::new(()), true));
         });
         let app = app.await;
-        let mesh = http2::mesh(app.address, Protocol::Http2).await;
-        let mut client = http2::connect(mesh.listener).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Http2).await;
+        let mut client = http2::connect_client(mesh.listener).await;
         let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
         let (other, mut body) = client.send_request(request, false).unwrap();
         // The codec responds, so there is no reason and no count.
-        assert_eq!(verdict(&mut client, ("text/plain", 300_000)).await, (431, None, None));
+        assert_eq!(send_field(&mut client, ("text/plain", 300_000)).await, (431, None, None));
         body.send_data(Bytes::new(), true).unwrap();
         assert_eq!(other.await.unwrap().status(), 200, "another stream of the connection goes on");
-        assert!(mesh.client.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn a_head_just_below_the_limit_passes_both_sidecars() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         // The outbound listener writes a longer `Host`, and the server's sidecar has the same limit.
         let value = "y".repeat(65_400);
-        let answer = client.ask(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
+        let answer =
+            client.send_request(&format!("GET / HTTP/1.1\r\nhost: x\r\nx: {value}\r\n\r\n")).await;
         assert_eq!(answer.status, 200);
-        assert_eq!(app.requests()[0].field("x"), Some(&*value));
+        assert_eq!(app.received_requests()[0].field_value("x"), Some(&*value));
     });
 }
 
@@ -145,14 +148,14 @@ fn a_head_that_does_not_arrive_is_answered_408_in_time() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.head_timeout = Duration::from_millis(50);
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        client.send("GET / HTTP/1.1\r\nho").await;
-        assert_eq!(client.answer().await.verdict(), (408, Some("head-timeout")));
-        assert_eq!(client.end().await, End::Clean);
-        assert_eq!(mesh.client.failures(), [("head-timeout", 1)].into());
+        assert_eq!(client.send_request(GET).await.status, 200);
+        client.send_bytes("GET / HTTP/1.1\r\nho").await;
+        assert_eq!(client.read_response().await.verdict(), (408, Some("head-timeout")));
+        assert_eq!(client.read_end().await, End::Clean);
+        assert_eq!(mesh.client.failure_counts(), [("head-timeout", 1)].into());
     });
 }
 
@@ -161,19 +164,19 @@ fn an_idle_connection_is_closed_in_time_and_in_order() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.idle_connection = Duration::from_millis(50);
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        assert_eq!(client.end().await, End::Clean);
-        assert!(mesh.client.failures().is_empty());
+        assert_eq!(client.send_request(GET).await.status, 200);
+        assert_eq!(client.read_end().await, End::Clean);
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_nothing() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         for head in [
             "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -187,9 +190,15 @@ fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_noth
             "GET  / HTTP/1.1\r\nhost: x\r\n\r\n",
         ] {
             let mut client = Client::connect(mesh.listener).await;
-            client.send([head, "3\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"].concat()).await;
-            assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{head}");
-            assert_eq!(client.end().await, End::Clean);
+            client
+                .send_bytes([head, "3\r\nGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"].concat())
+                .await;
+            assert_eq!(
+                client.read_response().await.verdict(),
+                (400, Some("bad-request")),
+                "{head}"
+            );
+            assert_eq!(client.read_end().await, End::Clean);
         }
         assert_eq!(app.accepted.get(), 0);
     });
@@ -198,40 +207,46 @@ fn requests_that_two_readers_could_read_differently_are_refused_and_smuggle_noth
 #[test]
 fn bytes_beyond_the_declared_length_are_the_next_request() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabcdef").await;
-        assert_eq!(client.answer().await.status, 200);
-        client.send("\r\n\r\n").await;
-        assert_eq!(client.answer().await.status, 400, "`def` is no request");
-        let [request] = &app.requests()[..] else { panic!("one request") };
-        assert_eq!(request.text(), "abc");
+        client.send_bytes("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabcdef").await;
+        assert_eq!(client.read_response().await.status, 200);
+        client.send_bytes("\r\n\r\n").await;
+        assert_eq!(client.read_response().await.status, 400, "`def` is no request");
+        let [request] = &app.received_requests()[..] else { panic!("one request") };
+        assert_eq!(request.body_text(), "abc");
     });
 }
 
 #[test]
 fn a_chunked_body_that_is_broken_is_answered_and_goes_no_further() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         for body in ["x\r\n", "3\r\nabcd\r\n", "3;e\nxt\r\nabc\r\n", "0\r\nhost: y\r\n\r\n"] {
             let mut client = Client::connect(mesh.listener).await;
-            client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
-            client.send(body).await;
-            assert_eq!(client.answer().await.verdict(), (400, Some("bad-request")), "{body}");
-            assert_eq!(client.end().await, End::Clean);
+            client
+                .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+                .await;
+            client.send_bytes(body).await;
+            assert_eq!(
+                client.read_response().await.verdict(),
+                (400, Some("bad-request")),
+                "{body}"
+            );
+            assert_eq!(client.read_end().await, End::Clean);
         }
-        until(|| mesh.server.ended() == 4).await;
-        assert_eq!(mesh.server.failures(), [("downstream-closed", 4)].into());
-        assert!(app.requests().is_empty(), "{:?}", app.requests());
+        wait_until(|| mesh.server.ended_count() == 4).await;
+        assert_eq!(mesh.server.failure_counts(), [("downstream-closed", 4)].into());
+        assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
     });
 }
 
 #[test]
 fn an_answer_longer_than_it_says_taints_no_other() {
     run(async {
-        let app = Application::answering(|request| {
+        let app = Application::respond_with(|request| {
             let path = request.head.split(' ').nth(1).unwrap();
             format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{path}HTTP/1.1 200 EVIL\r\n\r\n")
         })
@@ -239,8 +254,9 @@ fn an_answer_longer_than_it_says_taints_no_other() {
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/a", "/b", "/c"] {
-            let answer = client.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            assert_eq!((answer.text(), &answer.head[..15]), (path, "HTTP/1.1 200 OK"));
+            let answer =
+                client.send_request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+            assert_eq!((answer.body_text(), &answer.head[..15]), (path, "HTTP/1.1 200 OK"));
         }
         assert_eq!(app.accepted.get(), 3, "such a connection is not used again");
     });
@@ -257,10 +273,10 @@ fn an_answer_that_is_no_http_is_a_502() {
             "SSH-2.0-OpenSSH_9.2\n",
             "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\nabcde",
         ] {
-            let app = Application::canned(response).await;
+            let app = Application::with_response(response).await;
             let mesh = Mesh::permissive(app.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.ask(GET).await;
+            let answer = client.send_request(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
     });
@@ -271,29 +287,32 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.connections_max = 2;
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let (commands, inbox) = mpsc::channel(1);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         tokio::task::spawn_local(listen::run(mesh.client.worker.clone(), inbox));
-        let service = super::fixture::service();
+        let service = super::fixture::test_service();
         let listener_kind = ListenerKind::Outbound { service, port: super::fixture::PORT };
         let gate = Gate::Fixed(listener_kind);
         commands.send(Command::Open { gate, listener }).await.unwrap();
         let mut first = Client::connect(address).await;
         let mut second = Client::connect(address).await;
-        assert_eq!(first.ask(GET).await.status, 200);
-        assert_eq!(second.ask(GET).await.status, 200);
+        assert_eq!(first.send_request(GET).await.status, 200);
+        assert_eq!(second.send_request(GET).await.status, 200);
         let mut third = Client::connect(address).await;
-        third.last().await;
-        assert_eq!(mesh.client.telemetry.refusals(), [("too-many-connections", 1)].into());
+        third.read_rest().await;
+        assert_eq!(
+            mesh.client.telemetry.rejected_connections(),
+            [("too-many-connections", 1)].into()
+        );
         drop(first);
-        until(|| mesh.client.worker.connections.snapshot(0).0 == 1).await;
+        wait_until(|| mesh.client.worker.connections.snapshot(0).0 == 1).await;
         let mut fourth = Client::connect(address).await;
-        assert_eq!(fourth.ask(GET).await.status, 200);
-        assert_eq!(second.ask(GET).await.status, 200);
+        assert_eq!(fourth.send_request(GET).await.status, 200);
+        assert_eq!(second.send_request(GET).await.status, 200);
     });
 }
 
@@ -302,17 +321,17 @@ fn empty_lines_before_a_request_do_not_begin_it() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.head_timeout = Duration::from_millis(50);
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
         let mut pace = tokio::time::interval(Duration::from_millis(100));
         for blank in ["\r\n", "\r", "\n\r\n"] {
             pace.tick().await;
-            client.send(blank).await;
+            client.send_bytes(blank).await;
         }
         pace.tick().await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        assert!(mesh.client.failures().is_empty());
+        assert_eq!(client.send_request(GET).await.status, 200);
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
@@ -325,20 +344,20 @@ fn connections_to_the_application_are_bounded_however_many_streams_a_link_has() 
         let app = Application::start(move |mut client| {
             let mut held = held.clone();
             async move {
-                client.head().await;
+                client.read_head().await;
                 drop(held.wait_for(|released| *released).await);
-                client.send(OK).await;
+                client.send_bytes(OK).await;
             }
         });
         let mesh = Mesh::new(app.await.address, setup).await;
-        let identity = credential(&mesh.authority, "productpage");
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        let waiting = peer.open(StreamKind::Http, GET, true);
-        peer.open(StreamKind::Http, GET, true);
-        let third = peer.open(StreamKind::Http, GET, true);
-        let (answer, ..) = peer.answer(third).await;
+        let identity = test_credential(&mesh.authority, "productpage");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        let waiting = peer.open_stream(StreamKind::Http, GET, true);
+        peer.open_stream(StreamKind::Http, GET, true);
+        let third = peer.open_stream(StreamKind::Http, GET, true);
+        let (answer, ..) = peer.read_response(third).await;
         assert!(answer.contains("too-many-connections"), "{answer}");
         release.send_replace(true);
-        assert!(peer.answer(waiting).await.0.starts_with("HTTP/1.1 200"));
+        assert!(peer.read_response(waiting).await.0.starts_with("HTTP/1.1 200"));
     });
 }

@@ -2,13 +2,15 @@
 
 use leno_model::{Access, Egress, Protocol, WorkloadPlan};
 
-use super::fixture::{Application, Client, End, GET, Mesh, Setup, plan, run, until, view};
+use super::fixture::{
+    Application, Client, End, GET, Mesh, Setup, proxy_config, run, service_config, wait_until,
+};
 use crate::application_ports::{PortState, PortStates};
 use crate::session::ListenerKind;
 
 /// Starts an application that responds with the head of the request.
-async fn mirror() -> Application {
-    Application::answering(|request| {
+async fn start_mirror() -> Application {
+    Application::respond_with(|request| {
         let head = &request.head;
         format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{head}", head.len())
     })
@@ -18,27 +20,27 @@ async fn mirror() -> Application {
 #[test]
 fn a_fixed_listener_gives_the_request_the_host_of_its_service() {
     run(async {
-        let mesh = Mesh::permissive(mirror().await.address).await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for request in [
             "GET /a HTTP/1.1\r\nhost: 127.0.0.1:19081\r\n\r\n",
             "GET /a HTTP/1.1\r\nhost:\r\n\r\n",
             "GET http://else.where/a HTTP/1.1\r\nhost: else.where\r\n\r\n",
         ] {
-            let answer = client.ask(request).await;
-            assert_eq!(answer.text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+            let answer = client.send_request(request).await;
+            assert_eq!(answer.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
         }
-        let old = client.ask("GET /a HTTP/1.0\r\n\r\n").await;
-        assert_eq!(old.text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
+        let old = client.send_request("GET /a HTTP/1.0\r\n\r\n").await;
+        assert_eq!(old.body_text(), "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080");
     });
 }
 
 #[test]
 fn the_http_proxy_takes_the_target_from_each_request() {
     run(async {
-        let app = mirror().await;
+        let app = start_mirror().await;
         let mesh = Mesh::permissive(app.address).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let mut client = Client::connect(proxy).await;
         for (request, expected) in [
             (
@@ -66,7 +68,7 @@ fn the_http_proxy_takes_the_target_from_each_request() {
                 "GET /a HTTP/1.1\r\nhost: ratings:9080",
             ),
         ] {
-            assert_eq!(client.ask(request).await.text(), expected, "{request}");
+            assert_eq!(client.send_request(request).await.body_text(), expected, "{request}");
         }
     });
 }
@@ -74,10 +76,14 @@ fn the_http_proxy_takes_the_target_from_each_request() {
 #[test]
 fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() {
     run(async {
-        let mesh = Mesh::permissive(mirror().await.address).await;
-        let plan = WorkloadPlan { egress: Egress::Deny, ..plan("productpage", Access::Permissive) };
-        mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
+        let plan = WorkloadPlan {
+            egress: Egress::Deny,
+            ..proxy_config("productpage", Access::Permissive)
+        };
+        mesh.client
+            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         for (authority, verdict) in [
             ("www.example.com", (403, Some("egress-denied"))),
             ("127.0.0.1:22", (403, Some("egress-denied"))),
@@ -90,17 +96,21 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
         ] {
             let mut client = Client::connect(proxy).await;
             let get = format!("GET http://{authority}/ HTTP/1.1\r\nhost: {authority}\r\n\r\n");
-            assert_eq!(client.ask(&get).await.verdict(), verdict, "{authority}");
+            assert_eq!(client.send_request(&get).await.verdict(), verdict, "{authority}");
             if authority.contains(':') {
                 let connect = format!("CONNECT {authority} HTTP/1.1\r\nhost: a\r\n\r\n");
-                assert_eq!(client.ask(&connect).await.verdict(), verdict, "{authority}");
-                assert_eq!(client.end().await, End::Clean);
+                assert_eq!(client.send_request(&connect).await.verdict(), verdict, "{authority}");
+                assert_eq!(client.read_end().await, End::Clean);
             }
         }
         // Names invented by an application are counted, but never under a label of their own.
-        let services: Vec<_> =
-            mesh.client.series().into_iter().map(|series| series.labels.service).collect();
-        assert_eq!(mesh.client.ended(), 12);
+        let services: Vec<_> = mesh
+            .client
+            .series_summaries()
+            .into_iter()
+            .map(|series| series.labels.service)
+            .collect();
+        assert_eq!(mesh.client.ended_count(), 12);
         assert!(services.iter().all(|name| ["", "bookinfo/ratings"].contains(&&**name)));
     });
 }
@@ -109,10 +119,14 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
 #[test]
 fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
     run(async {
-        let mesh = Mesh::permissive(mirror().await.address).await;
-        let plan = WorkloadPlan { egress: Egress::Deny, ..plan("productpage", Access::Permissive) };
-        mesh.client.know(plan, vec![view(Protocol::Http, &[mesh.endpoint()])]);
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
+        let plan = WorkloadPlan {
+            egress: Egress::Deny,
+            ..proxy_config("productpage", Access::Permissive)
+        };
+        mesh.client
+            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let (denied, unknown) = ((403, Some("egress-denied")), (404, Some("unknown-service")));
         for (authority, verdict) in [
             ("example.com:80", denied),
@@ -125,9 +139,9 @@ fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
         ] {
             let mut client = Client::connect(proxy).await;
             let get = format!("GET http://{authority}/ HTTP/1.1\r\nhost: {authority}\r\n\r\n");
-            assert_eq!(client.ask(&get).await.verdict(), verdict, "{authority}");
+            assert_eq!(client.send_request(&get).await.verdict(), verdict, "{authority}");
             let connect = format!("CONNECT {authority} HTTP/1.1\r\nhost: a\r\n\r\n");
-            assert_eq!(client.ask(&connect).await.verdict(), verdict, "{authority}");
+            assert_eq!(client.send_request(&connect).await.verdict(), verdict, "{authority}");
         }
     });
 }
@@ -135,45 +149,48 @@ fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
 #[test]
 fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() {
     run(async {
-        let outside = mirror().await;
-        let mesh = Mesh::permissive(mirror().await.address).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let outside = start_mirror().await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         // The port states of the sidecar's own application do not affect external destinations.
         let states = PortStates { otherwise: PortState::Down, ..PortStates::default() };
-        mesh.client.worker.world.application.set(states);
+        mesh.client.worker.world.application.set_states(states);
         let port = outside.address.port();
         let mut client = Client::connect(proxy).await;
         for host in ["127.0.0.1", "localhost"] {
             let get = format!("GET http://{host}:{port}/a?b HTTP/1.1\r\nhost: else\r\n\r\n");
             let expected = format!("GET /a?b HTTP/1.1\r\nhost: {host}:{port}");
-            assert_eq!(client.ask(&get).await.text(), expected);
+            assert_eq!(client.send_request(&get).await.body_text(), expected);
             let service = "GET http://ratings.bookinfo:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
-            assert_eq!(client.ask(service).await.status, 200);
+            assert_eq!(client.send_request(service).await.status, 200);
             let mut tunnel = Client::connect(proxy).await;
-            tunnel.send(format!("CONNECT {host}:{port} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
-            assert_eq!(tunnel.head().await.unwrap().status, 200);
-            assert_eq!(tunnel.ask(GET).await.text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
+            tunnel.send_bytes(format!("CONNECT {host}:{port} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
+            assert_eq!(tunnel.read_head().await.unwrap().status, 200);
+            assert_eq!(
+                tunnel.send_request(GET).await.body_text(),
+                "GET /ratings/1 HTTP/1.1\r\nhost: x"
+            );
         }
         // A request without an absolute URI is for the proxy itself, even if the proxy sent it to itself.
         let origin = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
-        assert_eq!(client.ask(&origin).await.verdict(), (404, Some("unknown-service")));
+        assert_eq!(client.send_request(&origin).await.verdict(), (404, Some("unknown-service")));
         let itself = format!("GET http://{proxy}/ HTTP/1.1\r\nhost: a\r\n\r\n");
-        assert_eq!(client.ask(&itself).await.verdict(), (404, Some("unknown-service")));
+        assert_eq!(client.send_request(&itself).await.verdict(), (404, Some("unknown-service")));
         let of_cluster = "GET http://absent.bookinfo.svc:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
-        assert_eq!(client.ask(of_cluster).await.verdict(), (404, Some("unknown-service")));
+        assert_eq!(client.send_request(of_cluster).await.verdict(), (404, Some("unknown-service")));
         let dead = super::fixture::closed_port();
         let dead = format!("GET http://{dead}/ HTTP/1.1\r\nhost: a\r\n\r\n");
-        assert_eq!(client.ask(&dead).await.verdict(), (503, Some("connect-failed")));
+        assert_eq!(client.send_request(&dead).await.verdict(), (503, Some("connect-failed")));
     });
 }
 
 #[test]
 fn a_target_of_another_scheme_goes_no_further_in_clear() {
     run(async {
-        let app = mirror().await;
+        let app = start_mirror().await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.accept_plaintext(Access::Permissive);
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let outside = app.address.to_string();
         for (at, authority) in [
             (proxy, &*outside),
@@ -191,32 +208,32 @@ fn a_target_of_another_scheme_goes_no_further_in_clear() {
                 ("wss", "wss://"),
             ] {
                 let request = format!("GET {scheme}://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
-                let answer = client.ask(&request).await;
+                let answer = client.send_request(&request).await;
                 assert_eq!(answer.verdict(), (501, Some("unsupported")), "{request}");
-                assert!(answer.text().contains(hint), "{}", answer.text());
+                assert!(answer.body_text().contains(hint), "{}", answer.body_text());
             }
             let request = format!("GET HTTP://{authority}/a HTTP/1.1\r\nhost: a\r\n\r\n");
-            assert_eq!(client.ask(&request).await.status, 200, "{request}");
+            assert_eq!(client.send_request(&request).await.status, 200, "{request}");
         }
-        assert_eq!(app.requests().len(), 4);
+        assert_eq!(app.received_requests().len(), 4);
     });
 }
 
 #[test]
 fn a_tunnel_is_a_listener_to_the_service_it_names() {
     run(async {
-        let app = mirror().await;
+        let app = start_mirror().await;
         for protocol in [Protocol::Http, Protocol::Detect, Protocol::Tcp] {
             let setup = Setup { protocol, ..Setup::default() };
             let mesh = Mesh::new(app.address, setup).await;
-            let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+            let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
             let mut client = Client::connect(proxy).await;
-            client.send("CONNECT ratings.bookinfo:9080 HTTP/1.1\r\nhost: a\r\n\r\n").await;
-            assert_eq!(client.head().await.unwrap().status, 200);
+            client.send_bytes("CONNECT ratings.bookinfo:9080 HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            assert_eq!(client.read_head().await.unwrap().status, 200);
             // A client that named the service itself keeps its own `Host`.
             for _ in 0..2 {
-                let answer = client.ask(GET).await;
-                assert_eq!(answer.text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
+                let answer = client.send_request(GET).await;
+                assert_eq!(answer.body_text(), "GET /ratings/1 HTTP/1.1\r\nhost: x");
             }
         }
     });
@@ -225,23 +242,23 @@ fn a_tunnel_is_a_listener_to_the_service_it_names() {
 #[test]
 fn a_client_may_send_through_a_tunnel_before_it_is_open() {
     run(async {
-        let mesh = Mesh::permissive(mirror().await.address).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let mut client = Client::connect(proxy).await;
-        client.send(format!("CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n{GET}")).await;
-        assert_eq!(client.head().await.unwrap().status, 200);
-        assert_eq!(client.answer().await.status, 200);
+        client.send_bytes(format!("CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n{GET}")).await;
+        assert_eq!(client.read_head().await.unwrap().status, 200);
+        assert_eq!(client.read_response().await.status, 200);
     });
 }
 
 #[test]
 fn a_tunnel_where_none_can_be_is_reported_so() {
     run(async {
-        let mesh = Mesh::permissive(mirror().await.address).await;
+        let mesh = Mesh::permissive(start_mirror().await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         let connect = "CONNECT ratings:9080 HTTP/1.1\r\nhost: a\r\n\r\n";
-        assert_eq!(client.ask(connect).await.verdict(), (501, Some("unsupported")));
-        assert_eq!(client.ask(GET).await.status, 200);
-        until(|| mesh.client.ended() == 2).await;
+        assert_eq!(client.send_request(connect).await.verdict(), (501, Some("unsupported")));
+        assert_eq!(client.send_request(GET).await.status, 200);
+        wait_until(|| mesh.client.ended_count() == 2).await;
     });
 }

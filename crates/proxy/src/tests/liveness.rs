@@ -12,7 +12,9 @@ use leno_traffic::Endpoints;
 use leno_wire::link::Event;
 use tokio::net::TcpListener;
 
-use super::fixture::{Application, Client, Mesh, OK, Peer, credential, endpoint, run, until};
+use super::fixture::{
+    Application, Client, Mesh, OK, Peer, meshed_endpoint, run, test_credential, wait_until,
+};
 use crate::upstream::Wait;
 use crate::upstream::priorities::Priorities;
 
@@ -20,23 +22,23 @@ const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi";
 
 /// Creates a listener without a process that accepts: the kernel completes connections, and no handshake ends.
-async fn dead(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
+async fn dead_endpoint(name: &str, account: Option<&str>) -> (Endpoint, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let dead = endpoint(name, listener.local_addr().unwrap(), account.unwrap_or("ratings"));
+    let dead = meshed_endpoint(name, listener.local_addr().unwrap(), account.unwrap_or("ratings"));
     let account = dead.account.clone().filter(|_| account.is_some());
     (Endpoint { account, ..dead }, listener)
 }
 
 /// Starts a sidecar that accepts links and requests, and never responds. Counts the requests.
-async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
+async fn start_silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let silent = endpoint(name, listener.local_addr().unwrap(), "ratings");
-    let identity = credential(&mesh.authority, "ratings");
+    let silent = meshed_endpoint(name, listener.local_addr().unwrap(), "ratings");
+    let identity = test_credential(&mesh.authority, "ratings");
     let taken = Rc::new(Cell::new(0));
     let counted = taken.clone();
     tokio::task::spawn_local(async move {
         let (tcp, _) = listener.accept().await.unwrap();
-        let mut peer = Peer::acceptor(tcp, &identity).await;
+        let mut peer = Peer::accept_link(tcp, &identity).await;
         while let Some(event) = peer.next().await {
             counted.set(counted.get() + usize::from(matches!(event, Event::Opened { .. })));
         }
@@ -48,8 +50,8 @@ async fn silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
 }
 
 /// The listener accepts links from now on: those that wait in the backlog, and probes. Counts the requests.
-fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
-    let identity = Rc::new(credential(&mesh.authority, "ratings"));
+fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
+    let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let served = Rc::new(Cell::new(0));
     let counted = served.clone();
     tokio::task::spawn_local(async move {
@@ -64,7 +66,11 @@ fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
                 while let Some(event) = peer.next().await {
                     if let Event::Opened { stream, .. } = event {
                         counted.set(counted.get() + 1);
-                        peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                        peer.send_head(
+                            stream,
+                            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+                            true,
+                        );
                     }
                     peer.flush().await;
                 }
@@ -74,18 +80,18 @@ fn answering(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
     served
 }
 
-async fn status(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
+async fn send_request(mesh: &Mesh, request: &str) -> (u16, Option<String>) {
     status_at(mesh.listener, request).await
 }
 
 async fn status_at(listener: SocketAddr, request: &str) -> (u16, Option<String>) {
-    let answer = Client::connect(listener).await.ask(request).await;
+    let answer = Client::connect(listener).await.send_request(request).await;
     let (status, reason) = answer.verdict();
     (status, reason.map(str::to_owned))
 }
 
 /// Sends sixteen requests at once.
-async fn together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
+async fn send_together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Option<String>)> {
     let ask = |_| tokio::task::spawn_local(status_at(listener, request));
     let asked: Vec<_> = (0..16).map(ask).collect();
     let mut answers = Vec::new();
@@ -98,41 +104,44 @@ async fn together(listener: SocketAddr, request: &'static str) -> Vec<(u16, Opti
 #[test]
 fn a_request_of_any_method_goes_to_one_endpoint_after_another_until_it_was_sent() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut listeners = Vec::new();
-        let mut all = vec![mesh.endpoint()];
+        let mut all = vec![mesh.server_endpoint()];
         for name in ["ratings-2", "ratings-3", "ratings-4", "ratings-5"] {
-            let (dead, listener) = dead(name, Some("ratings")).await;
+            let (dead, listener) = dead_endpoint(name, Some("ratings")).await;
             all.push(dead);
             listeners.push(listener);
         }
         mesh.route_to(&all);
         // Together: no request benefits from the failures of others.
-        for (status, reason) in together(mesh.listener, POST).await {
+        for (status, reason) in send_together(mesh.listener, POST).await {
             assert_eq!((status, reason), (200, None));
         }
-        assert_eq!((app.requests().len(), mesh.client.failures().len()), (16, 0));
+        assert_eq!((app.received_requests().len(), mesh.client.failure_counts().len()), (16, 0));
     });
 }
 
 #[test]
 fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let closed = Endpoint {
             account: None,
-            ..endpoint("ratings-2", super::fixture::closed_port(), "ratings")
+            ..meshed_endpoint("ratings-2", super::fixture::closed_port(), "ratings")
         };
-        let other =
-            Endpoint { id: endpoint("ratings-3", app.address, "ratings").id, ..closed.clone() };
-        let plain = Endpoint { account: None, ..endpoint("ratings-4", app.address, "ratings") };
+        let other = Endpoint {
+            id: meshed_endpoint("ratings-3", app.address, "ratings").id,
+            ..closed.clone()
+        };
+        let plain =
+            Endpoint { account: None, ..meshed_endpoint("ratings-4", app.address, "ratings") };
         for protocol in [Protocol::Http, Protocol::Tcp] {
             let all = [closed.clone(), other.clone(), plain.clone()];
-            mesh.client_knows(vec![super::fixture::view(protocol, &all)]);
+            mesh.client_knows(vec![super::fixture::service_config(protocol, &all)]);
             for _ in 0..8 {
-                assert_eq!(status(&mesh, POST).await, (200, None), "{protocol}");
+                assert_eq!(send_request(&mesh, POST).await, (200, None), "{protocol}");
             }
         }
     });
@@ -141,21 +150,21 @@ fn the_same_holds_for_endpoints_without_a_sidecar_and_for_bytes() {
 #[test]
 fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (silent, taken) = silent(&mesh, "ratings-2").await;
+        let (silent, taken) = start_silent(&mesh, "ratings-2").await;
         mesh.route_to(std::slice::from_ref(&silent));
         // A request that was sent and may have had its effect fails with a reason, long before the 20 s of two
         // keepalive intervals.
         let asked = Instant::now();
-        assert_eq!(status(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
+        assert_eq!(send_request(&mesh, POST).await, (502, Some("upstream-reset".to_owned())));
         assert!(asked.elapsed() < Duration::from_secs(16), "{:?}", asked.elapsed());
         assert_eq!(taken.get(), 1);
-        mesh.route_to(&[silent, mesh.endpoint()]);
+        mesh.route_to(&[silent, mesh.server_endpoint()]);
         for _ in 0..20 {
-            assert_eq!(status(&mesh, POST).await, (200, None));
+            assert_eq!(send_request(&mesh, POST).await, (200, None));
         }
-        assert_eq!((app.requests().len(), taken.get()), (20, 1));
+        assert_eq!((app.received_requests().len(), taken.get()), (20, 1));
     });
 }
 
@@ -163,41 +172,41 @@ fn a_link_that_is_silent_loses_its_requests_and_gets_no_new_ones() {
 #[test]
 fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stalled = endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
-        let identity = credential(&mesh.authority, "ratings");
+        let stalled = meshed_endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
+        let identity = test_credential(&mesh.authority, "ratings");
         let goes_on = Rc::new(tokio::sync::Notify::new());
         let (taken, released) = (Rc::new(Cell::new(false)), goes_on.clone());
         let counted = taken.clone();
         tokio::task::spawn_local(async move {
             let (tcp, _) = listener.accept().await.unwrap();
-            let mut peer = Peer::acceptor(tcp, &identity).await;
+            let mut peer = Peer::accept_link(tcp, &identity).await;
             while let Some(event) = peer.next().await {
                 let Event::Opened { stream, .. } = event else { continue };
                 if !counted.replace(true) {
                     released.notified().await;
                 }
-                peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                peer.send_head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
                 peer.flush().await;
             }
         });
         mesh.route_to(std::slice::from_ref(&stalled));
         let listener = mesh.listener;
         let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
-        until(|| taken.get()).await;
-        let upstream = mesh.client.worker.upstream(&Arc::new(stalled.clone()));
-        until(|| !upstream.is_usable(Instant::now())).await;
-        mesh.route_to(&[stalled, mesh.endpoint()]);
+        wait_until(|| taken.get()).await;
+        let upstream = mesh.client.worker.upstream_for(&Arc::new(stalled.clone()));
+        wait_until(|| !upstream.is_usable(Instant::now())).await;
+        mesh.route_to(&[stalled, mesh.server_endpoint()]);
         for _ in 0..20 {
-            assert_eq!(status(&mesh, POST).await, (200, None));
+            assert_eq!(send_request(&mesh, POST).await, (200, None));
         }
-        assert_eq!(app.requests().len(), 20);
+        assert_eq!(app.received_requests().len(), 20);
         goes_on.notify_one();
         assert_eq!(waits.await.unwrap(), (200, None));
-        until(|| upstream.is_usable(Instant::now())).await;
-        assert!(mesh.client.failures().is_empty());
+        wait_until(|| upstream.is_usable(Instant::now())).await;
+        assert!(mesh.client.failure_counts().is_empty());
     });
 }
 
@@ -206,11 +215,11 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
 #[test]
 fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stalled = endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let stalled = meshed_endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let goes_on = Rc::new(tokio::sync::Notify::new());
         // The requests on each link, and the links that ended.
         let (requests, ended) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
@@ -220,7 +229,7 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
                 let (identity, counts) = (identity.clone(), counts.clone());
                 let (ends, released) = (ends.clone(), released.clone());
                 tokio::task::spawn_local(async move {
-                    let mut peer = Peer::acceptor(tcp, &identity).await;
+                    let mut peer = Peer::accept_link(tcp, &identity).await;
                     let number = counts.borrow().len();
                     counts.borrow_mut().push(0);
                     while let Some(event) = peer.next().await {
@@ -230,7 +239,11 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
                         if is_first {
                             released.notified().await;
                         }
-                        peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                        peer.send_head(
+                            stream,
+                            "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+                            true,
+                        );
                         peer.flush().await;
                     }
                     ends.set(ends.get() + 1);
@@ -240,67 +253,68 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
         mesh.route_to(std::slice::from_ref(&stalled));
         let listener = mesh.listener;
         let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
-        until(|| requests.borrow()[..] == [1]).await;
-        let upstream = mesh.client.worker.upstream(&Arc::new(stalled));
-        until(|| !upstream.is_usable(Instant::now())).await;
+        wait_until(|| requests.borrow()[..] == [1]).await;
+        let upstream = mesh.client.worker.upstream_for(&Arc::new(stalled));
+        wait_until(|| !upstream.is_usable(Instant::now())).await;
         mesh.client.worker.retire_upstreams();
         goes_on.notify_one();
         assert_eq!(waits.await.unwrap(), (200, None));
-        until(|| upstream.is_usable(Instant::now())).await;
-        assert_eq!(status(&mesh, POST).await, (200, None));
+        wait_until(|| upstream.is_usable(Instant::now())).await;
+        assert_eq!(send_request(&mesh, POST).await, (200, None));
         assert_eq!(requests.borrow()[..], [1, 1], "each link has carried one request");
-        until(|| ended.get() == 1).await;
+        wait_until(|| ended.get() == 1).await;
     });
 }
 
 #[test]
 fn an_idempotent_request_on_a_silent_link_is_answered_by_another_endpoint() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (silent, taken) = silent(&mesh, "ratings-2").await;
-        mesh.route_to(&[silent, mesh.endpoint()]);
-        for (status, reason) in together(mesh.listener, GET).await {
+        let (silent, taken) = start_silent(&mesh, "ratings-2").await;
+        mesh.route_to(&[silent, mesh.server_endpoint()]);
+        for (status, reason) in send_together(mesh.listener, GET).await {
             assert_eq!((status, reason), (200, None));
         }
         assert!(taken.get() > 0);
-        assert_eq!(mesh.client.failures().len(), 0);
+        assert_eq!(mesh.client.failure_counts().len(), 0);
     });
 }
 
 #[test]
 fn an_endpoint_that_answers_again_gets_requests_again() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (dead, listener) = dead("ratings-2", Some("ratings")).await;
-        mesh.route_to(&[dead, mesh.endpoint()]);
+        let (dead, listener) = dead_endpoint("ratings-2", Some("ratings")).await;
+        mesh.route_to(&[dead, mesh.server_endpoint()]);
         for _ in 0..20 {
-            assert_eq!(status(&mesh, POST).await, (200, None));
+            assert_eq!(send_request(&mesh, POST).await, (200, None));
         }
-        let served = answering(&mesh, listener);
+        let served = accept_links(&mesh, listener);
         while served.get() == 0 {
-            assert_eq!(status(&mesh, GET).await, (200, None));
+            assert_eq!(send_request(&mesh, GET).await, (200, None));
         }
-        until(|| served.get() > 0).await;
+        wait_until(|| served.get() > 0).await;
     });
 }
 
 #[test]
 fn a_preferred_endpoint_is_probed_while_another_list_serves() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (dead, listener) = dead("ratings-2", Some("ratings")).await;
+        let (dead, listener) = dead_endpoint("ratings-2", Some("ratings")).await;
         let list = |endpoint: &Endpoint| -> Endpoints { [Arc::new(endpoint.clone())].into() };
-        let others: Arc<[Endpoints]> = [list(&mesh.endpoint())].into();
+        let others: Arc<[Endpoints]> = [list(&mesh.server_endpoint())].into();
         let priorities = Priorities::new(list(&dead), Some(others));
         assert_eq!(priorities.len(), 2);
         let worker = &mesh.client.worker;
-        let preferred = worker.upstream(&Arc::new(dead));
-        assert!(preferred.lease(worker, None, Wait::Short).await.is_err());
-        assert!(priorities.has_yielded(priorities.serving(worker, None, None)));
-        let _served = answering(&mesh, listener);
-        until(|| !priorities.has_yielded(priorities.serving(worker, None, None))).await;
+        let preferred = worker.upstream_for(&Arc::new(dead));
+        assert!(preferred.acquire(worker, None, Wait::Short).await.is_err());
+        assert!(priorities.has_yielded(priorities.serving_endpoints(worker, None, None)));
+        let _served = accept_links(&mesh, listener);
+        wait_until(|| !priorities.has_yielded(priorities.serving_endpoints(worker, None, None)))
+            .await;
     });
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leno_telemetry::{Gauge, spent};
+use leno_telemetry::{Gauge, read_spent};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
+use super::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until};
 
 /// Measured in a process without other tests.
 #[test]
@@ -23,7 +23,7 @@ fn an_idle_connection_holds_no_buffers() {
 #[ignore = "started by `an_idle_connection_holds_no_buffers`, in a process of its own"]
 fn measured_alone() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut setup = Setup::default();
         setup.limits.rest_after = Duration::ZERO;
         let mesh = Mesh::new(app.address, setup).await;
@@ -40,7 +40,7 @@ fn measured_alone() {
             clients.push(open().await);
         }
         let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
-        until(|| downstream() == CONNECTIONS + 1).await;
+        wait_until(|| downstream() == CONNECTIONS + 1).await;
         let after = own_kib();
         let each = after.saturating_sub(before).div_ceil(CONNECTIONS);
         let report = format!("\n{REPORT}{each}\n");
@@ -51,7 +51,7 @@ fn measured_alone() {
 /// Returns the memory of this process that belongs to no file. Pages of the program count as private once the
 /// last other process of this program ends.
 fn own_kib() -> u64 {
-    spent(std::process::id()).unwrap().own_kib
+    read_spent(std::process::id()).unwrap().own_kib
 }
 
 /// Few enough for the usual limit of descriptors: each takes two in this process.

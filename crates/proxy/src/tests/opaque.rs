@@ -16,40 +16,41 @@ use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, credential, run, until, view,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, run, service_config, test_credential,
+    wait_until,
 };
 use super::http2;
 
-async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
+async fn protocol_mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
     Mesh::new(application, Setup { protocol, ..Setup::default() }).await
 }
 
-fn name(kind: ServicePolicyKind) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {
     ServicePolicyName::new(kind, "bookinfo", "guard").unwrap()
 }
 
-pub(super) fn limit(limits: RateLimits) -> PortLimits {
-    PortLimits { policy: name(ServicePolicyKind::RateLimit), limits }
+pub(super) fn port_limits(limits: RateLimits) -> PortLimits {
+    PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits }
 }
 
 /// A burst of `size`, and one more each hour.
-fn rate(size: u32) -> Rate {
+fn hourly_rate(size: u32) -> Rate {
     Rate { count: 1, time: Duration::from_secs(3600), size }
 }
 
-pub(super) fn rule(size: u32) -> RateRule {
+pub(super) fn rate_rule(size: u32) -> RateRule {
     RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
         each: Each::Nothing,
-        rate: rate(size),
+        rate: hourly_rate(size),
         is_last: false,
         answer: FixedAnswer::default(),
     }
 }
 
-fn server() -> CheckService {
+fn test_service() -> CheckService {
     let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
     CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
@@ -73,18 +74,21 @@ type Change = Box<dyn Fn(WorkloadPlan) -> WorkloadPlan>;
 
 /// Returns all policies that may decide by request at a port, and whether each allows bytes at a port declared
 /// `TCP`.
-fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
+fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let limited = |limits: RateLimits| {
-        move |plan| WorkloadPlan { limits: [(port, vec![limit(limits.clone())])].into(), ..plan }
+        move |plan| WorkloadPlan {
+            limits: [(port, vec![port_limits(limits.clone())])].into(),
+            ..plan
+        }
     };
     let guarded = |kind, guard: Guard| {
-        let guard = PortGuard { policy: name(kind), guard };
+        let guard = PortGuard { policy: policy_name(kind), guard };
         move |plan| WorkloadPlan { guards: [(port, vec![guard.clone()])].into(), ..plan }
     };
     let tokens =
         |required| Guard::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
     let authorization = Guard::Authorization(Box::new(Authorization {
-        check_service: server(),
+        check_service: test_service(),
         requests: Vec::new(),
         headers: None,
         context: Vec::new(),
@@ -92,14 +96,14 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     }));
     let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
     let global = GlobalLimit {
-        check_service: server(),
+        check_service: test_service(),
         domain: "shop".to_owned(),
         descriptors: vec![Descriptor { requests: Vec::new(), entries: vec![entry], hits: 1 }],
         answer: FixedAnswer::default(),
         tells: false,
     };
     let all = RateLimits::default;
-    let connections = Some(rate(1000));
+    let connections = Some(hourly_rate(1000));
     let at_once = Some(Concurrency { requests: 1, ..Concurrency::default() });
     let (jwt, external) =
         (ServicePolicyKind::JwtValidation, ServicePolicyKind::ExternalAuthorization);
@@ -107,7 +111,7 @@ fn policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         (
             "rules",
             true,
-            Box::new(limited(RateLimits { rules: vec![rule(2)], connections, ..all() })),
+            Box::new(limited(RateLimits { rules: vec![rate_rule(2)], connections, ..all() })),
         ),
         ("concurrency", true, Box::new(limited(RateLimits { concurrency: at_once, ..all() }))),
         ("global", true, Box::new(limited(RateLimits { global: Some(Box::new(global)), ..all() }))),
@@ -124,20 +128,21 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
         let all =
             [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Detect, Protocol::Tcp];
         for protocol in all {
-            let app = Application::canned(OK).await;
-            let mesh = mesh(app.address, protocol).await;
-            let identity = credential(&mesh.authority, "productpage");
-            for (policy, passes_tcp, enforced) in policies(app.address.port()) {
-                let before = mesh.server.failures().get("denied-by-policy").copied().unwrap_or(0);
+            let app = Application::with_response(OK).await;
+            let mesh = protocol_mesh(app.address, protocol).await;
+            let identity = test_credential(&mesh.authority, "productpage");
+            for (policy, passes_tcp, enforced) in request_policies(app.address.port()) {
+                let before =
+                    mesh.server.failure_counts().get("denied-by-policy").copied().unwrap_or(0);
                 mesh.enforce_with(&enforced);
                 // A program that a mesh member runs in place of its sidecar.
-                let mut peer = Peer::opener(mesh.inbound, &identity).await;
-                let stream = peer.open(StreamKind::Tcp, "", false);
+                let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+                let stream = peer.open_stream(StreamKind::Tcp, "", false);
                 let mut answer = peer.next().await.unwrap();
                 if protocol == Protocol::Detect {
                     // Requests may follow.
                     assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
-                    peer.data(stream, b"\0", false);
+                    peer.send_data(stream, b"\0", false);
                     answer = reset_of(&mut peer).await;
                 }
                 if protocol == Protocol::Tcp && passes_tcp {
@@ -151,9 +156,9 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                     reason: "denied-by-policy".into(),
                 };
                 assert_eq!(answer, expected, "{policy} {protocol:?}");
-                let denied = || mesh.server.failures().get("denied-by-policy").copied();
+                let denied = || mesh.server.failure_counts().get("denied-by-policy").copied();
                 // An open connection of a `TCP` port may be closed at the same time.
-                until(|| denied() > Some(before)).await;
+                wait_until(|| denied() > Some(before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
             assert!(app.seen.borrow().is_empty(), "{protocol:?}");
@@ -163,7 +168,7 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
 
 /// The program that a member runs in place of its sidecar sends requests to a port declared `TCP`.
 async fn no_request_passes(mesh: &Mesh, policy: &str) {
-    let identity = credential(&mesh.authority, "productpage");
+    let identity = test_credential(&mesh.authority, "productpage");
     for pieces in [
         &[GET][..],
         &["GE", "T /ratings HTTP/1.1\r\n\r\n"],
@@ -171,11 +176,11 @@ async fn no_request_passes(mesh: &Mesh, policy: &str) {
         &["ANY  x HTTP/1.1\r\n\r\n"],
         &["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
     ] {
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        let stream = peer.open(StreamKind::Tcp, "", false);
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        let stream = peer.open_stream(StreamKind::Tcp, "", false);
         assert!(matches!(peer.next().await, Some(Event::Head { .. })));
         for piece in pieces {
-            peer.data(stream, piece.as_bytes(), false);
+            peer.send_data(stream, piece.as_bytes(), false);
         }
         loop {
             match peer.next().await.unwrap() {
@@ -193,16 +198,16 @@ async fn no_request_passes(mesh: &Mesh, policy: &str) {
 #[test]
 fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them() {
     run(async {
-        let app = Application::canned(OK).await;
-        for (policy, _, enforced) in policies(app.address.port()) {
-            let mesh = mesh(app.address, Protocol::Tcp).await;
+        let app = Application::with_response(OK).await;
+        for (policy, _, enforced) in request_policies(app.address.port()) {
+            let mesh = protocol_mesh(app.address, Protocol::Tcp).await;
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(GET).await.status, 200, "{policy}");
+            assert_eq!(client.send_request(GET).await.status, 200, "{policy}");
             mesh.enforce_with(&enforced);
-            assert_eq!(client.end().await, End::Reset, "{policy}");
+            assert_eq!(client.read_end().await, End::Reset, "{policy}");
             let mut later = Client::connect(mesh.listener).await;
-            later.send(GET).await;
-            assert_eq!(later.end().await, End::Reset, "{policy}");
+            later.send_bytes(GET).await;
+            assert_eq!(later.read_end().await, End::Reset, "{policy}");
         }
     });
 }
@@ -211,17 +216,17 @@ fn requests_at_a_port_that_is_declared_tcp_are_cut_when_a_policy_has_to_see_them
 fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.send("hello").await;
-            drop(client.last().await);
+            client.send_bytes("hello").await;
+            drop(client.read_rest().await);
         })
         .await;
-        for (policy, _, enforced) in policies(app.address.port()) {
-            let mesh = mesh(app.address, Protocol::Detect).await;
+        for (policy, _, enforced) in request_policies(app.address.port()) {
+            let mesh = protocol_mesh(app.address, Protocol::Detect).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send("\0").await;
-            assert_eq!(client.bytes(5).await, b"hello", "{policy}");
+            client.send_bytes("\0").await;
+            assert_eq!(client.read_exactly(5).await, b"hello", "{policy}");
             mesh.enforce_with(&enforced);
-            assert_eq!(client.end().await, End::Reset, "{policy}");
+            assert_eq!(client.read_end().await, End::Reset, "{policy}");
         }
     });
 }
@@ -230,18 +235,18 @@ fn a_connection_that_is_open_is_cut_when_a_policy_has_to_see_requests() {
 fn connections_are_counted_where_nothing_else_is_bounded() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.send("hello").await;
+            client.send_bytes("hello").await;
         })
         .await;
         for protocol in [Protocol::Tcp, Protocol::Detect] {
-            let mesh = mesh(app.address, protocol).await;
-            let limits = RateLimits { connections: Some(rate(2)), ..RateLimits::default() };
-            mesh.guard(Vec::new(), vec![limit(limits)]);
+            let mesh = protocol_mesh(app.address, protocol).await;
+            let limits = RateLimits { connections: Some(hourly_rate(2)), ..RateLimits::default() };
+            mesh.set_guards(Vec::new(), vec![port_limits(limits)]);
             for let_in in [true, true, false] {
                 let mut client = Client::connect(mesh.listener).await;
-                client.send("\0").await;
+                client.send_bytes("\0").await;
                 let expected = if let_in { b"hello".to_vec() } else { Vec::new() };
-                assert_eq!(client.last().await.0, expected, "{protocol:?}");
+                assert_eq!(client.read_rest().await.0, expected, "{protocol:?}");
             }
         }
     });
@@ -250,30 +255,30 @@ fn connections_are_counted_where_nothing_else_is_bounded() {
 #[test]
 fn empty_lines_before_a_request_hide_it_from_no_limit() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address, Protocol::Detect).await;
-        mesh.guard(
+        let app = Application::with_response(OK).await;
+        let mesh = protocol_mesh(app.address, Protocol::Detect).await;
+        mesh.set_guards(
             Vec::new(),
-            vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
+            vec![port_limits(RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() })],
         );
         for status in [200, 200, 429] {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(&format!("\r\n\r\n{GET}")).await.status, status);
+            assert_eq!(client.send_request(&format!("\r\n\r\n{GET}")).await.status, status);
         }
         // Some servers treat a bare line feed as an empty line: no such byte reaches one.
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(&format!("\n{GET}")).await.status, 400);
+        assert_eq!(client.send_request(&format!("\n{GET}")).await.status, 400);
         assert_eq!(app.seen.borrow().len(), 2);
     });
 }
 
 /// Returns the status of a call, as the application reported it.
-async fn ask(listener: std::net::SocketAddr, path: &str) -> Option<u16> {
-    call(&mut http2::connect(listener).await, path).await
+async fn call_status(listener: std::net::SocketAddr, path: &str) -> Option<u16> {
+    call_on(&mut http2::connect_client(listener).await, path).await
 }
 
 /// The same on a connection that stays open.
-pub(super) async fn call(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
+pub(super) async fn call_on(client: &mut SendRequest<Bytes>, path: &str) -> Option<u16> {
     let uri = format!("http://ratings.bookinfo:9080{path}");
     let request = http::Request::get(uri).body(()).unwrap();
     let (response, _) = client.send_request(request, true).ok()?;
@@ -281,7 +286,7 @@ pub(super) async fn call(client: &mut SendRequest<Bytes>, path: &str) -> Option<
 }
 
 pub(super) async fn application_of_http2() -> Application {
-    http2::application(|_, mut respond| async move {
+    http2::start_application(|_, mut respond| async move {
         drop(respond.send_response(Response::new(()), true).unwrap());
     })
     .await
@@ -291,22 +296,22 @@ pub(super) async fn application_of_http2() -> Application {
 fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declared() {
     run(async {
         let app = application_of_http2().await;
-        let mesh = mesh(app.address, Protocol::Detect).await;
-        let mut first = http2::connect(mesh.listener).await;
-        assert_eq!(call(&mut first, "/admin").await, Some(200));
-        mesh.guard(
+        let mesh = protocol_mesh(app.address, Protocol::Detect).await;
+        let mut first = http2::connect_client(mesh.listener).await;
+        assert_eq!(call_on(&mut first, "/admin").await, Some(200));
+        mesh.set_guards(
             Vec::new(),
-            vec![limit(RateLimits { rules: vec![rule(2)], ..RateLimits::default() })],
+            vec![port_limits(RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() })],
         );
         for status in [200, 200, 429] {
-            assert_eq!(ask(mesh.listener, "/ratings").await, Some(status));
+            assert_eq!(call_status(mesh.listener, "/ratings").await, Some(status));
         }
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
         for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
-            assert_eq!(ask(mesh.listener, path).await, Some(status), "{path}");
+            assert_eq!(call_status(mesh.listener, path).await, Some(status), "{path}");
         }
-        assert_eq!(mesh.server.failures().get("denied-by-policy"), Some(&2));
-        assert_eq!(call(&mut first, "/ratings").await, Some(200), "it was never one of bytes");
+        assert_eq!(mesh.server.failure_counts().get("denied-by-policy"), Some(&2));
+        assert_eq!(call_on(&mut first, "/ratings").await, Some(200), "it was never one of bytes");
     });
 }
 
@@ -323,15 +328,15 @@ async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> Even
 #[test]
 fn what_only_says_that_it_is_http2_passes_no_policy() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address, Protocol::Detect).await;
-        let limits = RateLimits { rules: vec![rule(2)], ..RateLimits::default() };
-        mesh.guard(Vec::new(), vec![limit(limits)]);
-        let identity = credential(&mesh.authority, "productpage");
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        let stream = peer.open(StreamKind::Tcp, "h2", false);
+        let app = Application::with_response(OK).await;
+        let mesh = protocol_mesh(app.address, Protocol::Detect).await;
+        let limits = RateLimits { rules: vec![rate_rule(2)], ..RateLimits::default() };
+        mesh.set_guards(Vec::new(), vec![port_limits(limits)]);
+        let identity = test_credential(&mesh.authority, "productpage");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        let stream = peer.open_stream(StreamKind::Tcp, "h2", false);
         assert!(matches!(peer.next().await, Some(Event::Head { .. })));
-        peer.data(stream, b"\0\r\n", false);
+        peer.send_data(stream, b"\0\r\n", false);
         let answer = reset_of(&mut peer).await;
         assert!(matches!(answer, Event::Reset { code: ResetCode::Denied, .. }), "{answer:?}");
         assert_eq!(app.accepted.get(), 0);
@@ -342,20 +347,20 @@ fn what_only_says_that_it_is_http2_passes_no_policy() {
 fn http2_in_clear_text_is_judged_as_well() {
     run(async {
         let app = application_of_http2().await;
-        let mesh = mesh(app.address, Protocol::Detect).await;
+        let mesh = protocol_mesh(app.address, Protocol::Detect).await;
         let in_clear = |plan| WorkloadPlan { plaintext: Plaintext::Accept, ..plan };
         mesh.enforce_with(&in_clear);
-        assert_eq!(ask(mesh.inbound, "/admin").await, Some(200));
+        assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
         mesh.enforce_with(&|plan| in_clear(WorkloadPlan { inbound: denies_some(), ..plan }));
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
-            assert_eq!(ask(mesh.inbound, path).await, Some(status), "{path}");
+            assert_eq!(call_status(mesh.inbound, path).await, Some(status), "{path}");
         }
     });
 }
 
 /// Makes the client's sidecar answer each request with a fault.
 pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
-    let mut service = view(protocol, &[mesh.endpoint()]);
+    let mut service = service_config(protocol, &[mesh.server_endpoint()]);
     let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
@@ -364,7 +369,7 @@ pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
         delay: None,
         abort: Some(abort),
     };
-    let policy = name(ServicePolicyKind::FaultInjection);
+    let policy = policy_name(ServicePolicyKind::FaultInjection);
     let faults = Some(Faults { policy, rules: vec![rule] });
     for port in service.ports.values_mut() {
         port.traffic_policy = TrafficPolicy { faults: faults.clone(), ..TrafficPolicy::default() };
@@ -377,18 +382,18 @@ fn faults_are_injected_into_requests_and_nothing_else_passes() {
     run(async {
         for (protocol, passes) in [(Protocol::Detect, false), (Protocol::Tcp, true)] {
             let app = Application::start(|mut client| async move {
-                client.send("hello").await;
+                client.send_bytes("hello").await;
             })
             .await;
-            let mesh = mesh(app.address, protocol).await;
+            let mesh = protocol_mesh(app.address, protocol).await;
             inject_faults(&mesh, protocol);
             let mut client = Client::connect(mesh.listener).await;
-            client.send("\0").await;
+            client.send_bytes("\0").await;
             let expected = if passes { b"hello".to_vec() } else { Vec::new() };
-            assert_eq!(client.last().await.0, expected, "{protocol:?}");
+            assert_eq!(client.read_rest().await.0, expected, "{protocol:?}");
             drop(client);
-            until(|| mesh.client.ended() == 1).await;
-            let denied = mesh.client.failures().get("denied-by-policy").copied();
+            wait_until(|| mesh.client.ended_count() == 1).await;
+            let denied = mesh.client.failure_counts().get("denied-by-policy").copied();
             assert_eq!(denied, (!passes).then_some(1));
         }
     });

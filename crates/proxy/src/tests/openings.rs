@@ -17,21 +17,22 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::fixture::{
-    Answer, Application, Client, End, GET, Mesh, OK, Setup, account, plan, run, service,
+    Answer, Application, Client, End, GET, Mesh, OK, Setup, proxy_config, run, service_account,
+    test_service,
 };
 use super::http2;
 
 impl Mesh {
     /// Sets the access and the ingress rules of the server's configuration.
-    fn open(&self, access: Access, openings: Vec<Opening>) {
+    fn set_rules(&self, access: Access, openings: Vec<Opening>) {
         let (port, protocol) = (self.server.port, self.setup.protocol);
         let ports = vec![WorkloadPort { name: None, port, protocol }];
-        let served = BTreeMap::from([(port, service())]);
-        let plan = WorkloadPlan { ports, served, openings, ..plan("ratings", access) };
-        self.server.know(WorkloadPlan { plaintext: Plaintext::Refuse, ..plan }, Vec::new());
+        let served = BTreeMap::from([(port, test_service())]);
+        let plan = WorkloadPlan { ports, served, openings, ..proxy_config("ratings", access) };
+        self.server.apply_config(WorkloadPlan { plaintext: Plaintext::Refuse, ..plan }, Vec::new());
     }
 
-    fn opening(&self, entry: Entry, range: &str) -> Opening {
+    fn ingress_rule(&self, entry: Entry, range: &str) -> Opening {
         Opening {
             policy: "IngressBackend bookinfo/web".parse().unwrap(),
             port: self.server.port,
@@ -49,9 +50,9 @@ impl Mesh {
         name: &'static str,
     ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
         let roots = self.server.worker.world.credential().unwrap().roots().clone();
-        let server = account("ratings");
+        let server = service_account("ratings");
         let id = leno_model::SpiffeId {
-            trust_domain: plan("ratings", Access::Permissive).trust_domain,
+            trust_domain: proxy_config("ratings", Access::Permissive).trust_domain,
             account: server,
         };
         let config = join_client_config(&roots, &id, &[b"http/1.1"]).unwrap();
@@ -69,7 +70,7 @@ impl Mesh {
         name: &str,
         alpn: &'static [u8],
     ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
-        let trust_domain = plan("ratings", Access::Permissive).trust_domain;
+        let trust_domain = proxy_config("ratings", Access::Permissive).trust_domain;
         let secret = SecretName::new("bookinfo", "batch-tls").unwrap();
         let (id, names) =
             (ExternalPrincipalId { trust_domain, secret }, [Name::new(name).unwrap()]);
@@ -77,11 +78,11 @@ impl Mesh {
         let hour = Duration::from_secs(3600);
         let made = ExternalCertificate::issue(&self.authority, subject, hour, SystemTime::now());
         let made = made.unwrap();
-        let chain = CertificateDer::pem_slice_iter(made.chain().as_bytes());
+        let chain = CertificateDer::pem_slice_iter(made.chain_pem().as_bytes());
         let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-        let key = PrivateKeyDer::from_pem_slice(made.key().as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(made.key_pem().as_bytes()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
-        for root in CertificateDer::pem_slice_iter(made.roots().as_bytes()) {
+        for root in CertificateDer::pem_slice_iter(made.roots_pem().as_bytes()) {
             roots.add(root.unwrap()).unwrap();
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -101,13 +102,13 @@ impl Mesh {
     /// Returns the status of a request of such a principal.
     async fn asked_by_external_principal(&self, name: &str) -> Option<u16> {
         let mut client = self.external_principal(name, b"http/1.1").await.ok()?;
-        client.send(GET).await;
-        client.head().await.map(|head| head.status)
+        client.send_bytes(GET).await;
+        client.read_head().await.map(|head| head.status)
     }
 }
 
-async fn mesh() -> (Application, Mesh) {
-    let app = Application::answering(|_: &Answer| OK.to_owned()).await;
+async fn start_mesh() -> (Application, Mesh) {
+    let app = Application::respond_with(|_: &Answer| OK.to_owned()).await;
     let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http, ..Setup::default() }).await;
     (app, mesh)
 }
@@ -121,19 +122,19 @@ const NOBODY: Access = Access::Strict(Vec::new());
 #[test]
 fn an_address_that_is_named_is_let_in_and_no_other() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         // Also in strict mode with policies that name no client.
         for access in [Access::Permissive, NOBODY] {
-            mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "10.0.0.0/8")]);
+            mesh.set_rules(access.clone(), vec![mesh.ingress_rule(Entry::Http, "10.0.0.0/8")]);
             let mut other = Client::connect(mesh.inbound).await;
-            other.send(GET).await;
-            assert_eq!(other.end().await, End::Reset, "{access:?}");
-            mesh.open(access.clone(), vec![mesh.opening(Entry::Http, "127.0.0.0/8")]);
+            other.send_bytes(GET).await;
+            assert_eq!(other.read_end().await, End::Reset, "{access:?}");
+            mesh.set_rules(access.clone(), vec![mesh.ingress_rule(Entry::Http, "127.0.0.0/8")]);
             let mut named = Client::connect(mesh.inbound).await;
-            assert_eq!(named.ask(GET).await.status, 200, "{access:?}");
+            assert_eq!(named.send_request(GET).await.status, 200, "{access:?}");
             // Removing the rule closes open connections.
-            mesh.open(access.clone(), Vec::new());
-            named.end().await;
+            mesh.set_rules(access.clone(), Vec::new());
+            named.read_end().await;
         }
     });
 }
@@ -141,16 +142,19 @@ fn an_address_that_is_named_is_let_in_and_no_other() {
 #[test]
 fn only_the_requests_that_are_named_are_let_in() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         let path = PathMatch::Exact("/open".to_owned());
         let request =
             RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() };
         for access in [Access::Permissive, NOBODY] {
-            let opening = mesh.opening(Entry::Http, "127.0.0.1/32");
-            mesh.open(access, vec![Opening { requests: Some(vec![request.clone()]), ..opening }]);
+            let opening = mesh.ingress_rule(Entry::Http, "127.0.0.1/32");
+            mesh.set_rules(
+                access,
+                vec![Opening { requests: Some(vec![request.clone()]), ..opening }],
+            );
             let mut client = Client::connect(mesh.inbound).await;
-            assert_eq!(client.ask(&get("/open")).await.status, 200);
-            let closed = client.ask(&get("/closed")).await;
+            assert_eq!(client.send_request(&get("/open")).await.status, 200);
+            let closed = client.send_request(&get("/closed")).await;
             assert_eq!(closed.verdict(), (404, Some("no-policy-route")));
         }
     });
@@ -159,28 +163,31 @@ fn only_the_requests_that_are_named_are_let_in() {
 #[test]
 fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         let https = |proof, names: &[&str]| Entry::Https {
             proof,
             server_names: names.iter().map(ToString::to_string).collect(),
         };
-        mesh.open(
+        mesh.set_rules(
             NOBODY,
-            vec![mesh.opening(https(Proof::Skipped, &["a.example"]), "127.0.0.1/32")],
+            vec![mesh.ingress_rule(https(Proof::Skipped, &["a.example"]), "127.0.0.1/32")],
         );
         let mut client = mesh.external_client("a.example").await.unwrap();
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         // The rule does not allow plaintext.
         let mut clear = Client::connect(mesh.inbound).await;
-        clear.send(GET).await;
-        assert_eq!(clear.end().await, End::Reset);
+        clear.send_bytes(GET).await;
+        assert_eq!(clear.read_end().await, End::Reset);
         let mut other = mesh.external_client("b.example").await.unwrap();
-        assert_eq!(other.end().await, End::Reset);
-        mesh.open(NOBODY, vec![mesh.opening(https(Proof::Required, &[]), "127.0.0.1/32")]);
+        assert_eq!(other.read_end().await, End::Reset);
+        mesh.set_rules(
+            NOBODY,
+            vec![mesh.ingress_rule(https(Proof::Required, &[]), "127.0.0.1/32")],
+        );
         let refused = match mesh.external_client("a.example").await {
             Ok(mut client) => {
-                client.send(GET).await;
-                client.end().await == End::Reset
+                client.send_bytes(GET).await;
+                client.read_end().await == End::Reset
             }
             Err(_) => true,
         };
@@ -191,14 +198,14 @@ fn without_a_certificate_only_where_it_is_skipped_and_by_the_name_that_is_meant(
 #[test]
 fn a_certificate_that_is_named_needs_no_other_policy() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         let entry = Entry::Https { proof: Proof::Required, server_names: Vec::new() };
         for (who, status) in [("productpage", 200), ("reviews", 403)] {
-            let opening = mesh.opening(entry.clone(), "127.0.0.1/32");
-            let accounts = vec![account(who)];
-            mesh.open(NOBODY, vec![Opening { accounts, ..opening }]);
+            let opening = mesh.ingress_rule(entry.clone(), "127.0.0.1/32");
+            let accounts = vec![service_account(who)];
+            mesh.set_rules(NOBODY, vec![Opening { accounts, ..opening }]);
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(GET).await.status, status, "{who}");
+            assert_eq!(client.send_request(GET).await.status, status, "{who}");
         }
     });
 }
@@ -206,21 +213,21 @@ fn a_certificate_that_is_named_needs_no_other_policy() {
 #[test]
 fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         let external_principals = |names: &[&str], proof| Opening {
             external_principals: names.iter().map(|name| Name::new(name).unwrap()).collect(),
-            ..mesh.opening(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
+            ..mesh.ingress_rule(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
         };
         // A mesh that allows every member does not therefore allow external principals.
         for access in [Access::Permissive, NOBODY] {
-            mesh.open(access.clone(), Vec::new());
+            mesh.set_rules(access.clone(), Vec::new());
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
             let opening = external_principals(&["other.corp.example"], Proof::Required);
-            mesh.open(access.clone(), vec![opening]);
+            mesh.set_rules(access.clone(), vec![opening]);
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,
                 None,
@@ -229,20 +236,20 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
             let opening = external_principals(&["batch.corp.example"], Proof::Required);
             let mut other = opening.clone();
             other.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
-            mesh.open(access.clone(), vec![other]);
+            mesh.set_rules(access.clone(), vec![other]);
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
-            mesh.open(access.clone(), vec![opening]);
+            mesh.set_rules(access.clone(), vec![opening]);
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,
                 Some(200),
                 "{access:?}"
             );
             // A client that needs no certificate may present one.
-            mesh.open(access.clone(), vec![external_principals(&[], Proof::Skipped)]);
+            mesh.set_rules(access.clone(), vec![external_principals(&[], Proof::Skipped)]);
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,
                 Some(200),
@@ -255,18 +262,18 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
 #[test]
 fn no_account_opens_to_a_external_principal_and_no_link_is_a_external_principals() {
     run(async {
-        let (_app, mesh) = mesh().await;
+        let (_app, mesh) = start_mesh().await;
         let entry = Entry::Https { proof: Proof::Required, server_names: Vec::new() };
         let opening = Opening {
-            accounts: vec![account("productpage")],
+            accounts: vec![service_account("productpage")],
             external_principals: vec![Name::new("batch.corp.example").unwrap()],
-            ..mesh.opening(entry, "127.0.0.1/32")
+            ..mesh.ingress_rule(entry, "127.0.0.1/32")
         };
-        mesh.open(NOBODY, vec![opening]);
+        mesh.set_rules(NOBODY, vec![opening]);
         let name = "productpage.bookinfo.cluster.local";
         assert_eq!(mesh.asked_by_external_principal(name).await, None);
         let mut client = mesh.external_principal("batch.corp.example", b"leno/1").await.unwrap();
-        assert_eq!(client.end().await, End::Reset);
+        assert_eq!(client.read_end().await, End::Reset);
     });
 }
 
@@ -274,53 +281,59 @@ fn no_account_opens_to_a_external_principal_and_no_link_is_a_external_principals
 fn what_was_let_in_without_a_certificate_ends_with_its_opening() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await;
+            client.read_head().await;
             client
-                .send("HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi")
+                .send_bytes(
+                    "HTTP/1.1 101 Go On\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhi",
+                )
                 .await;
-            client.last().await;
+            client.read_rest().await;
         });
         let app = app.await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http, ..Setup::default() });
         let mesh = mesh.await;
         let entry = Entry::Https { proof: Proof::Skipped, server_names: Vec::new() };
-        let opening = mesh.opening(entry, "127.0.0.1/32");
-        mesh.open(NOBODY, vec![opening.clone()]);
+        let opening = mesh.ingress_rule(entry, "127.0.0.1/32");
+        mesh.set_rules(NOBODY, vec![opening.clone()]);
         let mut client = mesh.external_client("a.example").await.unwrap();
         client
-            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .send_bytes(
+                "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+            )
             .await;
-        assert_eq!(client.head().await.unwrap().status, 101);
-        assert_eq!(client.bytes(2).await, b"hi");
+        assert_eq!(client.read_head().await.unwrap().status, 101);
+        assert_eq!(client.read_exactly(2).await, b"hi");
         // Other rules may change meanwhile.
         let other = Opening { port: 1, ..opening.clone() };
-        mesh.open(NOBODY, vec![other, opening]);
+        mesh.set_rules(NOBODY, vec![other, opening]);
         let mut second = mesh.external_client("a.example").await.unwrap();
         second
-            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .send_bytes(
+                "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+            )
             .await;
-        assert_eq!(second.head().await.unwrap().status, 101);
-        assert_eq!(second.bytes(2).await, b"hi");
+        assert_eq!(second.read_head().await.unwrap().status, 101);
+        assert_eq!(second.read_exactly(2).await, b"hi");
         // A plaintext rule does not allow clients that came by TLS.
-        mesh.open(NOBODY, vec![mesh.opening(Entry::Http, "127.0.0.1/32")]);
-        assert_eq!(client.end().await, End::Reset);
-        assert_eq!(second.end().await, End::Reset);
+        mesh.set_rules(NOBODY, vec![mesh.ingress_rule(Entry::Http, "127.0.0.1/32")]);
+        assert_eq!(client.read_end().await, End::Reset);
+        assert_eq!(second.read_end().await, End::Reset);
     });
 }
 
 #[test]
 fn where_nobody_knows_what_is_spoken_the_opening_says_it() {
     run(async {
-        let app = http2::application(|_, mut respond| async move {
+        let app = http2::start_application(|_, mut respond| async move {
             let head = http::Response::builder().status(204).body(()).unwrap();
             respond.send_response(head, true).unwrap();
         });
         let app = app.await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        mesh.open(NOBODY, vec![mesh.opening(Entry::Grpc, "127.0.0.1/32")]);
-        let mut client = http2::connect(mesh.inbound).await;
-        let (response, _) = client.send_request(http2::call("/Rate"), true).unwrap();
+        mesh.set_rules(NOBODY, vec![mesh.ingress_rule(Entry::Grpc, "127.0.0.1/32")]);
+        let mut client = http2::connect_client(mesh.inbound).await;
+        let (response, _) = client.send_request(http2::grpc_request("/Rate"), true).unwrap();
         assert_eq!(response.await.unwrap().status(), 204);
     });
 }

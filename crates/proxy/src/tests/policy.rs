@@ -7,50 +7,51 @@ use leno_model::{
 use leno_wire::link::StreamKind;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, account, credential, plan, run, until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, proxy_config, run, service_account,
+    test_credential, wait_until,
 };
 
-fn rule(source: &str, paths: &[&str], tcp: PortSet) -> AccessRule {
+fn access_rule(source: &str, paths: &[&str], tcp: PortSet) -> AccessRule {
     let http = paths.iter().map(|path| RequestMatch {
         path: PathMatch::Prefix((*path).to_owned()),
         ..RequestMatch::default()
     });
     AccessRule {
         policy: PolicyName::new("bookinfo", &format!("{source}-reads")).unwrap(),
-        sources: vec![account(source)],
+        sources: vec![service_account(source)],
         http: http.collect(),
         tcp,
     }
 }
 
-fn none() -> PortSet {
+fn no_ports() -> PortSet {
     PortSet::Only(Vec::new())
 }
 
-fn reads(source: &str, path: &str) -> Access {
-    Access::Strict(vec![rule(source, &[path], none())])
+fn reads_access(source: &str, path: &str) -> Access {
+    Access::Strict(vec![access_rule(source, &[path], no_ports())])
 }
 
 #[test]
 fn a_strict_server_answers_as_its_policies_say() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         for (access, verdict) in [
             (Access::Permissive, (200, None)),
-            (reads("productpage", "/ratings"), (200, None)),
+            (reads_access("productpage", "/ratings"), (200, None)),
             (Access::Strict(Vec::new()), (403, Some("denied"))),
-            (reads("reviews", "/ratings"), (403, Some("denied"))),
-            (reads("productpage", "/other"), (404, Some("no-policy-route"))),
+            (reads_access("reviews", "/ratings"), (403, Some("denied"))),
+            (reads_access("productpage", "/other"), (404, Some("no-policy-route"))),
             (
                 Access::Strict(vec![
-                    rule("productpage", &["/other"], none()),
-                    rule("reviews", &["/ratings"], none()),
+                    access_rule("productpage", &["/other"], no_ports()),
+                    access_rule("reviews", &["/ratings"], no_ports()),
                 ]),
                 (403, Some("denied")),
             ),
             // A rule that allows bytes at a port allows no request.
             (
-                Access::Strict(vec![rule("productpage", &[], PortSet::All)]),
+                Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]),
                 (404, Some("no-policy-route")),
             ),
         ] {
@@ -58,7 +59,7 @@ fn a_strict_server_answers_as_its_policies_say() {
             let mesh = Mesh::with_access(app.address, access.clone()).await;
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..2 {
-                let answer = client.ask(GET).await;
+                let answer = client.send_request(GET).await;
                 assert_eq!(answer.verdict(), verdict, "{access:?}");
             }
             let asked = app.seen.borrow().len() - before;
@@ -70,14 +71,16 @@ fn a_strict_server_answers_as_its_policies_say() {
 #[test]
 fn a_denial_names_the_policy_that_allows_it_to_others() {
     run(async {
-        let app = Application::canned(OK).await;
-        let rules =
-            vec![rule("productpage", &["/other"], none()), rule("reviews", &["/ratings"], none())];
+        let app = Application::with_response(OK).await;
+        let rules = vec![
+            access_rule("productpage", &["/other"], no_ports()),
+            access_rule("reviews", &["/ratings"], no_ports()),
+        ];
         let mesh = Mesh::with_access(app.address, Access::Strict(rules)).await;
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
-        assert!(answer.text().contains("bookinfo/reviews-reads"), "{}", answer.text());
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert!(answer.body_text().contains("bookinfo/reviews-reads"), "{}", answer.body_text());
         let reason = "denied;side=ours;workload=\"bookinfo/ratings-1\"";
-        assert_eq!(answer.field("leno-reason"), Some(reason));
+        assert_eq!(answer.field_value("leno-reason"), Some(reason));
     });
 }
 
@@ -85,17 +88,20 @@ fn a_denial_names_the_policy_that_allows_it_to_others() {
 fn bytes_need_a_policy_of_their_own() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.send("hello").await;
+            client.send_bytes("hello").await;
         })
         .await;
         let port = app.address.port();
         for (access, allowed) in [
             (Access::Permissive, true),
-            (Access::Strict(vec![rule("productpage", &[], PortSet::All)]), true),
-            (Access::Strict(vec![rule("productpage", &[], PortSet::Only(vec![port]))]), true),
-            (Access::Strict(vec![rule("productpage", &[], PortSet::Only(vec![1]))]), false),
-            (Access::Strict(vec![rule("reviews", &[], PortSet::All)]), false),
-            (Access::Strict(vec![rule("productpage", &["/"], none())]), false),
+            (Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]), true),
+            (
+                Access::Strict(vec![access_rule("productpage", &[], PortSet::Only(vec![port]))]),
+                true,
+            ),
+            (Access::Strict(vec![access_rule("productpage", &[], PortSet::Only(vec![1]))]), false),
+            (Access::Strict(vec![access_rule("reviews", &[], PortSet::All)]), false),
+            (Access::Strict(vec![access_rule("productpage", &["/"], no_ports())]), false),
             (Access::Strict(Vec::new()), false),
         ] {
             let before = app.accepted.get();
@@ -106,10 +112,10 @@ fn bytes_need_a_policy_of_their_own() {
                 if allowed { (b"hello".to_vec(), End::Clean) } else { (Vec::new(), End::Reset) };
             use tokio::io::AsyncWriteExt;
             client.stream.shutdown().await.unwrap();
-            assert_eq!(client.last().await, expected, "{:?}", setup.access);
+            assert_eq!(client.read_rest().await, expected, "{:?}", setup.access);
             assert_eq!(app.accepted.get() - before, usize::from(allowed));
-            until(|| mesh.server.ended() == 1).await;
-            let denied = mesh.server.failures().get("denied").copied();
+            wait_until(|| mesh.server.ended_count() == 1).await;
+            let denied = mesh.server.failure_counts().get("denied").copied();
             assert_eq!(denied, (!allowed).then_some(1));
         }
     });
@@ -118,25 +124,25 @@ fn bytes_need_a_policy_of_their_own() {
 #[test]
 fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = Mesh::with_access(app.address, reads("productpage", "/ratings")).await;
+        let app = Application::with_response(OK).await;
+        let mesh = Mesh::with_access(app.address, reads_access("productpage", "/ratings")).await;
         let mut client = Client::connect(mesh.listener).await;
-        let identity = credential(&mesh.authority, "productpage");
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
+        let identity = test_credential(&mesh.authority, "productpage");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         for (access, status) in [
             (None, 200),
             (Some(Access::Strict(Vec::new())), 403),
-            (Some(reads("productpage", "/ratings")), 200),
-            (Some(reads("reviews", "/ratings")), 403),
-            (Some(reads("productpage", "/other")), 404),
+            (Some(reads_access("productpage", "/ratings")), 200),
+            (Some(reads_access("reviews", "/ratings")), 403),
+            (Some(reads_access("productpage", "/other")), 404),
             (Some(Access::Permissive), 200),
         ] {
             if let Some(access) = access {
-                mesh.enforce(access);
+                mesh.set_access(access);
             }
-            assert_eq!(client.ask(GET).await.status, status);
-            let stream = peer.open(StreamKind::Http, GET, true);
-            let (head, _, whole) = peer.answer(stream).await;
+            assert_eq!(client.send_request(GET).await.status, status);
+            let stream = peer.open_stream(StreamKind::Http, GET, true);
+            let (head, _, whole) = peer.read_response(stream).await;
             assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) && whole, "{head}");
         }
     });
@@ -145,16 +151,16 @@ fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
 #[test]
 fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        mesh.server.know(plan("ratings", Access::Permissive), Vec::new());
-        assert_eq!(client.ask(GET).await.verdict(), (404, Some("unknown-service")));
+        assert_eq!(client.send_request(GET).await.status, 200);
+        mesh.server.apply_config(proxy_config("ratings", Access::Permissive), Vec::new());
+        assert_eq!(client.send_request(GET).await.verdict(), (404, Some("unknown-service")));
     });
 }
 
-fn deny(requests: Vec<RequestMatch>) -> PolicyRule {
+fn deny_rule(requests: Vec<RequestMatch>) -> PolicyRule {
     PolicyRule {
         policy: PolicyName::new("bookinfo", "guard").unwrap(),
         name: "closed".to_owned(),
@@ -169,7 +175,7 @@ fn deny(requests: Vec<RequestMatch>) -> PolicyRule {
 #[test]
 fn audit_lets_in_and_counts_by_reason_and_peer() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         let audited = || {
@@ -178,16 +184,16 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
             let is = |line: &&str| line.starts_with("leno_audited_denials_total{");
             page.lines().filter(is).map(str::to_owned).collect::<Vec<_>>()
         };
-        let rules = || vec![deny(vec![RequestMatch::default()])];
+        let rules = || vec![deny_rule(vec![RequestMatch::default()])];
         for (is_audited, rules, verdict) in [
             (true, Vec::new(), (200, None)),
             (true, rules(), (200, None)),
             (false, rules(), (403, Some("denied-by-policy"))),
         ] {
             mesh.enforce_all(Access::Strict(Vec::new()), InboundPolicy { is_audited, rules });
-            assert_eq!(client.ask(GET).await.verdict(), verdict, "{is_audited}");
+            assert_eq!(client.send_request(GET).await.verdict(), verdict, "{is_audited}");
         }
-        until(|| mesh.server.ended() == 3).await;
+        wait_until(|| mesh.server.ended_count() == 3).await;
         let counted = audited();
         assert_eq!(counted.len(), 2, "{counted:?}");
         for (line, reason) in counted.iter().zip(["denied", "denied-by-policy"]) {
@@ -195,21 +201,22 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
             assert!(line.ends_with(&end), "{line}");
             assert!(line.contains("peer=\"bookinfo/productpage\""), "{line}");
         }
-        assert_eq!(mesh.server.failures().get("denied-by-policy"), Some(&1));
+        assert_eq!(mesh.server.failure_counts().get("denied-by-policy"), Some(&1));
     });
 }
 
 #[test]
 fn a_denial_names_the_rule() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let inbound = InboundPolicy { rules: vec![deny(Vec::new())], ..InboundPolicy::default() };
+        let inbound =
+            InboundPolicy { rules: vec![deny_rule(Vec::new())], ..InboundPolicy::default() };
         mesh.enforce_all(Access::Permissive, inbound);
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (403, Some("denied-by-policy")));
         let named = "(AccessPolicy bookinfo/guard rule closed)";
-        assert!(answer.text().contains(named), "{}", answer.text());
+        assert!(answer.body_text().contains(named), "{}", answer.body_text());
     });
 }
 
@@ -218,8 +225,8 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
     run(async {
         let app = Application::start(|mut client| async move {
             loop {
-                let Some(bytes) = client.maybe(1).await else { return };
-                client.send(bytes).await;
+                let Some(bytes) = client.try_read(1).await else { return };
+                client.send_bytes(bytes).await;
             }
         })
         .await;
@@ -227,31 +234,31 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
         let mesh = Mesh::new(app.address, setup).await;
         let open = || async {
             let mut client = Client::connect(mesh.listener).await;
-            client.send("a").await;
-            assert_eq!(client.bytes(1).await, b"a");
+            client.send_bytes("a").await;
+            assert_eq!(client.read_exactly(1).await, b"a");
             client
         };
-        let all = || Access::Strict(vec![rule("productpage", &[], PortSet::All)]);
-        let rules = || vec![deny(Vec::new())];
+        let all = || Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]);
+        let rules = || vec![deny_rule(Vec::new())];
         for (access, inbound) in [
             (Access::Strict(Vec::new()), InboundPolicy::default()),
             (all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
         ] {
-            mesh.enforce(Access::Permissive);
+            mesh.set_access(Access::Permissive);
             let mut client = open().await;
             // Requests that remain allowed, or are only audited, continue.
-            mesh.enforce(all());
+            mesh.set_access(all());
             mesh.enforce_all(
                 Access::Strict(Vec::new()),
                 InboundPolicy { is_audited: true, rules: rules() },
             );
-            client.send("b").await;
-            assert_eq!(client.bytes(1).await, b"b");
+            client.send_bytes("b").await;
+            assert_eq!(client.read_exactly(1).await, b"b");
             mesh.enforce_all(access, inbound);
-            assert_eq!(client.end().await, End::Reset);
+            assert_eq!(client.read_end().await, End::Reset);
         }
-        until(|| mesh.server.ended() == 2).await;
-        let failures = mesh.server.failures();
+        wait_until(|| mesh.server.ended_count() == 2).await;
+        let failures = mesh.server.failure_counts();
         assert_eq!((failures["denied"], failures["denied-by-policy"]), (1, 1));
     });
 }

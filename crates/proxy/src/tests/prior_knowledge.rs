@@ -11,9 +11,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::fixture::frames::{self, OPENING};
 use super::fixture::{
-    Application, Client, Mesh, OK, Peer, Setup, credential, endpoint, run, tls_accept, until, view,
+    Application, Client, Mesh, OK, Peer, Setup, meshed_endpoint, run, service_config,
+    test_credential, tls_accept, wait_until,
 };
-use super::http2::{application, call, connect};
+use super::http2::{connect_client, grpc_request, start_application};
 use crate::session::ListenerKind;
 use crate::tls::ALPN_LINK;
 
@@ -21,26 +22,27 @@ fn get() -> Request<()> {
     Request::get("http://ratings.bookinfo:9080/").body(()).unwrap()
 }
 
-async fn answer(mesh: &Mesh, request: Request<()>) -> Response<h2::RecvStream> {
-    let (response, _stream) = connect(mesh.listener).await.send_request(request, true).unwrap();
+async fn send_request(mesh: &Mesh, request: Request<()>) -> Response<h2::RecvStream> {
+    let (response, _stream) =
+        connect_client(mesh.listener).await.send_request(request, true).unwrap();
     response.await.expect("an answer over HTTP/2")
 }
 
 #[test]
 fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
     run(async {
-        let app = application(|_, _| async {}).await;
-        let mesh = super::http2::mesh(app.address, Protocol::Grpc).await;
+        let app = start_application(|_, _| async {}).await;
+        let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
         // The sidecar receives no ports of a service that it must not use.
-        let known = view(Protocol::Grpc, &[]);
+        let known = service_config(Protocol::Grpc, &[]);
         let denied = ServiceView { reach: Reach::Denied, ports: Default::default(), ..known };
         mesh.client_knows(vec![denied]);
-        let response = answer(&mesh, get()).await;
+        let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
         assert!(
             response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
         );
-        let response = answer(&mesh, call("/shop.Cart/Add")).await;
+        let response = send_request(&mesh, grpc_request("/shop.Cart/Add")).await;
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
             (200, &"7".parse().unwrap())
@@ -48,7 +50,7 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
         assert!(
             response.headers()["leno-reason"].to_str().unwrap().starts_with("denied-outbound;")
         );
-        assert_eq!(mesh.client.failures(), [("denied-outbound", 2)].into());
+        assert_eq!(mesh.client.failure_counts(), [("denied-outbound", 2)].into());
     });
 }
 
@@ -57,9 +59,9 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
 fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         for (request, status, grpc) in
-            [(get(), 501, None), (call("/shop.Cart/Add"), 200, Some("12"))]
+            [(get(), 501, None), (grpc_request("/shop.Cart/Add"), 200, Some("12"))]
         {
             let (client, connection) =
                 h2::client::handshake(TcpStream::connect(proxy).await.unwrap()).await.unwrap();
@@ -71,7 +73,7 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
             assert!(field("leno-reason").unwrap().starts_with("unsupported;"));
             assert_eq!(field("grpc-status"), grpc);
             let message = field("grpc-message").map(str::to_owned);
-            let (body, _) = super::http2::whole(response.into_body()).await;
+            let (body, _) = super::http2::read_body(response.into_body()).await;
             let text = message.unwrap_or_else(|| String::from_utf8(body).unwrap());
             assert!(text.contains("The HTTP proxy supports HTTP/1.1 only"), "{text}");
             drop(driven.await.unwrap());
@@ -80,21 +82,23 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
 
         // The response comes on stream 1, and GOAWAY after it.
         let mut client = Client::connect(proxy).await;
-        client.send([OPENING, &frames::get(1)].concat()).await;
+        client.send_bytes([OPENING, &frames::get(1)].concat()).await;
         let (mut kinds, mut last) = (Vec::new(), None);
-        while let Some(frame) = client.frame().await {
+        while let Some(frame) = client.read_frame().await {
             match frame.kind {
                 frames::HEADERS | frames::DATA => {
                     assert_eq!(frame.stream, 1);
                     kinds.push(frame.kind);
                 }
                 frames::GOAWAY => {
-                    assert_eq!(frame.code(), 0, "NO_ERROR");
+                    assert_eq!(frame.error_code(), 0, "NO_ERROR");
                     kinds.push(frame.kind);
                     last = Some(frame.payload[..4].to_vec());
                 }
                 frames::PING if frame.flags == 0 => {
-                    client.send(frames::frame(frames::PING, 1, 0, &frame.payload)).await;
+                    client
+                        .send_bytes(frames::encode_frame(frames::PING, 1, 0, &frame.payload))
+                        .await;
                 }
                 _ => {}
             }
@@ -102,16 +106,19 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
         kinds.dedup();
         assert_eq!(kinds, [frames::HEADERS, frames::DATA, frames::GOAWAY]);
         assert_eq!(last.unwrap(), [0, 0, 0, 1]);
-        assert_eq!(mesh.client.failures(), [("unsupported", 3)].into());
+        assert_eq!(mesh.client.failure_counts(), [("unsupported", 3)].into());
 
         // A preface without a request is no request, and other bytes are an unreadable one.
         let mut client = Client::connect(proxy).await;
-        client.send(&OPENING[..18]).await;
+        client.send_bytes(&OPENING[..18]).await;
         client.stream.shutdown().await.unwrap();
-        while client.frame().await.is_some() {}
-        let answer = Client::connect(proxy).await.ask("PRI * HTTP/1.1\r\n\r\n").await;
-        assert_eq!(answer.reason(), Some("bad-request"));
-        until(|| mesh.client.failures() == [("bad-request", 1), ("unsupported", 3)].into()).await;
+        while client.read_frame().await.is_some() {}
+        let answer = Client::connect(proxy).await.send_request("PRI * HTTP/1.1\r\n\r\n").await;
+        assert_eq!(answer.reason_code(), Some("bad-request"));
+        wait_until(|| {
+            mesh.client.failure_counts() == [("bad-request", 1), ("unsupported", 3)].into()
+        })
+        .await;
     });
 }
 
@@ -119,11 +126,11 @@ fn the_port_of_the_http_proxy_explains_in_http2_that_it_speaks_http1() {
 #[test]
 fn a_rejected_request_is_read_to_its_end() {
     run(async {
-        let app = application(|_, _| async {}).await;
-        let mesh = super::http2::mesh(app.address, Protocol::Http2).await;
-        mesh.enforce(Access::Strict(Vec::new()));
-        let mut client = connect(mesh.listener).await;
-        let (response, mut body) = client.send_request(call("/"), false).unwrap();
+        let app = start_application(|_, _| async {}).await;
+        let mesh = super::http2::http2_mesh(app.address, Protocol::Http2).await;
+        mesh.set_access(Access::Strict(Vec::new()));
+        let mut client = connect_client(mesh.listener).await;
+        let (response, mut body) = client.send_request(grpc_request("/"), false).unwrap();
         let response = response.await.expect("a response");
         assert_eq!(response.headers()["grpc-status"], "7");
         for at in 0..64 {
@@ -147,11 +154,11 @@ const BAD_REQUEST: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n
 /// Starts an application that answers HTTP/2 with these bytes.
 pub(super) async fn without_http2(answered: &'static str) -> Application {
     Application::start(move |mut client| async move {
-        client.bytes(24).await;
-        client.send(answered).await;
+        client.read_exactly(24).await;
+        client.send_bytes(answered).await;
         // It continues to read, as servers do to ensure that their response arrives.
         client.stream.shutdown().await.unwrap();
-        drop(client.last().await);
+        drop(client.read_rest().await);
     })
     .await
 }
@@ -164,23 +171,25 @@ fn an_application_that_does_not_speak_http2_is_named() {
             for protocol in [Protocol::Detect, Protocol::Http2, Protocol::Grpc] {
                 let setup = Setup { protocol, ..Setup::default() };
                 let mesh = Mesh::new(app.address, setup).await;
-                let response = answer(&mesh, get()).await;
+                let response = send_request(&mesh, get()).await;
                 let reason = response.headers()["leno-reason"].to_str().unwrap();
                 assert!(reason.starts_with("protocol-mismatch;"), "{protocol:?}: {reason}");
                 assert_eq!(response.status(), 502);
-                let response = answer(&mesh, call("/shop.Cart/Add")).await;
+                let response = send_request(&mesh, grpc_request("/shop.Cart/Add")).await;
                 assert_eq!(response.headers()["grpc-status"], "14");
-                until(|| mesh.client.failures() == [("protocol-mismatch", 2)].into()).await;
+                wait_until(|| mesh.client.failure_counts() == [("protocol-mismatch", 2)].into())
+                    .await;
                 // Each request is retried once: its endpoint might have been another one.
-                until(|| mesh.server.failures() == [("protocol-mismatch", 4)].into()).await;
+                wait_until(|| mesh.server.failure_counts() == [("protocol-mismatch", 4)].into())
+                    .await;
             }
         }
         // A closed port is another fault.
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = closed.local_addr().unwrap();
         drop(closed);
-        let mesh = super::http2::mesh(address, Protocol::Http2).await;
-        let reason = answer(&mesh, get()).await.headers()["leno-reason"].clone();
+        let mesh = super::http2::http2_mesh(address, Protocol::Http2).await;
+        let reason = send_request(&mesh, get()).await.headers()["leno-reason"].clone();
         assert!(reason.to_str().unwrap().starts_with("connect-failed;"), "{reason:?}");
     });
 }
@@ -190,25 +199,27 @@ fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
     run(async {
         for ends in [true, false] {
             let app = Application::start(move |mut client| async move {
-                client.send(b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x80").await;
-                client.bytes(18).await;
+                client.send_bytes(b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x80").await;
+                client.read_exactly(18).await;
                 if ends {
-                    client.send(b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01").await;
+                    client.send_bytes(b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01").await;
                     client.stream.shutdown().await.unwrap();
                 }
-                drop(client.last().await);
+                drop(client.read_rest().await);
             })
             .await;
             for protocol in [Protocol::Detect, Protocol::Http] {
                 let setup = Setup { protocol, ..Setup::default() };
                 let mesh = Mesh::new(app.address, setup).await;
                 let mut client = Client::connect(mesh.listener).await;
-                let answer = client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                let answer = client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 let expected = (502, Some("protocol-mismatch"));
                 assert_eq!(answer.verdict(), expected, "{protocol:?}, {ends}");
-                until(|| mesh.client.failures() == [("protocol-mismatch", 1)].into()).await;
+                wait_until(|| mesh.client.failure_counts() == [("protocol-mismatch", 1)].into())
+                    .await;
                 // The request is retried once: its endpoint might have been another one.
-                until(|| mesh.server.failures() == [("protocol-mismatch", 2)].into()).await;
+                wait_until(|| mesh.server.failure_counts() == [("protocol-mismatch", 2)].into())
+                    .await;
             }
         }
     });
@@ -217,25 +228,29 @@ fn an_application_that_speaks_only_http2_is_named_for_clients_of_http1() {
 #[test]
 fn an_endpoint_that_speaks_http2_is_used_where_another_one_does_not() {
     run(async {
-        let (without, with) = (without_http2(BAD_REQUEST).await, application(ok).await);
+        let (without, with) =
+            (without_http2(BAD_REQUEST).await, start_application(respond_ok).await);
         for protocol in [Protocol::Detect, Protocol::Http2] {
-            let mesh = super::http2::mesh(with.address, protocol).await;
+            let mesh = super::http2::http2_mesh(with.address, protocol).await;
             let setup = Setup { protocol, ..Setup::default() };
             let (other, mismatched) = mesh.server_with("ratings-2", without.address, &setup).await;
-            mesh.route_to(&[mesh.endpoint(), mismatched]);
-            while other.failures().is_empty() {
-                assert_eq!(answer(&mesh, get()).await.status(), 200, "{protocol:?}");
+            mesh.route_to(&[mesh.server_endpoint(), mismatched]);
+            while other.failure_counts().is_empty() {
+                assert_eq!(send_request(&mesh, get()).await.status(), 200, "{protocol:?}");
             }
             for _ in 0..10 {
-                assert_eq!(answer(&mesh, get()).await.status(), 200, "{protocol:?}");
+                assert_eq!(send_request(&mesh, get()).await.status(), 200, "{protocol:?}");
             }
-            assert_eq!(other.failures().keys().collect::<Vec<_>>(), [&"protocol-mismatch"]);
-            assert!(mesh.client.failures().is_empty());
+            assert_eq!(other.failure_counts().keys().collect::<Vec<_>>(), [&"protocol-mismatch"]);
+            assert!(mesh.client.failure_counts().is_empty());
         }
     });
 }
 
-async fn ok(_: Request<h2::RecvStream>, mut respond: h2::server::SendResponse<bytes::Bytes>) {
+async fn respond_ok(
+    _: Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<bytes::Bytes>,
+) {
     respond.send_response(Response::new(()), true).unwrap();
 }
 
@@ -243,12 +258,12 @@ async fn ok(_: Request<h2::RecvStream>, mut respond: h2::server::SendResponse<by
 #[test]
 fn a_call_of_grpc_is_one_in_capitals_too() {
     run(async {
-        let app = application(|_, _| async {}).await;
-        let mesh = super::http2::mesh(app.address, Protocol::Grpc).await;
-        mesh.enforce(Access::Strict(Vec::new()));
+        let app = start_application(|_, _| async {}).await;
+        let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
+        mesh.set_access(Access::Strict(Vec::new()));
         let request = Request::post("http://ratings.bookinfo:9080/shop.Cart/Add");
         let request = request.header("content-type", "Application/gRPC").body(()).unwrap();
-        let response = answer(&mesh, request).await;
+        let response = send_request(&mesh, request).await;
         assert_eq!(
             (response.status().as_u16(), &response.headers()["grpc-status"]),
             (200, &"7".parse().unwrap())
@@ -259,7 +274,7 @@ fn a_call_of_grpc_is_one_in_capitals_too() {
 #[test]
 fn requests_are_seen_on_a_port_without_a_declared_protocol() {
     run(async {
-        let app = application(|request, mut respond| async move {
+        let app = start_application(|request, mut respond| async move {
             assert!(!request.headers().contains_key("upgrade"));
             let response = Response::builder().header("x-path", request.uri().path());
             drop(respond.send_response(response.body(()).unwrap(), true).unwrap());
@@ -267,17 +282,17 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
         .await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        let response = answer(&mesh, call("/shop.Cart/Add")).await;
+        let response = send_request(&mesh, grpc_request("/shop.Cart/Add")).await;
         assert_eq!(response.headers()["x-path"], "/shop.Cart/Add");
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| sidecar.ended() == 1).await;
-            assert_eq!(sidecar.series()[0].labels.protocol, "http");
+            wait_until(|| sidecar.ended_count() == 1).await;
+            assert_eq!(sidecar.series_summaries()[0].labels.protocol, "http");
         }
         // Strict mode responds as well.
-        mesh.enforce(Access::Strict(Vec::new()));
-        let response = answer(&mesh, get()).await;
+        mesh.set_access(Access::Strict(Vec::new()));
+        let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
-        assert_eq!(mesh.server.failures(), [("denied", 1)].into());
+        assert_eq!(mesh.server.failure_counts(), [("denied", 1)].into());
     });
 }
 
@@ -285,24 +300,26 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
 fn both_versions_are_spoken_to_one_port_without_a_declared_protocol() {
     run(async {
         // An HTTP/1.1 application gets HTTP/1.1 from clients that use it.
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
         let offer = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
-        assert_eq!(client.ask(offer).await.status, 200);
+        assert_eq!(client.send_request(offer).await.status, 200);
     });
 }
 
 #[test]
 fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
     run(async {
-        let meshed = Application::canned(OK).await;
+        let meshed = Application::with_response(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(meshed.address, setup).await;
-        let plain =
-            |address| Endpoint { account: None, ..endpoint("ratings-2", address, "ratings") };
-        let app = application(|request, mut respond| async move {
+        let plain = |address| Endpoint {
+            account: None,
+            ..meshed_endpoint("ratings-2", address, "ratings")
+        };
+        let app = start_application(|request, mut respond| async move {
             assert!(!request.headers().contains_key("upgrade"));
             let response = Response::builder().header("x-path", request.uri().path());
             drop(respond.send_response(response.body(()).unwrap(), true).unwrap());
@@ -310,38 +327,38 @@ fn an_endpoint_without_a_sidecar_is_spoken_to_as_its_client_speaks() {
         .await;
         mesh.route_to(&[plain(app.address)]);
         for _ in 0..2 {
-            let response = answer(&mesh, call("/shop.Cart/Add")).await;
+            let response = send_request(&mesh, grpc_request("/shop.Cart/Add")).await;
             assert_eq!(response.headers()["x-path"], "/shop.Cart/Add");
         }
-        let http1 = Application::canned(OK).await;
+        let http1 = Application::with_response(OK).await;
         mesh.route_to(&[plain(http1.address)]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
-        assert!(http1.requests()[0].head.starts_with("GET / HTTP/1.1"));
-        assert_eq!((meshed.requests().len(), mesh.client.failures().len()), (0, 0));
+        assert_eq!(client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
+        assert!(http1.received_requests()[0].head.starts_with("GET / HTTP/1.1"));
+        assert_eq!((meshed.received_requests().len(), mesh.client.failure_counts().len()), (0, 0));
     });
 }
 
 #[test]
 fn a_client_of_http2_is_served_on_a_port_that_declares_http11() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        assert_eq!(answer(&mesh, get()).await.status(), 200);
-        assert!(app.requests()[0].head.starts_with("GET / HTTP/1.1"));
+        assert_eq!(send_request(&mesh, get()).await.status(), 200);
+        assert!(app.received_requests()[0].head.starts_with("GET / HTTP/1.1"));
     });
 }
 
 #[test]
 fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let earlier = endpoint("ratings-9", listener.local_addr().unwrap(), "ratings");
+        let earlier = meshed_endpoint("ratings-9", listener.local_addr().unwrap(), "ratings");
         mesh.route_to(&[earlier]);
-        let identity = credential(&mesh.authority, "ratings");
+        let identity = test_credential(&mesh.authority, "ratings");
         let server = async {
             let (tcp, _) = listener.accept().await.unwrap();
             let tls = tls_accept(tcp, &identity, &[ALPN_LINK]).await.unwrap();
@@ -351,7 +368,7 @@ fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
                 match peer.next().await.unwrap() {
                     Event::Opened { stream, kind, head, .. } => {
                         assert_eq!((kind, &*head), (StreamKind::Tcp, &b"h2"[..]));
-                        peer.head(stream, "", false);
+                        peer.send_head(stream, "", false);
                         peer.flush().await;
                     }
                     Event::Data { data, .. } => {
@@ -362,7 +379,7 @@ fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
                 }
             }
         };
-        let mut client = connect(mesh.listener).await;
+        let mut client = connect_client(mesh.listener).await;
         let (_response, _stream) = client.send_request(get(), true).unwrap();
         server.await;
     });

@@ -10,14 +10,14 @@ use leno_model::{
 use leno_outside::Value as Attribute;
 use serde_json::Value;
 
-use super::circuit::treat;
+use super::circuit::apply_breaker;
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, Setup, Sidecar, at_once, closed_port, endpoint, run, until,
-    view,
+    Application, Client, GET, Mesh, OK, Setup, Sidecar, at_once, closed_port, meshed_endpoint, run,
+    service_config, wait_until,
 };
-use super::http2::{application, call, connect, whole};
-use super::routes::{routed, rule};
-use super::tracing::tracing;
+use super::http2::{connect_client, grpc_request, read_body, start_application};
+use super::routes::{path_rule, routed_services};
+use super::tracing::tracing_settings;
 use crate::access_log;
 use crate::export::source;
 
@@ -40,13 +40,13 @@ enum By {
 const CASES: [Case; 7] = [
     Case {
         reason: "denied",
-        arrange: |mesh| mesh.enforce(Access::Strict(Vec::new())),
+        arrange: |mesh| mesh.set_access(Access::Strict(Vec::new())),
         by: By::Server,
     },
     Case {
         reason: "denied-outbound",
         arrange: |mesh| {
-            let known = view(mesh.setup.protocol, &[mesh.endpoint()]);
+            let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
             mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
         },
         by: By::Client,
@@ -54,14 +54,17 @@ const CASES: [Case; 7] = [
     Case {
         reason: "no-route",
         arrange: |mesh| {
-            mesh.client_knows(routed(mesh, vec![rule("/other", &[("ratings-v2", 1)])]));
+            mesh.client_knows(routed_services(
+                mesh,
+                vec![path_rule("/other", &[("ratings-v2", 1)])],
+            ));
         },
         by: By::Client,
     },
     Case { reason: "no-endpoint", arrange: |mesh| mesh.route_to(&[]), by: By::Client },
     Case {
         reason: "connect-failed",
-        arrange: |mesh| mesh.route_to(&[endpoint("ratings-9", closed_port(), "ratings")]),
+        arrange: |mesh| mesh.route_to(&[meshed_endpoint("ratings-9", closed_port(), "ratings")]),
         by: By::Client,
     },
     Case { reason: "rate-limited", arrange: one_an_hour, by: By::Server },
@@ -69,7 +72,7 @@ const CASES: [Case; 7] = [
         reason: "circuit-full",
         arrange: |mesh| {
             let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
-            treat(mesh, CircuitBreaker { limits, ..CircuitBreaker::default() });
+            apply_breaker(mesh, CircuitBreaker { limits, ..CircuitBreaker::default() });
         },
         by: By::Client,
     },
@@ -86,18 +89,18 @@ fn one_an_hour(mesh: &Mesh) {
         is_last: false,
         answer: FixedAnswer::default(),
     });
-    mesh.guard(Vec::new(), vec![limits]);
+    mesh.set_guards(Vec::new(), vec![limits]);
 }
 
-fn setup(protocol: Protocol) -> Setup {
+fn logging_setup(protocol: Protocol) -> Setup {
     let access_log = Some(AccessLog::json());
-    let sight = Sight { access_log, tracing: Some(tracing("0%")), metrics: None };
+    let sight = Sight { access_log, tracing: Some(tracing_settings("0%")), metrics: None };
     Setup { protocol, sight, ..Setup::default() }
 }
 
 /// Asserts that the log entry, the count and the span of a sidecar have this reason.
 async fn matched_by(sidecar: &mut Sidecar, reason: &str) {
-    until(|| sidecar.failures().contains_key(reason)).await;
+    wait_until(|| sidecar.failure_counts().contains_key(reason)).await;
     let mut page = String::new();
     sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
     let label = format!("reason=\"{reason}\"");
@@ -106,19 +109,19 @@ async fn matched_by(sidecar: &mut Sidecar, reason: &str) {
     let mut lines = Vec::new();
     while let Ok(seen) = sidecar.log.try_recv() {
         let mut text = String::new();
-        access_log::line(&seen, &LogForm::Json, &mut text);
+        access_log::append_line(&seen, &LogForm::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         lines.push(line["response_code_details"].clone());
     }
     assert_eq!(lines.last(), Some(&Value::from(reason)), "the access log");
     // Only failures have a span here.
     let seen = sidecar.spans.try_recv().expect("a span");
-    let attributes = source::attributes(&seen);
+    let attributes = source::span_attributes(&seen);
     let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
     assert!(matches!(named, Some((_, Attribute::Text(text))) if text == reason), "{reason}");
 }
 
-async fn reported(mesh: &mut Mesh, case: &Case) {
+async fn expect_reason(mesh: &mut Mesh, case: &Case) {
     match case.by {
         By::Client => matched_by(&mut mesh.client, case.reason).await,
         By::Server => matched_by(&mut mesh.server, case.reason).await,
@@ -129,17 +132,17 @@ async fn reported(mesh: &mut Mesh, case: &Case) {
 fn whoever_tells_of_a_failure_uses_one_word() {
     run(async {
         for case in &CASES {
-            let app = Application::canned(OK).await;
-            let mut mesh = Mesh::new(app.address, setup(Protocol::Http)).await;
+            let app = Application::with_response(OK).await;
+            let mut mesh = Mesh::new(app.address, logging_setup(Protocol::Http)).await;
             (case.arrange)(&mesh);
             let mut client = Client::connect(mesh.listener).await;
-            let mut answer = client.ask(GET).await;
+            let mut answer = client.send_request(GET).await;
             if answer.status == 200 {
                 // A limit permits the first request.
-                answer = client.ask(GET).await;
+                answer = client.send_request(GET).await;
             }
-            assert_eq!(answer.reason(), Some(case.reason));
-            reported(&mut mesh, case).await;
+            assert_eq!(answer.reason_code(), Some(case.reason));
+            expect_reason(&mut mesh, case).await;
         }
     });
 }
@@ -148,17 +151,17 @@ fn whoever_tells_of_a_failure_uses_one_word() {
 fn calls_of_grpc_are_reported_the_same_word() {
     run(async {
         for case in &CASES {
-            let app = application(|request, mut respond| async move {
-                whole(request.into_body()).await;
+            let app = start_application(|request, mut respond| async move {
+                read_body(request.into_body()).await;
                 let head = Response::builder().header("grpc-status", "0").body(()).unwrap();
                 respond.send_response(head, true).unwrap();
             });
-            let mut mesh = Mesh::new(app.await.address, setup(Protocol::Grpc)).await;
+            let mut mesh = Mesh::new(app.await.address, logging_setup(Protocol::Grpc)).await;
             (case.arrange)(&mesh);
             let mut reported_to = None;
             for _ in 0..2 {
-                let mut client = connect(mesh.listener).await;
-                let (response, _) = client.send_request(call("/a/B"), true).unwrap();
+                let mut client = connect_client(mesh.listener).await;
+                let (response, _) = client.send_request(grpc_request("/a/B"), true).unwrap();
                 let fields = response.await.unwrap().headers().clone();
                 reported_to = fields.contains_key("leno-reason").then_some(fields);
                 if reported_to.is_some() {
@@ -171,7 +174,7 @@ fn calls_of_grpc_are_reported_the_same_word() {
             assert_eq!(reason, Some(case.reason));
             let message = field("grpc-message").and_then(|message| message.split(':').next());
             assert_eq!(message, Some(case.reason));
-            reported(&mut mesh, case).await;
+            expect_reason(&mut mesh, case).await;
         }
     });
 }

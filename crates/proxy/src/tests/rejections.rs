@@ -11,78 +11,80 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, at_once, credential, endpoint, run, until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, at_once, meshed_endpoint, run,
+    test_credential, wait_until,
 };
-use super::http2::{self, application, call, connect, whole};
+use super::http2::{self, connect_client, grpc_request, read_body, start_application};
 use crate::access_log;
 
 /// Creates a mesh in which the server's sidecar rejects all requests of the client.
-async fn denying(protocol: Protocol) -> (Application, Mesh) {
-    let app = Application::canned(OK).await;
+async fn denying_mesh(protocol: Protocol) -> (Application, Mesh) {
+    let app = Application::with_response(OK).await;
     let access = Access::Strict(Vec::new());
     let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
     (app, mesh)
 }
 
 /// Asserts that both sidecars counted one failure each, for `reason`.
-async fn agree(mesh: &Mesh, reason: &'static str, about: &str) {
-    until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+async fn expect_failures(mesh: &Mesh, reason: &'static str, about: &str) {
+    wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
     let expected = BTreeMap::from([(reason, 1)]);
-    assert_eq!(mesh.server.failures(), expected, "{about}: server");
-    assert_eq!(mesh.client.failures(), expected, "{about}: client");
+    assert_eq!(mesh.server.failure_counts(), expected, "{about}: server");
+    assert_eq!(mesh.client.failure_counts(), expected, "{about}: client");
 }
 
 #[test]
 fn a_rejection_by_the_servers_sidecar_is_a_failure_for_both_in_every_protocol() {
     run(async {
-        let (_app, mesh) = denying(Protocol::Http).await;
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
+        let (_app, mesh) = denying_mesh(Protocol::Http).await;
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
-        agree(&mesh, "denied", "HTTP/1.1").await;
-        assert_eq!(mesh.client.series()[0].failures[0].code, "4xx");
+        expect_failures(&mesh, "denied", "HTTP/1.1").await;
+        assert_eq!(mesh.client.series_summaries()[0].failures[0].code, "4xx");
 
-        let (_app, mesh) = denying(Protocol::Http2).await;
+        let (_app, mesh) = denying_mesh(Protocol::Http2).await;
         let request = Request::get("http://ratings/").body(()).unwrap();
-        let response = connect(mesh.listener).await.send_request(request, true).unwrap().0;
+        let response = connect_client(mesh.listener).await.send_request(request, true).unwrap().0;
         assert_eq!(response.await.unwrap().status(), 403);
-        agree(&mesh, "denied", "HTTP/2").await;
+        expect_failures(&mesh, "denied", "HTTP/2").await;
 
-        let (_app, mesh) = denying(Protocol::Grpc).await;
-        let response = connect(mesh.listener).await.send_request(call("/"), true).unwrap().0;
+        let (_app, mesh) = denying_mesh(Protocol::Grpc).await;
+        let response =
+            connect_client(mesh.listener).await.send_request(grpc_request("/"), true).unwrap().0;
         drop(response.await.unwrap());
-        agree(&mesh, "denied", "gRPC").await;
+        expect_failures(&mesh, "denied", "gRPC").await;
 
-        let (_app, mesh) = denying(Protocol::Tcp).await;
+        let (_app, mesh) = denying_mesh(Protocol::Tcp).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("x").await;
-        assert_eq!(client.end().await, End::Reset);
-        agree(&mesh, "denied", "TCP").await;
+        client.send_bytes("x").await;
+        assert_eq!(client.read_end().await, End::Reset);
+        expect_failures(&mesh, "denied", "TCP").await;
     });
 }
 
 #[test]
 fn limits_of_the_servers_sidecar_are_counted_under_their_own_reason() {
     run(async {
-        let app = Application::silent().await;
+        let app = Application::start_silent().await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.guard(Vec::new(), vec![at_once("one", 1)]);
+        mesh.set_guards(Vec::new(), vec![at_once("one", 1)]);
         let mut first = Client::connect(mesh.listener).await;
-        first.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
+        first.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (503, Some("overloaded")));
-        agree(&mesh, "overloaded", "concurrency").await;
+        expect_failures(&mesh, "overloaded", "concurrency").await;
     });
 }
 
 /// Asserts that neither sidecar counts or logs a reason for the one response of the application.
-async fn unclaimed(mesh: &mut Mesh, about: &str) {
-    until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+async fn expect_unclaimed(mesh: &mut Mesh, about: &str) {
+    wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
     for sidecar in [&mut mesh.server, &mut mesh.client] {
-        assert_eq!(sidecar.failures(), BTreeMap::new(), "{about}");
+        assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{about}");
         let mut line = String::new();
         let seen = sidecar.log.recv().await.expect("a line");
-        access_log::line(&seen, &LogForm::Json, &mut line);
+        access_log::append_line(&seen, &LogForm::Json, &mut line);
         let fields: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
         assert!(!line.contains(CLAIMED), "{about}: {line}");
@@ -94,9 +96,9 @@ const CLAIMED: &str = "denied-by-policy";
 
 /// Starts an HTTP/2 application that answers each request with a claim: 403, or 200 and a gRPC status in the
 /// head or in trailers.
-async fn claiming(answers: &'static str) -> Application {
-    application(move |request, mut respond| async move {
-        whole(request.into_body()).await;
+async fn start_claiming(answers: &'static str) -> Application {
+    start_application(move |request, mut respond| async move {
+        read_body(request.into_body()).await;
         let mut fields = HeaderMap::new();
         fields.insert("leno-reason", format!("{CLAIMED};side=ours").parse().unwrap());
         if answers != "403" {
@@ -123,13 +125,13 @@ fn an_application_cannot_claim_a_rejection() {
             let head = format!(
                 "HTTP/1.1 403 Forbidden\r\nleno-reason: {reason};side=ours\r\ncontent-length: 0\r\n\r\n"
             );
-            let app = Application::answering(move |_| head.clone()).await;
+            let app = Application::respond_with(move |_| head.clone()).await;
             let mut mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.listener).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(answer.verdict(), (403, Some(reason)), "the field is passed on");
-            unclaimed(&mut mesh, "HTTP/1.1").await;
+            expect_unclaimed(&mut mesh, "HTTP/1.1").await;
             for sidecar in [&mesh.server, &mesh.client] {
-                assert_eq!(sidecar.series()[0].success, 1);
+                assert_eq!(sidecar.series_summaries()[0].success, 1);
             }
         }
         for (protocol, answers) in [
@@ -139,19 +141,19 @@ fn an_application_cannot_claim_a_rejection() {
             (Protocol::Grpc, "trailers"),
         ] {
             let about = format!("{protocol:?} {answers}");
-            let app = claiming(answers).await;
-            let mut mesh = http2::mesh(app.address, protocol).await;
-            let mut client = connect(mesh.listener).await;
+            let app = start_claiming(answers).await;
+            let mut mesh = http2::http2_mesh(app.address, protocol).await;
+            let mut client = connect_client(mesh.listener).await;
             let request = match protocol {
-                Protocol::Grpc => call("/"),
+                Protocol::Grpc => grpc_request("/"),
                 _ => Request::get("http://ratings/").body(()).unwrap(),
             };
             let (head, body) =
                 client.send_request(request, true).unwrap().0.await.unwrap().into_parts();
-            let trailers = whole(body).await.1.unwrap_or_default();
+            let trailers = read_body(body).await.1.unwrap_or_default();
             let passed_on = head.headers.get("leno-reason").or(trailers.get("leno-reason"));
             assert_eq!(passed_on.unwrap(), &format!("{CLAIMED};side=ours"), "{about}");
-            unclaimed(&mut mesh, &about).await;
+            expect_unclaimed(&mut mesh, &about).await;
         }
     });
 }
@@ -159,17 +161,17 @@ fn an_application_cannot_claim_a_rejection() {
 pub(super) type Played = Peer<TlsStream<TcpStream>>;
 
 /// Starts a sidecar of another release at the other end of the link.
-pub(super) async fn played(
+pub(super) async fn start_peer(
     mesh: &Mesh,
     answer: impl Fn(&mut Played, StreamId) + 'static,
 ) -> Endpoint {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let identity = credential(&mesh.authority, "ratings");
+    let identity = test_credential(&mesh.authority, "ratings");
     let answer = Rc::new(answer);
     tokio::task::spawn_local(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            let mut peer = Peer::acceptor(tcp, &identity).await;
+            let mut peer = Peer::accept_link(tcp, &identity).await;
             let answer = answer.clone();
             tokio::task::spawn_local(async move {
                 while let Some(event) = peer.next().await {
@@ -180,7 +182,7 @@ pub(super) async fn played(
             });
         }
     });
-    let played = endpoint("ratings-2", address, "ratings");
+    let played = meshed_endpoint("ratings-2", address, "ratings");
     mesh.route_to(std::slice::from_ref(&played));
     played
 }
@@ -197,10 +199,10 @@ fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
             (&*later, true, Some("upstream-refused")),
             ("HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n", false, None),
         ] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let bytes = head.to_owned();
-            played(&mesh, move |peer, stream| {
+            start_peer(&mesh, move |peer, stream| {
                 let write = |out: &mut bytes::BytesMut| out.extend_from_slice(bytes.as_bytes());
                 match marked {
                     true => peer.link.send_rejection(stream, true, write).unwrap(),
@@ -208,11 +210,11 @@ fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
                 }
             })
             .await;
-            let answer = Client::connect(mesh.listener).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(answer.status, 429);
-            until(|| mesh.client.ended() == 1).await;
+            wait_until(|| mesh.client.ended_count() == 1).await;
             let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
-            assert_eq!(mesh.client.failures(), expected, "{marked} {head}");
+            assert_eq!(mesh.client.failure_counts(), expected, "{marked} {head}");
         }
     });
 }
@@ -229,15 +231,15 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
             (ResetCode::Denied, "", "denied"),
             (ResetCode::Denied, "reason-of-a-later-release", "denied"),
         ] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh =
                 Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() }).await;
-            played(&mesh, move |peer, stream| peer.link.reset_for(stream, code, reason)).await;
+            start_peer(&mesh, move |peer, stream| peer.link.reset_for(stream, code, reason)).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send("x").await;
-            assert_eq!(client.end().await, End::Reset);
-            until(|| mesh.client.ended() == 1).await;
-            assert_eq!(mesh.client.failures(), [(expected, 1)].into(), "{code:?} {reason}");
+            client.send_bytes("x").await;
+            assert_eq!(client.read_end().await, End::Reset);
+            wait_until(|| mesh.client.ended_count() == 1).await;
+            assert_eq!(mesh.client.failure_counts(), [(expected, 1)].into(), "{code:?} {reason}");
         }
     });
 }
@@ -245,21 +247,21 @@ fn a_reset_of_a_connection_is_counted_under_the_reason_it_carries() {
 #[test]
 fn a_rejection_that_another_endpoint_makes_good_is_no_failure() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Tcp, ..Setup::default() });
         let mesh = mesh.await;
-        let good = mesh.endpoint();
-        let bad = played(&mesh, |peer, stream| {
+        let good = mesh.server_endpoint();
+        let bad = start_peer(&mesh, |peer, stream| {
             peer.link.reset_for(stream, ResetCode::Refused, "rate-limited");
         })
         .await;
         mesh.route_to(&[good, bad]);
         for _ in 0..10 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(GET).await;
-            assert_eq!(client.answer().await.status, 200);
+            client.send_bytes(GET).await;
+            assert_eq!(client.read_response().await.status, 200);
         }
-        until(|| mesh.client.ended() == 10).await;
-        assert_eq!(mesh.client.failures(), BTreeMap::new());
+        wait_until(|| mesh.client.ended_count() == 10).await;
+        assert_eq!(mesh.client.failure_counts(), BTreeMap::new());
     });
 }

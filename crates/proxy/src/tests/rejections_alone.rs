@@ -7,8 +7,8 @@ use std::rc::Rc;
 use leno_model::{Access, Protocol, RateLimits, Required};
 
 use super::fixture::{
-    Answer, Application, Client, Mesh, OK, Setup, at_once, closed_port, credential, endpoint, run,
-    tls_accept, until,
+    Answer, Application, Client, Mesh, OK, Setup, at_once, closed_port, meshed_endpoint, run,
+    test_credential, tls_accept, wait_until,
 };
 use super::jwt::Issuer;
 use super::opaque;
@@ -18,67 +18,71 @@ use crate::tls::{ALPN_ALONE, ALPN_HTTP1};
 const ALONE: &str = "GET / HTTP/1.1\r\nhost: x\r\nauthorization: NTLM alice\r\n\r\n";
 
 /// Sends requests over one connection, and returns the last response.
-async fn ask(mesh: &Mesh, requests: usize) -> Answer {
+async fn send_requests(mesh: &Mesh, requests: usize) -> Answer {
     let mut client = Client::connect(mesh.listener).await;
     let mut last = Answer::default();
     for _ in 0..requests {
-        last = client.ask(ALONE).await;
+        last = client.send_request(ALONE).await;
     }
     last
 }
 
 /// Asserts that both sidecars counted one failure each, for `reason`, and that the client has the response of
 /// the server's sidecar.
-async fn agree(mesh: &Mesh, ended: u64, (answer, status, reason): (Answer, u16, &'static str)) {
+async fn expect_failures(
+    mesh: &Mesh,
+    ended: u64,
+    (answer, status, reason): (Answer, u16, &'static str),
+) {
     assert_eq!(answer.verdict(), (status, Some(reason)));
     assert!(answer.head.contains("workload=\"bookinfo/ratings-1\""), "{}", answer.head);
     assert!(!answer.head.contains("leno-rejected"), "{}", answer.head);
-    until(|| mesh.server.ended() == ended && mesh.client.ended() == ended).await;
+    wait_until(|| mesh.server.ended_count() == ended && mesh.client.ended_count() == ended).await;
     let expected = BTreeMap::from([(reason, 1)]);
-    assert_eq!(mesh.server.failures(), expected, "server");
-    assert_eq!(mesh.client.failures(), expected, "client");
+    assert_eq!(mesh.server.failure_counts(), expected, "server");
+    assert_eq!(mesh.client.failure_counts(), expected, "client");
 }
 
 #[test]
 fn a_policy_of_the_server_rejects() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
-        agree(&mesh, 1, (ask(&mesh, 1).await, 403, "denied")).await;
+        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 403, "denied")).await;
     });
 }
 
 #[test]
 fn a_rate_limit_of_the_server_rejects() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let limits = RateLimits { rules: vec![opaque::rule(1)], ..RateLimits::default() };
-        mesh.guard(Vec::new(), vec![opaque::limit(limits)]);
-        agree(&mesh, 2, (ask(&mesh, 2).await, 429, "rate-limited")).await;
+        let limits = RateLimits { rules: vec![opaque::rate_rule(1)], ..RateLimits::default() };
+        mesh.set_guards(Vec::new(), vec![opaque::port_limits(limits)]);
+        expect_failures(&mesh, 2, (send_requests(&mesh, 2).await, 429, "rate-limited")).await;
     });
 }
 
 #[test]
 fn a_missing_token_is_rejected() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.guard(vec![Issuer::new().guard(Required::Always)], Vec::new());
-        agree(&mesh, 1, (ask(&mesh, 1).await, 401, "token-missing")).await;
+        mesh.set_guards(vec![Issuer::new().token_guard(Required::Always)], Vec::new());
+        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 401, "token-missing")).await;
     });
 }
 
 #[test]
 fn a_limit_of_requests_in_progress_rejects() {
     run(async {
-        let app = Application::silent().await;
+        let app = Application::start_silent().await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.guard(Vec::new(), vec![at_once("one", 1)]);
+        mesh.set_guards(Vec::new(), vec![at_once("one", 1)]);
         let mut first = Client::connect(mesh.listener).await;
-        first.send(ALONE).await;
-        until(|| app.accepted.get() == 1).await;
-        agree(&mesh, 1, (ask(&mesh, 1).await, 503, "overloaded")).await;
+        first.send_bytes(ALONE).await;
+        wait_until(|| app.accepted.get() == 1).await;
+        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 503, "overloaded")).await;
     });
 }
 
@@ -86,7 +90,7 @@ fn a_limit_of_requests_in_progress_rejects() {
 fn an_application_without_a_listener_is_a_failure_with_its_reason() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
-        agree(&mesh, 1, (ask(&mesh, 1).await, 503, "connect-failed")).await;
+        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 503, "connect-failed")).await;
     });
 }
 
@@ -99,10 +103,10 @@ fn an_application_cannot_claim_a_rejection_by_the_mark() {
                     "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\nconnection: {more}leno-rejected\r\n\
                      Connection: Leno-Rejected\r\nleno-rejected: 1\r\ncontent-length: 0\r\n\r\n"
                 );
-                let app = Application::answering(move |_| head.clone()).await;
+                let app = Application::respond_with(move |_| head.clone()).await;
                 let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
                 for request in [ALONE, super::fixture::GET] {
-                    let answer = Client::connect(mesh.listener).await.ask(request).await;
+                    let answer = Client::connect(mesh.listener).await.send_request(request).await;
                     assert_eq!(answer.status, status);
                     assert!(
                         !answer.head.to_lowercase().contains("leno-rejected"),
@@ -110,10 +114,11 @@ fn an_application_cannot_claim_a_rejection_by_the_mark() {
                         answer.head
                     );
                 }
-                until(|| mesh.server.ended() == 2 && mesh.client.ended() == 2).await;
+                wait_until(|| mesh.server.ended_count() == 2 && mesh.client.ended_count() == 2)
+                    .await;
                 for sidecar in [&mesh.server, &mesh.client] {
-                    assert_eq!(sidecar.failures(), BTreeMap::new());
-                    assert_eq!(sidecar.series()[0].success, 2);
+                    assert_eq!(sidecar.failure_counts(), BTreeMap::new());
+                    assert_eq!(sidecar.series_summaries()[0].success, 2);
                 }
             }
         }
@@ -142,29 +147,29 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
             // An application that terminates mutual TLS itself.
             (ALPN_HTTP1, head("rate-limited", mark), None),
         ] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let identity = Rc::new(credential(&mesh.authority, "ratings"));
+            let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
             let bytes = head.clone();
             let played = Application::start(move |client| {
                 let (identity, bytes) = (identity.clone(), bytes.clone());
                 async move {
                     let tls = tls_accept(client.stream, &identity, &[alpn]).await.unwrap();
                     let mut client = Client::new(tls);
-                    while client.head().await.is_some() {
-                        client.send(&bytes).await;
+                    while client.read_head().await.is_some() {
+                        client.send_bytes(&bytes).await;
                     }
                 }
             })
             .await;
-            mesh.route_to(&[endpoint("ratings-2", played.address, "ratings")]);
-            let answer = Client::connect(mesh.listener).await.ask(ALONE).await;
+            mesh.route_to(&[meshed_endpoint("ratings-2", played.address, "ratings")]);
+            let answer = Client::connect(mesh.listener).await.send_request(ALONE).await;
             assert_eq!(answer.status, 429);
-            let connection = answer.field("connection").unwrap_or_default().to_lowercase();
+            let connection = answer.field_value("connection").unwrap_or_default().to_lowercase();
             assert!(!connection.contains("leno-rejected"), "{}", answer.head);
-            until(|| mesh.client.ended() == 1).await;
+            wait_until(|| mesh.client.ended_count() == 1).await;
             let expected: BTreeMap<_, _> = expected.into_iter().map(|it| (it, 1)).collect();
-            assert_eq!(mesh.client.failures(), expected, "{head}");
+            assert_eq!(mesh.client.failure_counts(), expected, "{head}");
         }
     });
 }

@@ -6,13 +6,15 @@ use std::rc::Rc;
 use leno_telemetry::{Count, Gauge};
 use tokio::task::JoinSet;
 
-use super::fixture::{Application, Client, GET, Mesh, OK, credential, run, tls_connect, until};
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, run, test_credential, tls_connect, wait_until,
+};
 use crate::tls::ALPN_LINK;
 
 #[test]
 fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let (asked, stop) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
         let mut traffic = JoinSet::new();
@@ -21,22 +23,22 @@ fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
             traffic.spawn_local(async move {
                 let mut client = Client::connect(listener).await;
                 while !stop.get() {
-                    assert_eq!(client.ask(GET).await.verdict(), (200, None));
+                    assert_eq!(client.send_request(GET).await.verdict(), (200, None));
                     asked.set(asked.get() + 1);
                 }
             });
         }
-        let identity = credential(&mesh.authority, "foreign");
+        let identity = test_credential(&mesh.authority, "foreign");
         let shown = async || {
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_LINK]).await.unwrap();
             tls.get_ref().1.peer_certificates().unwrap()[0].clone()
         };
         for round in 1..=5 {
-            until(|| asked.get() > round * 50).await;
+            wait_until(|| asked.get() > round * 50).await;
             for (sidecar, name) in [(&mesh.server, "ratings"), (&mesh.client, "productpage")] {
-                let renewed = credential(&mesh.authority, name);
+                let renewed = test_credential(&mesh.authority, name);
                 let expected = renewed.chain()[0].clone();
-                sidecar.trust(renewed);
+                sidecar.set_credential(renewed);
                 if name == "ratings" {
                     assert_eq!(shown().await, expected);
                 }
@@ -46,7 +48,7 @@ fn renewing_drops_nothing_and_new_connections_show_the_new_certificate() {
         while let Some(client) = traffic.join_next().await {
             client.unwrap();
         }
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
         // The open link stayed open.
         assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);

@@ -8,8 +8,8 @@ use h2::Reason as Code;
 use http::Response;
 use leno_model::Protocol;
 
-use super::fixture::{run, until};
-use super::http2::{application, call, connect, mesh};
+use super::fixture::{run, wait_until};
+use super::http2::{connect_client, grpc_request, http2_mesh, start_application};
 
 const CODES: [Code; 7] = [
     Code::NO_ERROR,
@@ -26,7 +26,7 @@ fn the_code_of_a_reset_after_the_head_reaches_the_client() {
     run(async {
         let code = Rc::new(Cell::new(Code::NO_ERROR));
         let now = code.clone();
-        let app = application(move |_, mut respond| {
+        let app = start_application(move |_, mut respond| {
             let code = now.get();
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -39,11 +39,11 @@ fn the_code_of_a_reset_after_the_head_reaches_the_client() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
         for expected in CODES {
             code.set(expected);
-            let mut client = connect(mesh.listener).await;
-            let (response, _stream) = client.send_request(call("/"), true).unwrap();
+            let mut client = connect_client(mesh.listener).await;
+            let (response, _stream) = client.send_request(grpc_request("/"), true).unwrap();
             let mut body = response.await.unwrap().into_body();
             let error = loop {
                 match body.data().await.expect("a reset") {
@@ -61,12 +61,12 @@ fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
     run(async {
         let code = Rc::new(Cell::new(Code::NO_ERROR));
         let now = code.clone();
-        let app = application(move |_, mut respond| {
+        let app = start_application(move |_, mut respond| {
             let code = now.get();
             async move { respond.send_reset(code) }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
         for (reset, status) in [
             (Code::CANCEL, "1"),
             (Code::ENHANCE_YOUR_CALM, "8"),
@@ -75,8 +75,8 @@ fn the_code_of_a_reset_before_the_head_becomes_its_status_of_grpc() {
             (Code::INTERNAL_ERROR, "13"),
         ] {
             code.set(reset);
-            let mut client = connect(mesh.listener).await;
-            let (response, _stream) = client.send_request(call("/"), true).unwrap();
+            let mut client = connect_client(mesh.listener).await;
+            let (response, _stream) = client.send_request(grpc_request("/"), true).unwrap();
             let response = response.await.unwrap();
             assert_eq!(response.headers()["grpc-status"], status, "{reset:?}");
             assert!(response.headers().contains_key("leno-reason"));
@@ -89,7 +89,7 @@ fn the_code_of_a_client_reaches_the_application() {
     run(async {
         let seen: Rc<Cell<Option<Code>>> = Rc::default();
         let noted = seen.clone();
-        let app = application(move |request, mut respond| {
+        let app = start_application(move |request, mut respond| {
             let noted = noted.clone();
             async move {
                 let _request = request;
@@ -98,13 +98,13 @@ fn the_code_of_a_client_reaches_the_application() {
             }
         })
         .await;
-        let mesh = mesh(app.address, Protocol::Grpc).await;
+        let mesh = http2_mesh(app.address, Protocol::Grpc).await;
         for expected in CODES {
-            let mut client = connect(mesh.listener).await;
-            let (response, mut stream) = client.send_request(call("/"), false).unwrap();
+            let mut client = connect_client(mesh.listener).await;
+            let (response, mut stream) = client.send_request(grpc_request("/"), false).unwrap();
             let _response = response.await.unwrap();
             stream.send_reset(expected);
-            until(|| seen.get().is_some()).await;
+            wait_until(|| seen.get().is_some()).await;
             assert_eq!(seen.take(), Some(expected));
         }
     });

@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Peer, Setup, closed_port, credential, endpoint, run,
-    until,
+    Application, Client, End, GET, Mesh, OK, Peer, Setup, closed_port, meshed_endpoint, run,
+    test_credential, wait_until,
 };
 
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
@@ -21,15 +21,18 @@ const POST_EMPTY: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\
 #[test]
 fn one_dead_endpoint_of_two_costs_no_request() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.route_to(&[mesh.endpoint(), endpoint("ratings-2", closed_port(), "ratings")]);
+        mesh.route_to(&[
+            mesh.server_endpoint(),
+            meshed_endpoint("ratings-2", closed_port(), "ratings"),
+        ]);
         for index in 0..40 {
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.ask(if index % 2 == 0 { GET } else { POST }).await;
+            let answer = client.send_request(if index % 2 == 0 { GET } else { POST }).await;
             assert_eq!(answer.verdict(), (200, None));
         }
-        assert!(mesh.client.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty());
         assert!(mesh.client.telemetry.count(Count::Retries) > 0);
         assert!(mesh.client.telemetry.count(Count::EndpointBackoffs) > 0);
     });
@@ -41,14 +44,14 @@ fn dead_endpoints_alone_are_reported_to_the_client() {
         let mesh = Mesh::permissive(closed_port()).await;
         mesh.route_to(&[]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("no-endpoint")));
-        let dead = |name| endpoint(name, closed_port(), "ratings");
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
+        let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
         mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
-        let answer = client.ask(GET).await;
+        let answer = client.send_request(GET).await;
         assert_eq!(answer.status, 503);
         let reason = "connect-failed;side=upstream;workload=\"bookinfo/productpage\"";
-        assert_eq!(answer.field("leno-reason"), Some(reason));
-        assert_eq!(client.ask(POST).await.verdict(), (503, Some("connect-failed")));
+        assert_eq!(answer.field_value("leno-reason"), Some(reason));
+        assert_eq!(client.send_request(POST).await.verdict(), (503, Some("connect-failed")));
     });
 }
 
@@ -57,33 +60,34 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
     run(async {
         let mut setup = Setup::default();
         setup.limits.connect_timeout = Duration::from_secs(1);
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         // The kernel accepts, but the server never starts TLS; or it completes TLS, but never sends a hello.
-        let mute = Application::start(|mut client| async move { drop(client.last().await) }).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let mute =
+            Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let rude = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let alpn = &[crate::tls::ALPN_LINK];
                 let tls = super::fixture::tls_accept(client.stream, &identity, alpn).await;
-                Client::new(tls.unwrap()).last().await;
+                Client::new(tls.unwrap()).read_rest().await;
             }
         })
         .await;
         for silent in [mute.address, rude.address] {
-            let silent = endpoint("ratings-2", silent, "ratings");
+            let silent = meshed_endpoint("ratings-2", silent, "ratings");
             mesh.route_to(std::slice::from_ref(&silent));
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(GET).await.verdict(), (504, Some("connect-timeout")));
-            mesh.route_to(&[mesh.endpoint(), silent]);
+            assert_eq!(client.send_request(GET).await.verdict(), (504, Some("connect-timeout")));
+            mesh.route_to(&[mesh.server_endpoint(), silent]);
             for _ in 0..10 {
-                assert_eq!(client.ask(POST).await.status, 200);
+                assert_eq!(client.send_request(POST).await.status, 200);
             }
         }
         // Abandoned links are closed.
         let open = leno_telemetry::Gauge::LinksUpstream;
-        until(|| mesh.client.telemetry.gauge(open) == 1).await;
+        wait_until(|| mesh.client.telemetry.gauge(open) == 1).await;
     });
 }
 
@@ -91,30 +95,30 @@ fn an_endpoint_that_does_not_answer_in_time_is_left_for_another() {
 #[test]
 fn an_application_that_takes_no_connections_is_left_for_another() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, dead) = mesh.server("ratings-2", closed_port()).await;
-        mesh.route_to(&[mesh.endpoint(), dead.clone()]);
+        let (_server, dead) = mesh.start_server("ratings-2", closed_port()).await;
+        mesh.route_to(&[mesh.server_endpoint(), dead.clone()]);
         let mut client = Client::connect(mesh.listener).await;
         for request in [GET, POST_EMPTY].repeat(10) {
-            assert_eq!(client.ask(request).await.verdict(), (200, None));
+            assert_eq!(client.send_request(request).await.verdict(), (200, None));
         }
         mesh.route_to(&[dead]);
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("connect-failed")));
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("connect-failed")));
     });
 }
 
 /// Starts a server with this test as its sidecar; `play` handles each stream.
-async fn played(
+async fn start_peer(
     mesh: &Mesh,
     play: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, Event) -> Go + 'static,
 ) -> Application {
-    let identity = Rc::new(credential(&mesh.authority, "ratings"));
+    let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let play = Rc::new(play);
     Application::start(move |client| {
         let (identity, play) = (identity.clone(), play.clone());
         async move {
-            let mut peer = Peer::acceptor(client.stream, &identity).await;
+            let mut peer = Peer::accept_link(client.stream, &identity).await;
             while let Some(event) = peer.next().await {
                 if let Go::Away = play(&mut peer, event).await {
                     return;
@@ -145,20 +149,20 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
                 0,
             ),
         ] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let dying = played(&mesh, async |_, event| match event {
+            let dying = start_peer(&mesh, async |_, event| match event {
                 Event::Opened { .. } => Go::Away,
                 _ => Go::On,
             })
             .await;
             // Both are usable at first: the balancer may select either.
-            let dying = endpoint("ratings-2", dying.address, "ratings");
-            mesh.route_to(&[mesh.endpoint(), dying]);
+            let dying = meshed_endpoint("ratings-2", dying.address, "ratings");
+            mesh.route_to(&[mesh.server_endpoint(), dying]);
             let mut lost = 0;
             while lost == 0 {
                 let before = app.seen.borrow().len();
-                let answer = Client::connect(mesh.listener).await.ask(request).await;
+                let answer = Client::connect(mesh.listener).await.send_request(request).await;
                 let retries = mesh.client.telemetry.count(Count::Retries);
                 if retries == 1 || answer.status != 200 {
                     lost += 1;
@@ -174,15 +178,15 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
 fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
     run(async {
         for code in [None, Some(ResetCode::Refused), Some(ResetCode::Unreachable)] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let turned_away = Rc::new(Cell::new(0));
             let count = turned_away.clone();
-            let refusing = played(&mesh, async move |peer, event| {
+            let refusing = start_peer(&mesh, async move |peer, event| {
                 if let Event::Opened { stream, .. } = event {
                     count.set(count.get() + 1);
                     match code {
-                        Some(code) => peer.link.reset(stream, code),
+                        Some(code) => peer.link.reset_stream(stream, code),
                         // GOAWAY without a stream, written by hand: our implementation would include this one.
                         None => peer
                             .link
@@ -193,14 +197,21 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
                 Go::On
             })
             .await;
-            mesh.route_to(&[mesh.endpoint(), endpoint("ratings-2", refusing.address, "ratings")]);
+            mesh.route_to(&[
+                mesh.server_endpoint(),
+                meshed_endpoint("ratings-2", refusing.address, "ratings"),
+            ]);
             let mut client = Client::connect(mesh.listener).await;
             while turned_away.get() < 2 {
-                assert_eq!(client.ask(POST_EMPTY).await.verdict(), (200, None), "{code:?}");
+                assert_eq!(
+                    client.send_request(POST_EMPTY).await.verdict(),
+                    (200, None),
+                    "{code:?}"
+                );
                 // An unreachable endpoint is not selected for a while.
                 tokio::task::yield_now().await;
             }
-            assert!(mesh.client.failures().is_empty());
+            assert!(mesh.client.failure_counts().is_empty());
         }
     });
 }
@@ -210,25 +221,25 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
     run(async {
         let links = Rc::new(Cell::new(0));
         let count = links.clone();
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let draining = played(&mesh, async move |peer, event| {
+        let draining = start_peer(&mesh, async move |peer, event| {
             if let Event::Opened { stream, .. } = event {
                 count.set(count.get() + 1);
                 // Sends GOAWAY with this stream in progress, and answers it afterwards.
                 peer.link.go_away(GoAwayCode::Drain);
-                peer.head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
+                peer.send_head(stream, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", true);
             }
             Go::On
         })
         .await;
-        mesh.route_to(&[endpoint("ratings-2", draining.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("ratings-2", draining.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         for index in 1..=5 {
-            assert_eq!(client.ask(POST).await.status, 200);
+            assert_eq!(client.send_request(POST).await.status, 200);
             assert_eq!((links.get(), draining.accepted.get()), (index, index));
         }
-        until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::LinksUpstream) == 0).await;
+        wait_until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::LinksUpstream) == 0).await;
     });
 }
 
@@ -241,10 +252,10 @@ fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
             let served = served.clone();
             async move {
                 for _ in 0..2 {
-                    let Some(mut request) = client.head().await else { return };
-                    client.body(&mut request).await.unwrap();
+                    let Some(mut request) = client.read_head().await else { return };
+                    client.read_body(&mut request).await.unwrap();
                     served.set(served.get() + 1);
-                    client.send(OK).await;
+                    client.send_bytes(OK).await;
                 }
             }
         })
@@ -252,14 +263,14 @@ fn a_kept_connection_that_the_application_has_closed_costs_no_request() {
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for request in [GET, POST, POST_EMPTY].repeat(10) {
-            assert_eq!(client.ask(request).await.verdict(), (200, None));
+            assert_eq!(client.send_request(request).await.verdict(), (200, None));
             // The end of the connection arrives before the next request.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
         }
         assert_eq!(app.accepted.get(), 15);
-        assert!(mesh.server.failures().is_empty());
+        assert!(mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -271,11 +282,11 @@ fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_sa
             (POST_EMPTY, (502, Some("upstream-reset")), 1),
             (POST, (502, Some("upstream-reset")), 1),
         ] {
-            let app = Application::canned("").await;
+            let app = Application::with_response("").await;
             let mesh = Mesh::permissive(app.address).await;
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(request).await.verdict(), verdict);
-            assert_eq!(app.requests().len(), asked, "{request}");
+            assert_eq!(client.send_request(request).await.verdict(), verdict);
+            assert_eq!(app.received_requests().len(), asked, "{request}");
         }
     });
 }
@@ -284,16 +295,16 @@ fn an_application_that_dies_inside_a_request_is_asked_again_only_when_that_is_sa
 #[test]
 fn a_burst_to_a_new_endpoint_opens_one_link() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut clients = Vec::new();
         for _ in 0..100 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(GET).await;
+            client.send_bytes(GET).await;
             clients.push(client);
         }
         for client in &mut clients {
-            assert_eq!(client.answer().await.status, 200);
+            assert_eq!(client.read_response().await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
         assert_eq!(mesh.client.telemetry.gauge(leno_telemetry::Gauge::LinksUpstream), 1);
@@ -304,21 +315,25 @@ fn a_burst_to_a_new_endpoint_opens_one_link() {
 #[test]
 fn a_certificate_that_the_server_rejects_fails_every_request_of_a_burst_alike() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
-        let external_client = super::fixture::authority(directory.path(), super::fixture::DOMAIN);
+        let external_client =
+            super::fixture::test_authority(directory.path(), super::fixture::DOMAIN);
         let identity =
             super::fixture::credential_trusting(&external_client, "productpage", &mesh.authority);
-        mesh.client.trust(identity);
+        mesh.client.set_credential(identity);
         let mut clients = Vec::new();
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(POST).await;
+            client.send_bytes(POST).await;
             clients.push(client);
         }
         for client in &mut clients {
-            assert_eq!(client.answer().await.verdict(), (502, Some("upstream-handshake-failed")));
+            assert_eq!(
+                client.read_response().await.verdict(),
+                (502, Some("upstream-handshake-failed"))
+            );
         }
     });
 }
@@ -330,24 +345,25 @@ fn endpoints_that_leave_the_world_finish_their_requests_and_close() {
         let app = Application::start(move |mut client| {
             let mut gone = gone.clone();
             async move {
-                client.head().await.unwrap();
+                client.read_head().await.unwrap();
                 gone.wait_for(|go| *go).await.unwrap();
-                client.send(OK).await;
+                client.send_bytes(OK).await;
             }
         })
         .await;
-        let other = Application::canned(OK).await;
+        let other = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut slow = Client::connect(mesh.listener).await;
-        slow.send(GET).await;
-        until(|| app.accepted.get() == 1).await;
-        let (_server, endpoint) = mesh.server("ratings-2", other.address).await;
+        slow.send_bytes(GET).await;
+        wait_until(|| app.accepted.get() == 1).await;
+        let (_server, endpoint) = mesh.start_server("ratings-2", other.address).await;
         mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.status, 200);
+        assert_eq!(client.send_request(GET).await.status, 200);
         go.send_replace(true);
-        assert_eq!(slow.answer().await.status, 200);
-        until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 0).await;
+        assert_eq!(slow.read_response().await.status, 200);
+        wait_until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 0)
+            .await;
         assert_eq!(mesh.client.telemetry.gauge(leno_telemetry::Gauge::LinksUpstream), 1);
     });
 }
@@ -355,16 +371,19 @@ fn endpoints_that_leave_the_world_finish_their_requests_and_close() {
 #[test]
 fn a_change_of_the_world_keeps_the_links_to_endpoints_that_stay() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
             let name = format!("ratings-{}", index + 2);
-            mesh.route_to(&[mesh.endpoint(), endpoint(&name, closed_port(), "ratings")]);
+            mesh.route_to(&[
+                mesh.server_endpoint(),
+                meshed_endpoint(&name, closed_port(), "ratings"),
+            ]);
         }
-        mesh.route_to(&[mesh.endpoint()]);
-        assert_eq!(client.ask(GET).await.status, 200);
+        mesh.route_to(&[mesh.server_endpoint()]);
+        assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(mesh.client.telemetry.count(Count::UpstreamConnected), 1);
         assert_eq!(mesh.server.telemetry.count(Count::DownstreamOpened), 1);
     });
@@ -375,20 +394,20 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
     run(async {
         let hold = || {
             Application::start(|mut client| async move {
-                client.send("x").await;
-                client.last().await;
+                client.send_bytes("x").await;
+                client.read_rest().await;
             })
         };
         let (first, second) = (hold().await, hold().await);
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(first.address, setup).await;
-        let (_server, other) = mesh.server("ratings-2", second.address).await;
-        let dead = endpoint("ratings-3", closed_port(), "ratings");
-        mesh.route_to(&[mesh.endpoint(), other, dead]);
+        let (_server, other) = mesh.start_server("ratings-2", second.address).await;
+        let dead = meshed_endpoint("ratings-3", closed_port(), "ratings");
+        mesh.route_to(&[mesh.server_endpoint(), other, dead]);
         let mut clients = Vec::new();
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.bytes(1).await, b"x");
+            assert_eq!(client.read_exactly(1).await, b"x");
             clients.push(client);
         }
         // Least-loaded of two: open connections count as load.
@@ -397,7 +416,7 @@ fn tcp_connections_spread_over_endpoints_and_pass_over_dead_ones() {
         for client in &mut clients {
             use tokio::io::AsyncWriteExt;
             client.stream.shutdown().await.unwrap();
-            assert_eq!(client.end().await, End::Clean);
+            assert_eq!(client.read_end().await, End::Clean);
         }
     });
 }
@@ -414,11 +433,11 @@ fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself
             let count = count.clone();
             async move {
                 for response in [OK, ""] {
-                    if client.head().await.is_none() {
+                    if client.read_head().await.is_none() {
                         return;
                     }
                     count.set(count.get() + 1);
-                    client.send(response).await;
+                    client.send_bytes(response).await;
                 }
             }
         })
@@ -426,7 +445,7 @@ fn a_kept_connection_that_ends_under_a_request_is_replaced_by_the_sidecar_itself
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for index in 0..5 {
-            assert_eq!(client.ask(GET).await.verdict(), (200, None));
+            assert_eq!(client.send_request(GET).await.verdict(), (200, None));
             assert_eq!(asked.get(), 2 * index + 1);
         }
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 4);

@@ -10,10 +10,11 @@ use leno_model::{
 };
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, PORT, endpoint, run, service, until, view,
+    Application, Client, End, GET, Mesh, OK, PORT, meshed_endpoint, run, service_config,
+    test_service, wait_until,
 };
 
-pub(crate) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
+pub(crate) fn path_rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
     let backend = |(name, weight): &(&str, u32)| {
         WeightedBackend::new(ServiceName::new("bookinfo", name).unwrap(), PORT, *weight)
     };
@@ -31,43 +32,51 @@ pub(crate) fn rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
 }
 
 /// Returns the service with these routes, and the backend `ratings-v2` at the mesh's server.
-pub(crate) fn routed(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
+pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
     let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
-    let backend = ServiceView { name, ..view(mesh.setup.protocol, &[mesh.endpoint()]) };
+    let backend =
+        ServiceView { name, ..service_config(mesh.setup.protocol, &[mesh.server_endpoint()]) };
     let port = PortView {
         name: None,
         protocol: mesh.setup.protocol,
         routed: true,
         rules,
-        endpoints: vec![Arc::new(endpoint("nobody", super::fixture::closed_port(), "ratings"))],
+        endpoints: vec![Arc::new(meshed_endpoint(
+            "nobody",
+            super::fixture::closed_port(),
+            "ratings",
+        ))],
         tls_rules: Vec::new(),
         traffic_policy: leno_model::TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
-    vec![ServiceView { name: service(), reach: Reach::Allowed, ports, awaited: false }, backend]
+    vec![
+        ServiceView { name: test_service(), reach: Reach::Allowed, ports, awaited: false },
+        backend,
+    ]
 }
 
 #[test]
 fn a_route_decides_or_says_why_not() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for (rules, verdict) in [
-            (vec![rule("/ratings", &[("ratings-v2", 1)])], (200, None)),
-            (vec![rule("/other", &[("ratings-v2", 1)])], (404, Some("no-route"))),
+            (vec![path_rule("/ratings", &[("ratings-v2", 1)])], (200, None)),
+            (vec![path_rule("/other", &[("ratings-v2", 1)])], (404, Some("no-route"))),
             (vec![], (404, Some("no-route"))),
-            (vec![rule("/ratings", &[])], (500, Some("invalid-backend"))),
-            (vec![rule("/ratings", &[("ratings-v2", 0)])], (500, Some("invalid-backend"))),
-            (vec![rule("/ratings", &[("ratings-v9", 1)])], (500, Some("invalid-backend"))),
+            (vec![path_rule("/ratings", &[])], (500, Some("invalid-backend"))),
+            (vec![path_rule("/ratings", &[("ratings-v2", 0)])], (500, Some("invalid-backend"))),
+            (vec![path_rule("/ratings", &[("ratings-v9", 1)])], (500, Some("invalid-backend"))),
         ] {
-            mesh.client_knows(routed(&mesh, rules.clone()));
-            assert_eq!(client.ask(GET).await.verdict(), verdict, "{rules:?}");
+            mesh.client_knows(routed_services(&mesh, rules.clone()));
+            assert_eq!(client.send_request(GET).await.verdict(), verdict, "{rules:?}");
         }
-        assert_eq!(app.requests().len(), 1);
-        let series = mesh.client.series();
+        assert_eq!(app.received_requests().len(), 1);
+        let series = mesh.client.series_summaries();
         let routed = series.iter().find(|series| !series.labels.route.is_empty()).unwrap();
         assert_eq!(routed.labels.route, "bookinfo/ratings-route");
     });
@@ -77,9 +86,9 @@ fn a_route_decides_or_says_why_not() {
 fn a_route_may_limit_the_time_of_a_request() {
     run(async {
         let app = Application::start(|mut client| async move {
-            while let Some(request) = client.head().await {
+            while let Some(request) = client.read_head().await {
                 if request.head.contains("/half") {
-                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
+                    client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
                 }
                 // Never sends a complete response.
             }
@@ -87,35 +96,35 @@ fn a_route_may_limit_the_time_of_a_request() {
         let mesh = Mesh::permissive(app.await.address).await;
         let limited = RouteRule {
             request_timeout: Some(Duration::from_secs(1)),
-            ..rule("/", &[("ratings-v2", 1)])
+            ..path_rule("/", &[("ratings-v2", 1)])
         };
-        mesh.client_knows(routed(&mesh, vec![limited]));
+        mesh.client_knows(routed_services(&mesh, vec![limited]));
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..2 {
-            assert_eq!(client.ask(GET).await.verdict(), (504, Some("request-timeout")));
+            assert_eq!(client.send_request(GET).await.verdict(), (504, Some("request-timeout")));
         }
-        client.send("GET /half HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(client.last().await.1, End::Reset);
-        assert_eq!(mesh.client.failures(), [("request-timeout", 3)].into());
-        until(|| mesh.server.ended() == 3).await;
+        client.send_bytes("GET /half HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(client.read_rest().await.1, End::Reset);
+        assert_eq!(mesh.client.failure_counts(), [("request-timeout", 3)].into());
+        wait_until(|| mesh.server.ended_count() == 3).await;
         // The client still waits: its sidecar abandoned the attempts.
-        assert_eq!(mesh.server.failures(), [("attempt-abandoned", 3)].into());
+        assert_eq!(mesh.server.failure_counts(), [("attempt-abandoned", 3)].into());
     });
 }
 
 #[test]
 fn a_service_that_no_policy_lets_us_use_is_not_asked() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let denied = ServiceView {
             reach: Reach::Denied,
             ports: BTreeMap::new(),
-            ..view(Protocol::Http, &[])
+            ..service_config(Protocol::Http, &[])
         };
         mesh.client_knows(vec![denied]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.verdict(), (403, Some("denied-outbound")));
+        assert_eq!(client.send_request(GET).await.verdict(), (403, Some("denied-outbound")));
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -123,14 +132,14 @@ fn a_service_that_no_policy_lets_us_use_is_not_asked() {
 #[test]
 fn a_service_that_nobody_tells_of_in_time_is_a_503_and_a_late_word_is_heard() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.client_knows(Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("discovery-timeout")));
-        client.send(GET).await;
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("discovery-timeout")));
+        client.send_bytes(GET).await;
         tokio::task::yield_now().await;
-        mesh.route_to(&[mesh.endpoint()]);
-        assert_eq!(client.answer().await.status, 200);
+        mesh.route_to(&[mesh.server_endpoint()]);
+        assert_eq!(client.read_response().await.status, 200);
     });
 }

@@ -5,55 +5,55 @@ use std::time::Duration;
 use leno_model::{Access, InboundPolicy, Plaintext, PolicyRule, Protocol, WorkloadPlan};
 use leno_telemetry::Count;
 
-use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, until};
+use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, wait_until};
 use super::http2;
-use super::opaque::{application_of_http2, call, denies_some, inject_faults};
+use super::opaque::{application_of_http2, call_on, denies_some, inject_faults};
 use crate::drain::Phase;
 
 const ADMIN: &str = "GET /admin HTTP/1.1\r\nhost: x\r\n\r\n";
 
 /// Creates a mesh with a protocol detection that times out at once.
-async fn mesh(application: std::net::SocketAddr) -> Mesh {
+async fn impatient_mesh(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Detect, ..Setup::default() };
     setup.limits.detect_timeout = Duration::ZERO;
     Mesh::new(application, setup).await
 }
 
 /// Opens a connection to the service that both sidecars treat as silent.
-async fn silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
-    let before = carried(mesh);
+async fn connect_silent(mesh: &Mesh) -> Client<tokio::net::TcpStream> {
+    let before = opaque_count(mesh);
     let client = Client::connect(mesh.listener).await;
-    until(|| carried(mesh) > before).await;
+    wait_until(|| opaque_count(mesh) > before).await;
     client
 }
 
 /// Returns the number of connections that the client's sidecar lists as opaque.
-fn carried(mesh: &Mesh) -> usize {
+fn opaque_count(mesh: &Mesh) -> usize {
     let (_, all) = mesh.client.worker.connections.snapshot(100);
     all.iter().filter(|connection| connection.protocol == "tcp").count()
 }
 
-fn denied(mesh: &Mesh) -> [Option<u64>; 2] {
-    [&mesh.client, &mesh.server].map(|it| it.failures().get("denied-by-policy").copied())
+fn denial_counts(mesh: &Mesh) -> [Option<u64>; 2] {
+    [&mesh.client, &mesh.server].map(|it| it.failure_counts().get("denied-by-policy").copied())
 }
 
 #[test]
 fn requests_of_a_client_that_was_silent_are_served_and_judged() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
-        let mut client = silent(&mesh).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        assert_eq!(client.ask(ADMIN).await.status, 403);
-        assert_eq!(client.ask(GET).await.status, 200);
+        let mut client = connect_silent(&mesh).await;
+        assert_eq!(client.send_request(GET).await.status, 200);
+        assert_eq!(client.send_request(ADMIN).await.status, 403);
+        assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(app.seen.borrow().len(), 2);
         let app = application_of_http2().await;
-        let mesh = self::mesh(app.address).await;
+        let mesh = impatient_mesh(app.address).await;
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
-        let mut client = http2::connect_over(silent(&mesh).await.stream).await;
+        let mut client = http2::connect_over(connect_silent(&mesh).await.stream).await;
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
-            assert_eq!(call(&mut client, path).await, Some(status), "{path}");
+            assert_eq!(call_on(&mut client, path).await, Some(status), "{path}");
         }
     });
 }
@@ -61,33 +61,33 @@ fn requests_of_a_client_that_was_silent_are_served_and_judged() {
 #[test]
 fn a_connection_without_a_byte_is_no_rejection() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
         for _ in 0..3 {
-            drop(silent(&mesh).await);
+            drop(connect_silent(&mesh).await);
         }
-        until(|| carried(&mesh) == 0).await;
+        wait_until(|| opaque_count(&mesh) == 0).await;
         // The server's sidecar drains and stops waiting.
-        let mut client = silent(&mesh).await;
+        let mut client = connect_silent(&mesh).await;
         mesh.server.phase.send_replace(Phase::Draining);
-        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(client.read_end().await, End::Clean);
         drop(client);
-        until(|| carried(&mesh) == 0).await;
-        assert_eq!((denied(&mesh), app.accepted.get()), ([None, None], 0));
+        wait_until(|| opaque_count(&mesh) == 0).await;
+        assert_eq!((denial_counts(&mesh), app.accepted.get()), ([None, None], 0));
     });
 }
 
 #[test]
 fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
-        let mut client = silent(&mesh).await;
-        client.send("\0").await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| denied(&mesh) == [Some(1), Some(1)]).await;
+        let mut client = connect_silent(&mesh).await;
+        client.send_bytes("\0").await;
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| denial_counts(&mesh) == [Some(1), Some(1)]).await;
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -96,8 +96,8 @@ fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
 #[test]
 fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         let mut inbound = denies_some();
         let all = PolicyRule { requests: Vec::new(), ..inbound.rules[0].clone() };
         inbound.rules.push(all);
@@ -106,7 +106,7 @@ fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
         {
             mesh.enforce_all(access, inbound);
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.end().await, End::Reset);
+            assert_eq!(client.read_end().await, End::Reset);
         }
         assert_eq!(app.accepted.get(), 0);
     });
@@ -115,36 +115,36 @@ fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
 #[test]
 fn clients_without_mutual_tls_are_awaited_as_well() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         let plaintext = Plaintext::Accept;
         mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), plaintext, ..plan });
         let silent = async |number| {
             let client = Client::connect(mesh.inbound).await;
-            until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;
+            wait_until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;
             client
         };
         drop(silent(1).await);
         let mut client = silent(2).await;
-        assert_eq!(client.ask(GET).await.status, 200);
-        assert_eq!(client.ask(ADMIN).await.status, 403);
-        assert_eq!(denied(&mesh), [None, Some(1)]);
+        assert_eq!(client.send_request(GET).await.status, 200);
+        assert_eq!(client.send_request(ADMIN).await.status, 403);
+        assert_eq!(denial_counts(&mesh), [None, Some(1)]);
         let mut client = silent(3).await;
-        client.send("\0").await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| denied(&mesh) == [None, Some(2)]).await;
+        client.send_bytes("\0").await;
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| denial_counts(&mesh) == [None, Some(2)]).await;
     });
 }
 
 #[test]
 fn a_client_that_was_silent_gets_the_faults_of_its_requests() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = impatient_mesh(app.address).await;
         inject_faults(&mesh, Protocol::Detect);
         let mut client = Client::connect(mesh.listener).await;
-        until(|| mesh.client.telemetry.count(Count::DownstreamOpened) == 1).await;
-        assert_eq!(client.ask(GET).await.verdict(), (503, Some("fault-injected")));
-        assert_eq!(mesh.client.failures().get("denied-by-policy"), None);
+        wait_until(|| mesh.client.telemetry.count(Count::DownstreamOpened) == 1).await;
+        assert_eq!(client.send_request(GET).await.verdict(), (503, Some("fault-injected")));
+        assert_eq!(mesh.client.failure_counts().get("denied-by-policy"), None);
     });
 }

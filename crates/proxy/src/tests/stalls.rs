@@ -6,14 +6,14 @@ use std::time::Duration;
 use leno_model::Protocol;
 use tokio::io::AsyncReadExt;
 
-use super::fixture::{Application, Client, End, Mesh, OK, Setup, run, until};
+use super::fixture::{Application, Client, End, Mesh, OK, Setup, run, wait_until};
 
-async fn mesh(application: SocketAddr) -> Mesh {
-    Mesh::new(application, stalling(STALL)).await
+async fn stall_mesh(application: SocketAddr) -> Mesh {
+    Mesh::new(application, stall_setup(STALL)).await
 }
 
 /// Returns options with this body stall timeout.
-fn stalling(time: Duration) -> Setup {
+fn stall_setup(time: Duration) -> Setup {
     let mut setup = Setup::default();
     setup.limits.body_stall_timeout = time;
     setup
@@ -22,37 +22,41 @@ fn stalling(time: Duration) -> Setup {
 #[test]
 fn a_client_that_stops_in_the_middle_of_its_body_is_answered_408() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address).await;
+        let app = Application::with_response(OK).await;
+        let mesh = stall_mesh(app.address).await;
         for head in ["content-length: 10\r\n\r\n12345", "transfer-encoding: chunked\r\n\r\n5\r\n12"]
         {
             let mut client = Client::connect(mesh.listener).await;
-            client.send(format!("POST / HTTP/1.1\r\nhost: x\r\n{head}")).await;
-            assert_eq!(client.answer().await.verdict(), (408, Some("body-stalled")), "{head}");
-            assert_eq!(client.end().await, End::Clean);
+            client.send_bytes(format!("POST / HTTP/1.1\r\nhost: x\r\n{head}")).await;
+            assert_eq!(
+                client.read_response().await.verdict(),
+                (408, Some("body-stalled")),
+                "{head}"
+            );
+            assert_eq!(client.read_end().await, End::Clean);
         }
-        assert_eq!(mesh.client.failures(), [("body-stalled", 2)].into());
-        assert!(app.requests().is_empty());
+        assert_eq!(mesh.client.failure_counts(), [("body-stalled", 2)].into());
+        assert!(app.received_requests().is_empty());
     });
 }
 
 #[test]
 fn a_client_that_goes_on_now_and_then_may_take_its_time() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         // The whole transfer takes longer than the stall timeout, and a busy machine must not look like a
         // stalled client.
         let stall = STALL * 12;
-        let mesh = Mesh::new(app.address, stalling(stall)).await;
+        let mesh = Mesh::new(app.address, stall_setup(stall)).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
         let mut pace = tokio::time::interval(stall / 4);
         for byte in ["1", "2", "3", "4", "5", "6"] {
             pace.tick().await;
-            client.send(byte).await;
+            client.send_bytes(byte).await;
         }
-        assert_eq!(client.answer().await.status, 200);
-        assert_eq!(app.requests()[0].body, b"123456");
+        assert_eq!(client.read_response().await.status, 200);
+        assert_eq!(app.received_requests()[0].body, b"123456");
     });
 }
 
@@ -60,20 +64,20 @@ fn a_client_that_goes_on_now_and_then_may_take_its_time() {
 fn a_client_that_reads_nothing_of_its_answer_is_cut_off() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await;
-            client.send("HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n").await;
+            client.read_head().await;
+            client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n").await;
             // Ends when the sidecar closes the connection.
             while tokio::io::AsyncWriteExt::write_all(&mut client.stream, &[0; 65_536])
                 .await
                 .is_ok()
             {}
         });
-        let mesh = mesh(app.await.address).await;
+        let mesh = stall_mesh(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("body-stalled", 1)].into());
-        let (read, end) = client.last().await;
+        client.send_bytes("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("body-stalled", 1)].into());
+        let (read, end) = client.read_rest().await;
         assert_eq!(end, End::Reset);
         assert!(read.len() < 100_000_000, "not whole");
     });
@@ -89,10 +93,10 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
         let app = app.await.address;
         // The client's sidecar has a long timeout: the server's, which is nearer, gives up first.
         let mesh = Mesh::permissive(app).await;
-        let (server, endpoint) = mesh.server_with("ratings-2", app, &stalling(STALL)).await;
+        let (server, endpoint) = mesh.server_with("ratings-2", app, &stall_setup(STALL)).await;
         mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.listener).await;
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n").await;
         let (mut reading, mut writing) = client.stream.split();
         let mut answer = Vec::new();
         let upload = async {
@@ -103,8 +107,8 @@ fn an_upstream_that_reads_nothing_of_a_request_is_given_up_with_504() {
             read = reading.read_to_end(&mut answer) => drop(read),
             () = upload => {}
         }
-        until(|| mesh.client.ended() == 1 && server.ended() == 1).await;
-        assert_eq!(server.failures(), [("upstream-stalled", 1)].into());
+        wait_until(|| mesh.client.ended_count() == 1 && server.ended_count() == 1).await;
+        assert_eq!(server.failure_counts(), [("upstream-stalled", 1)].into());
         assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 504"), "{answer:?}");
     });
 }
@@ -114,22 +118,22 @@ fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
     run(async {
         let stall = STALL * 8;
         let app = Application::start(move |mut client| async move {
-            while client.head().await.is_some() {
+            while client.read_head().await.is_some() {
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
-                client.send(format!("{head}5\r\nfirst\r\n")).await;
+                client.send_bytes(format!("{head}5\r\nfirst\r\n")).await;
                 let mut pace = tokio::time::interval(stall * 3 / 2);
                 pace.tick().await;
                 pace.tick().await;
-                client.send("4\r\nlast\r\n0\r\n\r\n").await;
+                client.send_bytes("4\r\nlast\r\n0\r\n\r\n").await;
             }
         });
-        let mesh = Mesh::new(app.await.address, stalling(stall)).await;
+        let mesh = Mesh::new(app.await.address, stall_setup(stall)).await;
         for request in [
             "GET / HTTP/1.1\r\nhost: x\r\n\r\n",
             "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n12",
         ] {
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.ask(request).await.body, b"firstlast", "{request}");
+            assert_eq!(client.send_request(request).await.body, b"firstlast", "{request}");
         }
     });
 }
@@ -138,20 +142,20 @@ fn an_answer_may_pause_and_so_may_a_request_that_is_being_answered() {
 fn a_tcp_connection_on_which_nobody_speaks_ends() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.send("hello").await;
-            client.last().await;
+            client.send_bytes("hello").await;
+            client.read_rest().await;
         });
         let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         setup.limits.idle_connection = STALL * 8;
         let mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.bytes(5).await, b"hello");
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        let reasons = mesh.client.failures();
+        assert_eq!(client.read_exactly(5).await, b"hello");
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        let reasons = mesh.client.failure_counts();
         assert!(
             reasons.contains_key("idle-timeout")
-                || mesh.server.failures().contains_key("idle-timeout")
+                || mesh.server.failure_counts().contains_key("idle-timeout")
         );
     });
 }
@@ -167,32 +171,32 @@ fn a_response_of_known_length_that_stops_is_cut_and_a_stream_is_not() {
         let app = Application::start(move |mut client| {
             let released = released.clone();
             async move {
-                let Some(request) = client.head().await else { return };
+                let Some(request) = client.read_head().await else { return };
                 if request.head.contains("/stream") {
                     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";
-                    client.send(head).await;
+                    client.send_bytes(head).await;
                     released.notified().await;
-                    client.send("1\r\nb\r\n0\r\n\r\n").await;
+                    client.send_bytes("1\r\nb\r\n0\r\n\r\n").await;
                 } else {
-                    client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc").await;
+                    client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc").await;
                 }
-                client.last().await;
+                client.read_rest().await;
             }
         })
         .await;
-        let mesh = mesh(app.address).await;
+        let mesh = stall_mesh(app.address).await;
         let mut stream = Client::connect(mesh.listener).await;
-        stream.send("GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        let mut streamed = stream.head().await.unwrap();
+        stream.send_bytes("GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mut streamed = stream.read_head().await.unwrap();
         let mut file = Client::connect(mesh.listener).await;
-        file.send("GET /file HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(file.head().await.unwrap().status, 200);
-        assert_eq!(file.last().await, (b"abc".to_vec(), End::Reset));
-        until(|| mesh.server.ended() == 1).await;
-        assert_eq!(mesh.server.failures(), [("upstream-stalled", 1)].into());
+        file.send_bytes("GET /file HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(file.read_head().await.unwrap().status, 200);
+        assert_eq!(file.read_rest().await, (b"abc".to_vec(), End::Reset));
+        wait_until(|| mesh.server.ended_count() == 1).await;
+        assert_eq!(mesh.server.failure_counts(), [("upstream-stalled", 1)].into());
         // It has been silent for longer.
         release.notify_one();
-        stream.body(&mut streamed).await.expect("the whole stream");
-        assert_eq!(streamed.text(), "ab");
+        stream.read_body(&mut streamed).await.expect("the whole stream");
+        assert_eq!(streamed.body_text(), "ab");
     });
 }

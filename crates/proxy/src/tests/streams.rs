@@ -8,12 +8,12 @@ use bytes::Bytes;
 use leno_model::Protocol;
 use leno_telemetry::Form;
 
-use super::fixture::{Application, Client, GET, Mesh, OK, Sidecar, run, until};
+use super::fixture::{Application, Client, GET, Mesh, OK, Sidecar, run, wait_until};
 use super::http2;
 use crate::counted::Counted;
 
 /// Returns the sum of a metric over all series of a sidecar.
-fn sum(sidecar: &Sidecar, metric: &str) -> u64 {
+fn metric_sum(sidecar: &Sidecar, metric: &str) -> u64 {
     let mut text = String::new();
     sidecar.telemetry.expose(Form::Prometheus, &mut text);
     let lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
@@ -21,8 +21,8 @@ fn sum(sidecar: &Sidecar, metric: &str) -> u64 {
 }
 
 /// Returns the numbers of opened and of open streams.
-fn streams(sidecar: &Sidecar) -> (u64, u64) {
-    (sum(sidecar, "leno_streams_opened_total"), sum(sidecar, "leno_streams"))
+fn stream_counts(sidecar: &Sidecar) -> (u64, u64) {
+    (metric_sum(sidecar, "leno_streams_opened_total"), metric_sum(sidecar, "leno_streams"))
 }
 
 /// Both sidecars, and the requests that each reports to the control plane.
@@ -32,48 +32,52 @@ struct Reports<'a> {
 }
 
 impl<'a> Reports<'a> {
-    fn of(mesh: &'a Mesh) -> Self {
+    fn for_mesh(mesh: &'a Mesh) -> Self {
         let counted = [&mesh.client, &mesh.server].map(|sidecar| {
-            let mut counted = Counted::of(Arc::clone(&sidecar.telemetry));
-            counted.connected(Instant::now());
+            let mut counted = Counted::from_telemetry(Arc::clone(&sidecar.telemetry));
+            counted.start_stream(Instant::now());
             counted
         });
         Self { mesh, counted }
     }
 
     /// Returns the requests since the last report, as used for rates, and those that ended.
-    fn take(&mut self) -> [(u64, u64); 2] {
+    fn take_counts(&mut self) -> [(u64, u64); 2] {
         self.counted.each_mut().map(|counted| {
-            let series = counted.take(Instant::now()).map(|it| it.series).unwrap_or_default();
-            (series.iter().map(|it| it.requests()).sum(), series.iter().map(|it| it.ended()).sum())
+            let series =
+                counted.take_changes(Instant::now()).map(|it| it.series).unwrap_or_default();
+            (
+                series.iter().map(|it| it.request_count()).sum(),
+                series.iter().map(|it| it.ended_count()).sum(),
+            )
         })
     }
 
     /// Waits until a stream has begun and is counted.
-    async fn began(&mut self) {
-        until(|| self.both(|sidecar| streams(sidecar) == (1, 1))).await;
-        assert_eq!(self.take(), [(1, 0); 2], "it counts when it begins");
-        assert!(self.both(|sidecar| sidecar.ended() == 0));
+    async fn wait_for_start(&mut self) {
+        wait_until(|| self.both_sidecars(|sidecar| stream_counts(sidecar) == (1, 1))).await;
+        assert_eq!(self.take_counts(), [(1, 0); 2], "it counts when it begins");
+        assert!(self.both_sidecars(|sidecar| sidecar.ended_count() == 0));
     }
 
     /// Waits until the stream has ended.
-    async fn ended(&mut self, requests: u64) {
-        until(|| self.both(|sidecar| sidecar.ended() == 1)).await;
-        assert!(self.both(|sidecar| streams(sidecar) == (1, 0)));
-        assert_eq!(self.take(), [(requests, 1); 2], "it counts once");
+    async fn wait_for_end(&mut self, requests: u64) {
+        wait_until(|| self.both_sidecars(|sidecar| sidecar.ended_count() == 1)).await;
+        assert!(self.both_sidecars(|sidecar| stream_counts(sidecar) == (1, 0)));
+        assert_eq!(self.take_counts(), [(requests, 1); 2], "it counts once");
     }
 
-    fn both(&self, is_so: impl Fn(&Sidecar) -> bool) -> bool {
+    fn both_sidecars(&self, is_so: impl Fn(&Sidecar) -> bool) -> bool {
         is_so(&self.mesh.client) && is_so(&self.mesh.server)
     }
 }
 
 /// Starts an application that sends a head and a first piece, and closes the connection after its client.
-async fn beginning(head: &'static str) -> Application {
+async fn start_beginning(head: &'static str) -> Application {
     Application::start(move |mut client| async move {
-        drop(client.head().await);
-        client.send(head).await;
-        drop(client.last().await);
+        drop(client.read_head().await);
+        client.send_bytes(head).await;
+        drop(client.read_rest().await);
     })
     .await
 }
@@ -81,20 +85,22 @@ async fn beginning(head: &'static str) -> Application {
 #[test]
 fn a_connection_that_changes_its_protocol_counts_at_once() {
     run(async {
-        let app = beginning(
+        let app = start_beginning(
             "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n",
         )
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut reports = Reports::of(&mesh);
+        let mut reports = Reports::for_mesh(&mesh);
         let mut client = Client::connect(mesh.listener).await;
         client
-            .send("GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            .send_bytes(
+                "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+            )
             .await;
-        assert_eq!(client.head().await.unwrap().status, 101);
-        reports.began().await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
+        reports.wait_for_start().await;
         drop(client);
-        reports.ended(0).await;
+        reports.wait_for_end(0).await;
     });
 }
 
@@ -102,25 +108,26 @@ fn a_connection_that_changes_its_protocol_counts_at_once() {
 fn a_stream_of_events_counts_when_it_pauses_and_a_failure_later_is_one_more() {
     run(async {
         let app =
-            beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n").await;
+            start_beginning("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+                .await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut reports = Reports::of(&mesh);
+        let mut reports = Reports::for_mesh(&mesh);
         let mut client = Client::connect(mesh.listener).await;
-        client.send(GET).await;
-        assert_eq!(client.head().await.unwrap().status, 200);
-        reports.began().await;
+        client.send_bytes(GET).await;
+        assert_eq!(client.read_head().await.unwrap().status, 200);
+        reports.wait_for_start().await;
         client.abandon();
         // A client that leaves is a failure by its reason.
-        reports.ended(1).await;
-        assert_eq!(mesh.client.failures(), BTreeMap::from([("downstream-closed", 1)]));
+        reports.wait_for_end(1).await;
+        assert_eq!(mesh.client.failure_counts(), BTreeMap::from([("downstream-closed", 1)]));
     });
 }
 
 #[test]
 fn a_call_whose_client_goes_on_counts_before_the_first_response() {
     run(async {
-        let app = http2::application(|request, mut respond| async move {
-            let (body, _) = http2::whole(request.into_body()).await;
+        let app = http2::start_application(|request, mut respond| async move {
+            let (body, _) = http2::read_body(request.into_body()).await;
             assert_eq!(body, b"onetwo");
             let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
             let mut trailers = http::HeaderMap::new();
@@ -128,29 +135,29 @@ fn a_call_whose_client_goes_on_counts_before_the_first_response() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let mesh = http2::mesh(app.address, Protocol::Grpc).await;
-        let mut reports = Reports::of(&mesh);
-        let (response, mut stream) = http2::open(mesh.listener, "/a.B/C").await;
-        http2::send(&mut stream, Bytes::from_static(b"one"), false).await;
-        reports.began().await;
-        http2::send(&mut stream, Bytes::from_static(b"two"), true).await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
+        let mut reports = Reports::for_mesh(&mesh);
+        let (response, mut stream) = http2::open_stream(mesh.listener, "/a.B/C").await;
+        http2::send_data(&mut stream, Bytes::from_static(b"one"), false).await;
+        reports.wait_for_start().await;
+        http2::send_data(&mut stream, Bytes::from_static(b"two"), true).await;
         assert_eq!(response.await.unwrap().status(), 200);
-        reports.ended(0).await;
+        reports.wait_for_end(0).await;
     });
 }
 
 #[test]
 fn plain_requests_count_when_they_end() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut reports = Reports::of(&mesh);
+        let mut reports = Reports::for_mesh(&mesh);
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
-        until(|| mesh.client.ended() == 3 && mesh.server.ended() == 3).await;
-        assert_eq!(reports.take(), [(3, 3); 2]);
-        assert_eq!((streams(&mesh.client), streams(&mesh.server)), ((0, 0), (0, 0)));
+        wait_until(|| mesh.client.ended_count() == 3 && mesh.server.ended_count() == 3).await;
+        assert_eq!(reports.take_counts(), [(3, 3); 2]);
+        assert_eq!((stream_counts(&mesh.client), stream_counts(&mesh.server)), ((0, 0), (0, 0)));
     });
 }

@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::fixture::{
-    Answer, Application, Client, End, GET, Mesh, OK, credential, run, settled, tls_connect,
+    Answer, Application, Client, End, GET, Mesh, OK, run, test_credential, tls_connect,
+    wait_until_stable,
 };
 use crate::tls::ALPN_HTTP1;
 use vector::{Accepted, Outcome, Vector, rules};
@@ -22,16 +23,16 @@ mod vector;
 #[test]
 fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut wrong = Vec::new();
-        for vector in &vectors("request", is_refused) {
+        for vector in &matching_vectors("request", is_refused) {
             // The client's own sidecar, and the server's for clients without one.
             let mut client = Client::connect(mesh.listener).await;
-            client.send(&vector.bytes).await;
+            client.send_bytes(&vector.bytes).await;
             wrong.extend(not_cut_off(&mut client, vector).await);
-            let mut client = foreign(&mesh).await;
-            client.send(&vector.bytes).await;
+            let mut client = connect_foreign(&mesh).await;
+            client.send_bytes(&vector.bytes).await;
             wrong.extend(not_cut_off(&mut client, vector).await);
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -42,45 +43,47 @@ fn a_client_that_breaks_a_rule_is_answered_cut_off_and_heard_by_nobody() {
 #[test]
 fn a_body_that_breaks_a_rule_never_becomes_a_whole_request() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut wrong = Vec::new();
-        for vector in &vectors("body", is_refused) {
+        for vector in &matching_vectors("body", is_refused) {
             let bytes = [POST.as_bytes(), &vector.bytes].concat();
             let mut client = Client::connect(mesh.listener).await;
-            client.send(&bytes).await;
+            client.send_bytes(&bytes).await;
             wrong.extend(not_taken(&mut client, vector).await);
-            let mut client = foreign(&mesh).await;
-            client.send(&bytes).await;
+            let mut client = connect_foreign(&mesh).await;
+            client.send_bytes(&bytes).await;
             wrong.extend(not_taken(&mut client, vector).await);
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        assert!(app.requests().is_empty(), "{:?}", app.requests());
+        assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
     });
 }
 
 #[test]
 fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let passing = |vector: &Vector| !is_refused(vector) || vector.sidecar.is_some();
-        for vector in vectors("request", passing).iter().chain(&vectors("body", passing)) {
-            let before = app.requests().len();
+        for vector in
+            matching_vectors("request", passing).iter().chain(&matching_vectors("body", passing))
+        {
+            let before = app.received_requests().len();
             let mut client = Client::connect(mesh.listener).await;
             let head = if vector.of == "body" { POST } else { "" };
-            client.send([head.as_bytes(), &vector.bytes].concat()).await;
-            let answer = client.answer().await;
+            client.send_bytes([head.as_bytes(), &vector.bytes].concat()).await;
+            let answer = client.read_response().await;
             let expected = vector.sidecar.unwrap_or(200);
             assert_eq!(u64::from(answer.status), expected, "{}", vector.name);
-            let more = usize::from(accepted(vector).is_some_and(|it| it.left > 0));
+            let more = usize::from(accepted_outcome(vector).is_some_and(|it| it.left > 0));
             for _ in 0..more {
-                assert_eq!(client.answer().await.text(), "ok", "{}", vector.name);
+                assert_eq!(client.read_response().await.body_text(), "ok", "{}", vector.name);
             }
-            let seen = app.requests().split_off(before);
+            let seen = app.received_requests().split_off(before);
             let arrived = if expected == 200 { 1 + more } else { 0 };
             assert_eq!(seen.len(), arrived, "{}", vector.name);
-            if let (Some(seen), Some(content)) = (seen.first(), content(vector)) {
+            if let (Some(seen), Some(content)) = (seen.first(), accepted_content(vector)) {
                 assert_eq!(&seen.body, content, "{}", vector.name);
             }
         }
@@ -91,11 +94,11 @@ fn a_request_that_keeps_the_rules_arrives_as_it_was_meant() {
 fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
     run(async {
         let of = |vector: &Vector| is_refused(vector) || vector.sidecar.is_some();
-        for vector in &vectors("response", of) {
-            let (mesh, app) = saying(vector).await;
+        for vector in &matching_vectors("response", of) {
+            let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request(vector)).await;
-            let answer = client.head().await.unwrap();
+            client.send_bytes(request_for(vector)).await;
+            let answer = client.read_head().await.unwrap();
             // The own application may break a rule in a way that recipients may accept.
             let mut head = ResponseHead::default();
             let is_mended = mend_response(&vector.bytes).is_some_and(|mended| {
@@ -109,7 +112,7 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
                 }
             }
             let mut next = Client::connect(mesh.listener).await;
-            assert_eq!(next.ask(GET).await.text(), "ok", "{}", vector.name);
+            assert_eq!(next.send_request(GET).await.body_text(), "ok", "{}", vector.name);
             assert_eq!(app.accepted.get(), 2, "{}: its connection was used again", vector.name);
         }
     });
@@ -118,24 +121,24 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
 #[test]
 fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
     run(async {
-        for vector in &vectors("body", is_refused) {
-            let (mesh, app) = saying(vector).await;
+        for vector in &matching_vectors("body", is_refused) {
+            let (mesh, app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send([GET, GET].concat()).await;
+            client.send_bytes([GET, GET].concat()).await;
             // The head may have been in flight when the body broke: a cut, with or without it.
-            let Some(answer) = client.head().await else {
+            let Some(answer) = client.read_head().await else {
                 continue;
             };
             if answer.status == 502 {
                 let reason = if vector.ends { "upstream-reset" } else { "upstream-malformed" };
-                assert_eq!(answer.reason(), Some(reason), "{}", vector.name);
+                assert_eq!(answer.reason_code(), Some(reason), "{}", vector.name);
                 continue;
             }
-            let (got, end) = client.last().await;
+            let (got, end) = client.read_rest().await;
             let got = String::from_utf8_lossy(&got);
             assert_eq!(end, End::Reset, "{}: {got}", vector.name);
             assert!(!got.contains("EVIL") && !got.ends_with("0\r\n\r\n"), "{got}");
-            assert_eq!(settled(|| app.accepted.get()).await, 1, "{}", vector.name);
+            assert_eq!(wait_until_stable(|| app.accepted.get()).await, 1, "{}", vector.name);
         }
     });
 }
@@ -144,38 +147,38 @@ fn an_upstream_that_breaks_a_rule_in_its_body_breaks_its_answer() {
 fn an_upstream_that_keeps_the_rules_is_heard_once() {
     run(async {
         let passing = |vector: &Vector| !is_refused(vector) && vector.sidecar.is_none();
-        let bodies = vectors("body", passing);
-        for vector in vectors("response", passing).iter().chain(&bodies) {
+        let bodies = matching_vectors("body", passing);
+        for vector in matching_vectors("response", passing).iter().chain(&bodies) {
             // A tunnel does not apply to a service.
             if vector.answers == "CONNECT" {
                 continue;
             }
-            let (mesh, _app) = saying(vector).await;
+            let (mesh, _app) = start_sending(vector).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(request(vector)).await;
+            client.send_bytes(request_for(vector)).await;
             let answer = match vector.answers.as_str() {
-                "HEAD" => client.head().await.unwrap(),
-                _ => client.answer().await,
+                "HEAD" => client.read_head().await.unwrap(),
+                _ => client.read_response().await,
             };
             let said = String::from_utf8_lossy(&vector.bytes);
             let status = said.split(' ').nth(1).and_then(|word| word.parse().ok());
             let status = if vector.of == "body" { 200 } else { status.unwrap() };
             assert_eq!(answer.status, status, "{}", vector.name);
-            if let Some(content) = content(vector).filter(|_| vector.answers != "HEAD") {
+            if let Some(content) = accepted_content(vector).filter(|_| vector.answers != "HEAD") {
                 assert_eq!(&answer.body, content, "{}", vector.name);
             }
             if status < 200 {
-                assert_eq!(client.answer().await.text(), "ok", "{}", vector.name);
+                assert_eq!(client.read_response().await.body_text(), "ok", "{}", vector.name);
             }
-            let second: Answer = client.ask(GET).await;
-            assert_eq!((second.status, second.text()), (200, "ok"), "{}", vector.name);
+            let second: Answer = client.send_request(GET).await;
+            assert_eq!((second.status, second.body_text()), (200, "ok"), "{}", vector.name);
         }
     });
 }
 
 /// Connects a client without a sidecar: mutual TLS to the server's.
-async fn foreign(mesh: &Mesh) -> Client<TlsStream<TcpStream>> {
-    let identity = credential(&mesh.authority, "foreign");
+async fn connect_foreign(mesh: &Mesh) -> Client<TlsStream<TcpStream>> {
+    let identity = test_credential(&mesh.authority, "foreign");
     Client::new(tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap())
 }
 
@@ -188,7 +191,7 @@ async fn not_taken<S: AsyncRead + AsyncWrite + Unpin>(
         return not_cut_off(client, vector).await;
     }
     client.stream.shutdown().await.unwrap();
-    let (got, _) = client.last().await;
+    let (got, _) = client.read_rest().await;
     (!got.is_empty()).then(|| format!("{}: {}", vector.name, got.escape_ascii()))
 }
 
@@ -203,20 +206,21 @@ async fn not_cut_off<S: AsyncRead + AsyncWrite + Unpin>(
     if vector.sidecar.is_some() {
         return None;
     }
-    let Some(mut answer) = client.head().await else {
+    let Some(mut answer) = client.read_head().await else {
         return Some(format!("{}: no answer", vector.name));
     };
-    client.body(&mut answer).await;
+    client.read_body(&mut answer).await;
     let reason = if *status == Some(431) { "head-too-large" } else { "bad-request" };
-    let found = (Some(u64::from(answer.status)), answer.reason(), answer.field("connection"));
-    let (_, end) = client.last().await;
+    let found =
+        (Some(u64::from(answer.status)), answer.reason_code(), answer.field_value("connection"));
+    let (_, end) = client.read_rest().await;
     let expected = (*status, Some(reason), Some("close"));
     (found != expected || end != End::Clean)
         .then(|| format!("{}: {found:?} and {end:?}", vector.name))
 }
 
 /// Creates a mesh with an application that sends these bytes once, and "ok" afterwards.
-async fn saying(vector: &Vector) -> (Mesh, Application) {
+async fn start_sending(vector: &Vector) -> (Mesh, Application) {
     let mut bytes = vector.bytes.clone();
     if vector.of == "body" {
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -228,13 +232,14 @@ async fn saying(vector: &Vector) -> (Mesh, Application) {
     if bytes.starts_with(b"HTTP/1.1 103") {
         bytes.extend_from_slice(OK.as_bytes());
     }
-    let until_close = accepted(vector).and_then(|it| it.body.as_deref()) == Some("until-close");
+    let until_close =
+        accepted_outcome(vector).and_then(|it| it.body.as_deref()) == Some("until-close");
     let leaves = vector.ends || until_close;
     let said = Rc::new(RefCell::new(Some(bytes)));
     let app = Application::start(move |mut client| {
         let said = said.clone();
         async move {
-            while client.head().await.is_some() {
+            while client.read_head().await.is_some() {
                 let first = said.borrow_mut().take();
                 let last = leaves && first.is_some();
                 let bytes = first.unwrap_or_else(|| OK.into());
@@ -249,11 +254,11 @@ async fn saying(vector: &Vector) -> (Mesh, Application) {
     (Mesh::permissive(app.address).await, app)
 }
 
-fn request(vector: &Vector) -> String {
+fn request_for(vector: &Vector) -> String {
     format!("{} /ratings/1 HTTP/1.1\r\nhost: x\r\n\r\n", vector.answers)
 }
 
-fn vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
+fn matching_vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
     let all = rules().into_iter().flat_map(|rule| rule.vectors);
     let found: Vec<Vector> = all.filter(|vector| vector.of == of && wanted(vector)).collect();
     assert!(!found.is_empty());
@@ -261,18 +266,18 @@ fn vectors(of: &str, wanted: impl Fn(&Vector) -> bool) -> Vec<Vector> {
 }
 
 fn is_refused(vector: &Vector) -> bool {
-    accepted(vector).is_none()
+    accepted_outcome(vector).is_none()
 }
 
-fn accepted(vector: &Vector) -> Option<&Accepted> {
+fn accepted_outcome(vector: &Vector) -> Option<&Accepted> {
     match &vector.outcome {
         Outcome::Accepted(accepted) => Some(accepted),
         Outcome::Refused { .. } => None,
     }
 }
 
-fn content(vector: &Vector) -> Option<&Vec<u8>> {
-    accepted(vector)?.content.as_ref()
+fn accepted_content(vector: &Vector) -> Option<&Vec<u8>> {
+    accepted_outcome(vector)?.content.as_ref()
 }
 
 const POST: &str = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";

@@ -2,9 +2,9 @@
 
 use leno_model::{ServiceAccount, Sight, StatusRange, Tap, TapSide};
 
-use super::fixture::{Application, Client, GET, Mesh, OK, Setup, Sidecar, run, until};
+use super::fixture::{Application, Client, GET, Mesh, OK, Setup, Sidecar, run, wait_until};
 
-fn tap(id: u64) -> Tap {
+fn test_tap(id: u64) -> Tap {
     Tap {
         id,
         service: "bookinfo/ratings".parse().unwrap(),
@@ -18,15 +18,15 @@ fn tap(id: u64) -> Tap {
 }
 
 /// Returns the tapped requests since the last call, each with path and status.
-fn reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
+fn take_reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
     let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
     drawn
         .map(|it| (it.tap.matcher.tap().id, it.seen.path.clone(), it.seen.outcome.status))
         .collect()
 }
 
-async fn mesh() -> Mesh {
-    let app = Application::answering(|request| match request.head.contains("/bad") {
+async fn tapped_mesh() -> Mesh {
+    let app = Application::respond_with(|request| match request.head.contains("/bad") {
         true => "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
         false => OK.to_owned(),
     });
@@ -36,54 +36,57 @@ async fn mesh() -> Mesh {
 #[test]
 fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
     run(async {
-        let mut mesh = mesh().await;
+        let mut mesh = tapped_mesh().await;
         let from = Some(ServiceAccount::new("bookinfo", "productpage").unwrap());
         let other = Some(ServiceAccount::new("bookinfo", "other").unwrap());
         let taps = [
-            Tap { from, ..tap(1) },
-            Tap { status: StatusRange::parse("5xx"), side: TapSide::Server, ..tap(2) },
-            Tap { path: "/ratings".into(), side: TapSide::Client, ..tap(3) },
-            Tap { from: other, ..tap(4) },
-            Tap { service: "bookinfo/reviews".parse().unwrap(), ..tap(5) },
+            Tap { from, ..test_tap(1) },
+            Tap { status: StatusRange::parse("5xx"), side: TapSide::Server, ..test_tap(2) },
+            Tap { path: "/ratings".into(), side: TapSide::Client, ..test_tap(3) },
+            Tap { from: other, ..test_tap(4) },
+            Tap { service: "bookinfo/reviews".parse().unwrap(), ..test_tap(5) },
         ];
         for sidecar in [&mesh.client, &mesh.server] {
-            sidecar.worker.world.sights.tap(&taps);
+            sidecar.worker.world.sights.replace_taps(&taps);
         }
         let mut client = Client::connect(mesh.listener).await;
-        client.ask(GET).await;
-        client.ask("GET /bad?token=x HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
+        client.send_request(GET).await;
+        client.send_request("GET /bad?token=x HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        wait_until(|| mesh.client.ended_count() == 2 && mesh.server.ended_count() == 2).await;
         let of = |id, path: &str, status| (id, path.to_owned(), status);
         assert_eq!(
-            reported(&mut mesh.client),
+            take_reported(&mut mesh.client),
             [of(1, "/ratings/1", 200), of(3, "/ratings/1", 200), of(1, "/bad", 503)]
         );
         assert_eq!(
-            reported(&mut mesh.server),
+            take_reported(&mut mesh.server),
             [of(1, "/ratings/1", 200), of(1, "/bad", 503), of(2, "/bad", 503)]
         );
         for sidecar in [&mesh.client, &mesh.server] {
-            sidecar.worker.world.sights.tap(&[]);
+            sidecar.worker.world.sights.replace_taps(&[]);
         }
-        client.ask(GET).await;
-        until(|| mesh.server.ended() == 3).await;
-        assert!(reported(&mut mesh.client).is_empty() && reported(&mut mesh.server).is_empty());
+        client.send_request(GET).await;
+        wait_until(|| mesh.server.ended_count() == 3).await;
+        assert!(
+            take_reported(&mut mesh.client).is_empty()
+                && take_reported(&mut mesh.server).is_empty()
+        );
     });
 }
 
 #[test]
 fn no_more_is_reported_than_was_asked_for() {
     run(async {
-        let mut mesh = mesh().await;
-        mesh.client.worker.world.sights.tap(&[Tap { per_second: 3, ..tap(1) }]);
+        let mut mesh = tapped_mesh().await;
+        mesh.client.worker.world.sights.replace_taps(&[Tap { per_second: 3, ..test_tap(1) }]);
         let mut client = Client::connect(mesh.listener).await;
         let began = tokio::time::Instant::now();
         for _ in 0..50 {
-            client.ask(GET).await;
+            client.send_request(GET).await;
         }
-        until(|| mesh.client.ended() == 50).await;
+        wait_until(|| mesh.client.ended_count() == 50).await;
         let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
-        let reported = reported(&mut mesh.client).len();
+        let reported = take_reported(&mut mesh.client).len();
         assert!(reported >= 3 && reported <= 3 * (seconds + 1), "{reported} in {seconds} s");
     });
 }

@@ -11,13 +11,13 @@ use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{
-    Application, Client, End, Mesh, OK, Peer, Setup, authority, closed_port, credential, endpoint,
-    run, tls_accept, tls_connect, until,
+    Application, Client, End, Mesh, OK, Peer, Setup, closed_port, meshed_endpoint, run,
+    test_authority, test_credential, tls_accept, tls_connect, wait_until,
 };
 use crate::tls::ALPN_HTTP1;
 use crate::worker::Worker;
 
-async fn mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
+async fn tcp_mesh(application: std::net::SocketAddr, protocol: Protocol) -> Mesh {
     let mut setup = Setup { protocol, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_millis(50);
     Mesh::new(application, setup).await
@@ -30,20 +30,20 @@ fn carries_bytes_both_ways_as_they_are() {
             let app = Application::start(|mut client| async move {
                 let mut piece = [0; 4096];
                 while let Ok(read @ 1..) = client.stream.read(&mut piece).await {
-                    client.send(&piece[..read]).await;
+                    client.send_bytes(&piece[..read]).await;
                 }
             });
-            let mesh = mesh(app.await.address, protocol).await;
+            let mesh = tcp_mesh(app.await.address, protocol).await;
             let mut client = Client::connect(mesh.listener).await;
             for index in 0..20_u8 {
                 let bytes: Vec<u8> = (0..10_000).map(|at| index.wrapping_mul(at as u8)).collect();
-                client.send(&bytes).await;
-                assert_eq!(client.bytes(bytes.len()).await, bytes, "{protocol:?}");
+                client.send_bytes(&bytes).await;
+                assert_eq!(client.read_exactly(bytes.len()).await, bytes, "{protocol:?}");
             }
             client.stream.shutdown().await.unwrap();
-            assert_eq!(client.end().await, End::Clean);
-            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
-            let [series] = &mesh.client.series()[..] else { panic!("one series") };
+            assert_eq!(client.read_end().await, End::Clean);
+            wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
+            let [series] = &mesh.client.series_summaries()[..] else { panic!("one series") };
             assert_eq!((series.labels.protocol, series.success), ("tcp", 1));
             assert_eq!((series.bytes_in, series.bytes_out), (200_000, 200_000));
         }
@@ -51,7 +51,7 @@ fn carries_bytes_both_ways_as_they_are() {
 }
 
 /// Returns the number of opened connections over all series.
-fn opened(worker: &Worker) -> u64 {
+fn opened_count(worker: &Worker) -> u64 {
     let mut text = String::new();
     worker.shard.telemetry().expose(Form::Prometheus, &mut text);
     let lines = text.lines().filter(|line| line.starts_with("leno_tcp_connections_opened_total{"));
@@ -63,25 +63,31 @@ fn a_connection_counts_as_opened_while_it_is_open_and_when_it_fails() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
             let app = Application::start(|mut client| async move {
-                client.send("220 ready\r\n").await;
-                client.end().await;
+                client.send_bytes("220 ready\r\n").await;
+                client.read_end().await;
             });
-            let mesh = mesh(app.await.address, protocol).await;
+            let mesh = tcp_mesh(app.await.address, protocol).await;
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
-            assert_eq!((mesh.client.ended(), mesh.server.ended()), (0, 0));
-            assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
+            assert_eq!(client.read_exactly(11).await, b"220 ready\r\n", "{protocol:?}");
+            assert_eq!((mesh.client.ended_count(), mesh.server.ended_count()), (0, 0));
+            assert_eq!(
+                (opened_count(&mesh.client.worker), opened_count(&mesh.server.worker)),
+                (1, 1)
+            );
             drop(client);
-            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
-            assert_eq!((opened(&mesh.client.worker), opened(&mesh.server.worker)), (1, 1));
+            wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
+            assert_eq!(
+                (opened_count(&mesh.client.worker), opened_count(&mesh.server.worker)),
+                (1, 1)
+            );
         }
-        let mesh = mesh(closed_port(), Protocol::Tcp).await;
+        let mesh = tcp_mesh(closed_port(), Protocol::Tcp).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() > 0).await;
-        assert_eq!(opened(&mesh.client.worker), 1);
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() > 0).await;
+        assert_eq!(opened_count(&mesh.client.worker), 1);
         // Each attempt of the client's sidecar is one.
-        assert_eq!(opened(&mesh.server.worker), mesh.server.ended());
+        assert_eq!(opened_count(&mesh.server.worker), mesh.server.ended_count());
     });
 }
 
@@ -90,18 +96,18 @@ fn a_server_may_speak_first() {
     run(async {
         for protocol in [Protocol::Tcp, Protocol::Detect] {
             let app = Application::start(|mut client| async move {
-                client.send("220 ready\r\n").await;
-                let word = client.bytes(4).await;
-                client.send(word).await;
+                client.send_bytes("220 ready\r\n").await;
+                let word = client.read_exactly(4).await;
+                client.send_bytes(word).await;
             });
-            let mesh = mesh(app.await.address, protocol).await;
+            let mesh = tcp_mesh(app.await.address, protocol).await;
             let mut client = Client::connect(mesh.listener).await;
-            assert_eq!(client.bytes(11).await, b"220 ready\r\n", "{protocol:?}");
-            client.send("HELO").await;
-            assert_eq!(client.bytes(4).await, b"HELO");
+            assert_eq!(client.read_exactly(11).await, b"220 ready\r\n", "{protocol:?}");
+            client.send_bytes("HELO").await;
+            assert_eq!(client.read_exactly(4).await, b"HELO");
             // The server has half-closed; our direction is still open.
-            assert_eq!(client.end().await, End::Clean);
-            let delayed = delays(&mesh);
+            assert_eq!(client.read_end().await, End::Clean);
+            let delayed = detection_delays(&mesh);
             match protocol {
                 Protocol::Detect => {
                     let [only] = &delayed[..] else { panic!("{delayed:?}") };
@@ -115,8 +121,8 @@ fn a_server_may_speak_first() {
 }
 
 /// Returns the service ports at which detection delays connections, as the client's sidecar reports them.
-fn delays(mesh: &Mesh) -> Vec<(String, String)> {
-    let found = mesh.client.worker.world.conditions.now(std::time::Instant::now());
+fn detection_delays(mesh: &Mesh) -> Vec<(String, String)> {
+    let found = mesh.client.worker.world.conditions.active_conditions(std::time::Instant::now());
     let found = found.into_iter().filter(|it| it.kind == kind::DETECTION_DELAYED);
     found.map(|it| (it.subject, it.reason)).collect()
 }
@@ -129,18 +135,18 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
         let app = Application::start(move |mut client| {
             noted.set(true);
             async move {
-                let word = client.bytes(4).await;
-                client.send(word).await;
+                let word = client.read_exactly(4).await;
+                client.send_bytes(word).await;
             }
         });
-        let mesh = mesh(app.await.address, Protocol::Detect).await;
+        let mesh = tcp_mesh(app.await.address, Protocol::Detect).await;
         let mut client = Client::connect(mesh.listener).await;
         // The application gets a connection once the detection is over.
-        until(|| connected.get()).await;
-        client.send("HELO").await;
-        assert_eq!(client.bytes(4).await, b"HELO");
-        assert_eq!(client.end().await, End::Clean);
-        assert_eq!(delays(&mesh), []);
+        wait_until(|| connected.get()).await;
+        client.send_bytes("HELO").await;
+        assert_eq!(client.read_exactly(4).await, b"HELO");
+        assert_eq!(client.read_end().await, End::Clean);
+        assert_eq!(detection_delays(&mesh), []);
     });
 }
 
@@ -149,11 +155,11 @@ fn a_client_that_is_silent_and_then_speaks_first_is_no_delay_to_report() {
 fn the_applications_own_tls_is_theirs() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let theirs = authority(directory.path(), "their.own");
+        let theirs = test_authority(directory.path(), "their.own");
         let all =
             [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Tcp, Protocol::Detect];
         for protocol in all {
-            let holder = Rc::new(credential(&theirs, "ratings"));
+            let holder = Rc::new(test_credential(&theirs, "ratings"));
             let app = Application::start(move |client| {
                 let holder = holder.clone();
                 async move {
@@ -162,15 +168,15 @@ fn the_applications_own_tls_is_theirs() {
                     tls.shutdown().await.unwrap();
                 }
             });
-            let mesh = mesh(app.await.address, protocol).await;
-            let caller = credential(&theirs, "productpage");
+            let mesh = tcp_mesh(app.await.address, protocol).await;
+            let caller = test_credential(&theirs, "productpage");
             let mut tls = tls_connect(mesh.listener, &caller, &[b"h2"]).await.unwrap();
             let mut heard = Vec::new();
             tls.read_to_end(&mut heard).await.unwrap();
             assert_eq!(heard, b"sealed", "{protocol:?}");
             drop(tls);
-            until(|| mesh.client.ended() == 1).await;
-            assert_eq!(mesh.client.series()[0].labels.protocol, "tcp", "{protocol:?}");
+            wait_until(|| mesh.client.ended_count() == 1).await;
+            assert_eq!(mesh.client.series_summaries()[0].labels.protocol, "tcp", "{protocol:?}");
         }
     });
 }
@@ -180,15 +186,15 @@ fn each_direction_ends_by_itself() {
     run(async {
         // The client half-closes first and still gets the response.
         let app = Application::start(|mut client| async move {
-            let (request, end) = client.last().await;
+            let (request, end) = client.read_rest().await;
             assert_eq!(end, End::Clean);
-            client.send(format!("{} bytes", request.len())).await;
+            client.send_bytes(format!("{} bytes", request.len())).await;
         });
-        let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
+        let mesh1 = tcp_mesh(app.await.address, Protocol::Tcp).await;
         let mut client = Client::connect(mesh1.listener).await;
-        client.send(vec![0; 300_000]).await;
+        client.send_bytes(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
-        assert_eq!(client.last().await, (b"300000 bytes".to_vec(), End::Clean));
+        assert_eq!(client.read_rest().await, (b"300000 bytes".to_vec(), End::Clean));
 
         // The application half-closes first and still reads.
         let (tell, reported) = tokio::sync::watch::channel(0);
@@ -196,31 +202,36 @@ fn each_direction_ends_by_itself() {
             let tell = tell.clone();
             async move {
                 client.stream.shutdown().await.unwrap();
-                let (request, end) = client.last().await;
+                let (request, end) = client.read_rest().await;
                 assert_eq!(end, End::Clean);
                 tell.send_replace(request.len());
             }
         });
-        let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
+        let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
         let mut client = Client::connect(mesh2.listener).await;
-        assert_eq!(client.end().await, End::Clean);
-        client.send(vec![0; 300_000]).await;
+        assert_eq!(client.read_end().await, End::Clean);
+        client.send_bytes(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
-        until(|| *reported.borrow() == 300_000).await;
-        until(|| mesh2.client.ended() == 1).await;
-        assert!(mesh2.client.failures().is_empty() && mesh2.server.failures().is_empty());
+        wait_until(|| *reported.borrow() == 300_000).await;
+        wait_until(|| mesh2.client.ended_count() == 1).await;
+        assert!(
+            mesh2.client.failure_counts().is_empty() && mesh2.server.failure_counts().is_empty()
+        );
     });
 }
 
 #[test]
 fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
     run(async {
-        let mesh = mesh(closed_port(), Protocol::Tcp).await;
+        let mesh = tcp_mesh(closed_port(), Protocol::Tcp).await;
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("connect-failed", 1)].into());
-        assert_eq!(mesh.server.failures().into_keys().collect::<Vec<_>>(), ["connect-failed"]);
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("connect-failed", 1)].into());
+        assert_eq!(
+            mesh.server.failure_counts().into_keys().collect::<Vec<_>>(),
+            ["connect-failed"]
+        );
     });
 }
 
@@ -228,15 +239,15 @@ fn an_application_that_takes_no_connection_is_a_reset_to_the_client() {
 fn a_reset_reaches_the_other_side_as_one() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.bytes(1).await;
+            client.read_exactly(1).await;
             client.stream.set_zero_linger().unwrap();
         });
-        let mesh1 = mesh(app.await.address, Protocol::Tcp).await;
+        let mesh1 = tcp_mesh(app.await.address, Protocol::Tcp).await;
         let mut client = Client::connect(mesh1.listener).await;
-        client.send("x").await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh1.client.ended() == 1).await;
-        assert_eq!(mesh1.server.failures(), [("upstream-reset", 1)].into());
+        client.send_bytes("x").await;
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh1.client.ended_count() == 1).await;
+        assert_eq!(mesh1.server.failure_counts(), [("upstream-reset", 1)].into());
 
         let (tell, reported) = tokio::sync::watch::channel(None);
         let (begin, begun) = tokio::sync::watch::channel(false);
@@ -244,22 +255,22 @@ fn a_reset_reaches_the_other_side_as_one() {
             let (tell, begin) = (tell.clone(), begin.clone());
             async move {
                 // It never reads more than this, but still gets the reset.
-                client.bytes(1).await;
+                client.read_exactly(1).await;
                 begin.send_replace(true);
-                tell.send_replace(Some(client.last().await.1));
+                tell.send_replace(Some(client.read_rest().await.1));
             }
         });
-        let mesh2 = mesh(app.await.address, Protocol::Tcp).await;
+        let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
         let mut client = Client::connect(mesh2.listener).await;
-        client.send("x").await;
-        until(|| *begun.borrow()).await;
+        client.send_bytes("x").await;
+        wait_until(|| *begun.borrow()).await;
         client.stream.set_zero_linger().unwrap();
         drop(client);
-        until(|| reported.borrow().is_some()).await;
+        wait_until(|| reported.borrow().is_some()).await;
         assert_eq!(*reported.borrow(), Some(End::Reset));
-        until(|| mesh2.server.ended() == 1).await;
-        assert_eq!(mesh2.client.failures(), [("downstream-closed", 1)].into());
-        assert_eq!(mesh2.server.failures(), [("downstream-closed", 1)].into());
+        wait_until(|| mesh2.server.ended_count() == 1).await;
+        assert_eq!(mesh2.client.failure_counts(), [("downstream-closed", 1)].into());
+        assert_eq!(mesh2.server.failure_counts(), [("downstream-closed", 1)].into());
     });
 }
 
@@ -275,10 +286,10 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
                 drop(client);
             }
         });
-        let mesh = mesh(app.await.address, Protocol::Tcp).await;
-        let identity = credential(&mesh.authority, "productpage");
-        let mut peer = Peer::opener(mesh.inbound, &identity).await;
-        let stream = peer.open(StreamKind::Tcp, "", false);
+        let mesh = tcp_mesh(app.await.address, Protocol::Tcp).await;
+        let identity = test_credential(&mesh.authority, "productpage");
+        let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
+        let stream = peer.open_stream(StreamKind::Tcp, "", false);
         let full = vec![0; 64 * 1024];
         // The application has accepted the connection.
         assert!(matches!(peer.next().await, Some(Event::Head { .. })));
@@ -290,10 +301,10 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
                 () = async { for _ in 0..3000 { tokio::task::yield_now().await; } } => break,
             }
         }
-        peer.link.reset(stream, ResetCode::Cancelled);
+        peer.link.reset_stream(stream, ResetCode::Cancelled);
         peer.flush().await;
-        until(|| mesh.server.ended() == 1).await;
-        assert_eq!(mesh.server.failures(), [("downstream-closed", 1)].into());
+        wait_until(|| mesh.server.ended_count() == 1).await;
+        assert_eq!(mesh.server.failure_counts(), [("downstream-closed", 1)].into());
         drop(hold);
     });
 }
@@ -301,22 +312,22 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
 #[test]
 fn connections_to_foreign_servers_need_http() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = mesh(app.address, Protocol::Tcp).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let app = Application::with_response(OK).await;
+        let mesh = tcp_mesh(app.address, Protocol::Tcp).await;
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let foreign = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let alpn = &[ALPN_HTTP1];
                 let tls = tls_accept(client.stream, &identity, alpn).await;
-                Client::new(tls.unwrap()).last().await;
+                Client::new(tls.unwrap()).read_rest().await;
             }
         })
         .await;
-        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.end().await, End::Reset);
-        until(|| mesh.client.ended() == 1).await;
-        assert_eq!(mesh.client.failures(), [("unsupported", 1)].into());
+        assert_eq!(client.read_end().await, End::Reset);
+        wait_until(|| mesh.client.ended_count() == 1).await;
+        assert_eq!(mesh.client.failure_counts(), [("unsupported", 1)].into());
     });
 }

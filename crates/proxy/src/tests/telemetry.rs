@@ -5,17 +5,17 @@ use leno_telemetry::{Count, Gauge};
 use serde_json::Value;
 
 use super::fixture::{
-    Application, Client, GET, Mesh, OK, PORT, Sidecar, closed_port, endpoint, run, service, until,
-    view,
+    Application, Client, GET, Mesh, OK, PORT, Sidecar, closed_port, meshed_endpoint, run,
+    service_config, test_service, wait_until,
 };
 use crate::access_log;
 use crate::seen::LINES_MAX;
 use crate::session::ListenerKind;
 
-fn line(sidecar: &mut Sidecar) -> Value {
+fn read_entry(sidecar: &mut Sidecar) -> Value {
     let seen = sidecar.log.try_recv().expect("a line");
     let mut text = String::new();
-    access_log::line(&seen, &LogForm::Json, &mut text);
+    access_log::append_line(&seen, &LogForm::Json, &mut text);
     assert!(text.ends_with('\n'));
     serde_json::from_str(&text).unwrap()
 }
@@ -23,21 +23,21 @@ fn line(sidecar: &mut Sidecar) -> Value {
 #[test]
 fn each_request_is_counted_once_on_both_sides() {
     run(async {
-        let app = Application::answering(|request| match request.head.contains("/bad") {
+        let app = Application::respond_with(|request| match request.head.contains("/bad") {
             true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
             false => OK.to_owned(),
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            client.ask("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
+            client.send_request("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc").await;
         }
-        client.ask("GET /bad HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        client.send_request("GET /bad HTTP/1.1\r\nhost: x\r\n\r\n").await;
         for (sidecar, direction, peer) in
             [(&mesh.client, "outbound", ""), (&mesh.server, "inbound", "bookinfo/productpage")]
         {
-            until(|| sidecar.ended() == 4).await;
-            let [series] = &sidecar.series()[..] else { panic!("one series") };
+            wait_until(|| sidecar.ended_count() == 4).await;
+            let [series] = &sidecar.series_summaries()[..] else { panic!("one series") };
             let labels = &series.labels;
             assert_eq!((labels.direction, &*labels.peer), (direction, peer));
             assert_eq!((labels.protocol, &*labels.service), ("http", "bookinfo/ratings"));
@@ -52,10 +52,12 @@ fn each_request_is_counted_once_on_both_sides() {
 #[test]
 fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let by_address =
-            mesh.client.listen(ListenerKind::Service { service: service(), port: PORT }).await;
+        let by_address = mesh
+            .client
+            .open_listener(ListenerKind::Service { service: test_service(), port: PORT })
+            .await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         let requests = [
             (&*huge, "head-too-large"),
@@ -64,19 +66,19 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
         ];
         for address in [mesh.listener, by_address] {
             for (request, reason) in requests {
-                let answer = Client::connect(address).await.ask(request).await;
-                assert_eq!(answer.reason(), Some(reason));
+                let answer = Client::connect(address).await.send_request(request).await;
+                assert_eq!(answer.reason_code(), Some(reason));
             }
         }
-        let known = view(mesh.setup.protocol, &[mesh.endpoint()]);
+        let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
         mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
-        let answer = Client::connect(mesh.listener).await.ask(GET).await;
-        assert_eq!(answer.reason(), Some("denied-outbound"));
-        until(|| mesh.client.ended() == 7).await;
-        let all = mesh.client.series();
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(answer.reason_code(), Some("denied-outbound"));
+        wait_until(|| mesh.client.ended_count() == 7).await;
+        let all = mesh.client.series_summaries();
         let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
         assert_eq!(labels.collect::<Vec<_>>(), [("bookinfo/ratings", PORT)]);
-        assert_eq!((mesh.client.failures().len(), mesh.server.ended()), (4, 0));
+        assert_eq!((mesh.client.failure_counts().len(), mesh.server.ended_count()), (4, 0));
     });
 }
 
@@ -84,19 +86,19 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
 #[test]
 fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         for (request, reason) in [
             (&*huge, "head-too-large"),
             ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
         ] {
-            let answer = Client::connect(proxy).await.ask(request).await;
-            assert_eq!(answer.reason(), Some(reason));
+            let answer = Client::connect(proxy).await.send_request(request).await;
+            assert_eq!(answer.reason_code(), Some(reason));
         }
-        until(|| mesh.client.ended() == 2).await;
-        let all = mesh.client.series();
+        wait_until(|| mesh.client.ended_count() == 2).await;
+        let all = mesh.client.series_summaries();
         let labels = all.iter().map(|series| (&*series.labels.service, series.labels.port));
         assert_eq!(labels.collect::<Vec<_>>(), [("", 0)]);
     });
@@ -106,11 +108,11 @@ fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
 fn a_request_that_was_tried_twice_is_one_request() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
-        let dead = |name| endpoint(name, closed_port(), "ratings");
+        let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
         mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
-        Client::connect(mesh.listener).await.ask(GET).await;
-        assert_eq!(mesh.client.ended(), 1);
-        assert_eq!(mesh.client.failures(), [("connect-failed", 1)].into());
+        Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!(mesh.client.ended_count(), 1);
+        assert_eq!(mesh.client.failure_counts(), [("connect-failed", 1)].into());
         assert_eq!(mesh.client.telemetry.count(Count::Retries), 1);
     });
 }
@@ -118,12 +120,12 @@ fn a_request_that_was_tried_twice_is_one_request() {
 #[test]
 fn connections_are_counted_while_they_are_open() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut first = Client::connect(mesh.listener).await;
         let mut second = Client::connect(mesh.listener).await;
-        first.ask(GET).await;
-        second.ask(GET).await;
+        first.send_request(GET).await;
+        second.send_request(GET).await;
         let gauge = |sidecar: &Sidecar, gauge| sidecar.telemetry.gauge(gauge);
         assert_eq!(gauge(&mesh.client, Gauge::ConnectionsDownstream), 2);
         assert_eq!(gauge(&mesh.client, Gauge::ConnectionsUpstream), 1);
@@ -134,10 +136,10 @@ fn connections_are_counted_while_they_are_open() {
         drop((first, second));
         mesh.client.worker.retire_upstreams();
         for sidecar in [&mesh.client, &mesh.server] {
-            until(|| gauge(sidecar, Gauge::ConnectionsDownstream) == 0).await;
+            wait_until(|| gauge(sidecar, Gauge::ConnectionsDownstream) == 0).await;
             assert_eq!(gauge(sidecar, Gauge::RequestsInFlight), 0);
         }
-        until(|| gauge(&mesh.client, Gauge::ConnectionsUpstream) == 0).await;
+        wait_until(|| gauge(&mesh.client, Gauge::ConnectionsUpstream) == 0).await;
         assert_eq!(gauge(&mesh.client, Gauge::LinksUpstream), 0);
         for (count, expected) in [
             (Count::DownstreamOpened, 2),
@@ -156,17 +158,17 @@ fn connections_are_counted_while_they_are_open() {
 #[test]
 fn a_line_of_the_log_tells_what_happened_and_no_query() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client
-            .ask(
+            .send_request(
                 "POST /ratings/1?token=secret HTTP/1.1\r\nhost: x\r\nuser-agent: curl\r\n\
                  x-request-id: 42\r\ncontent-length: 3\r\n\r\nabc",
             )
             .await;
-        until(|| mesh.server.ended() == 1).await;
-        let outbound = line(&mut mesh.client);
+        wait_until(|| mesh.server.ended_count() == 1).await;
+        let outbound = read_entry(&mut mesh.client);
         assert!(!outbound.to_string().contains("secret"), "{outbound}");
         for (name, expected) in [
             ("direction", "outbound"),
@@ -184,7 +186,7 @@ fn a_line_of_the_log_tells_what_happened_and_no_query() {
         assert_eq!(outbound["response_code"], 200);
         assert_eq!(outbound["response_code_details"], Value::Null);
         assert_eq!((&outbound["bytes_received"], &outbound["bytes_sent"]), (&3.into(), &2.into()));
-        let inbound = line(&mut mesh.server);
+        let inbound = read_entry(&mut mesh.server);
         assert_eq!(inbound["peer"], "bookinfo/productpage");
         assert_eq!(inbound["upstream_host"], app.address.to_string());
         assert_eq!(inbound["authority"], "ratings.bookinfo:9080");
@@ -195,12 +197,12 @@ fn a_line_of_the_log_tells_what_happened_and_no_query() {
 #[test]
 fn a_line_of_the_log_names_the_reason_of_a_refusal() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let strict = leno_model::Access::Strict(Vec::new());
         let mut mesh = Mesh::with_access(app.address, strict).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.ask(GET).await;
-        let line = line(&mut mesh.server);
+        client.send_request(GET).await;
+        let line = read_entry(&mut mesh.server);
         assert_eq!(line["response_code"], 403);
         assert_eq!(line["response_code_details"], "denied");
         assert_eq!(line["upstream_host"], Value::Null);
@@ -211,11 +213,11 @@ fn a_line_of_the_log_names_the_reason_of_a_refusal() {
 #[test]
 fn a_log_that_nobody_reads_costs_lines_and_no_requests() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..LINES_MAX + 76 {
-            assert_eq!(client.ask(GET).await.status, 200);
+            assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.count(Count::AccessLogDropped), 76);
     });

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use leno_model::Endpoint;
 
-use super::fixture::{Application, Client, GET, Mesh, endpoint, run};
+use super::fixture::{Application, Client, GET, Mesh, meshed_endpoint, run};
 
 #[test]
 fn responses_of_the_own_application_are_cleaned() {
@@ -29,23 +29,25 @@ fn responses_of_the_own_application_are_cleaned() {
             ("HTTP/1.1 200\r\nX : a\r\n b\r\nContent-Length: 2\r\n\r\nok", 200, "ok"),
             ("HTTP/1.1 200 OK\nContent-Length: 2\n\nok", 200, "ok"),
         ] {
-            let app = Application::answering(move |_| response.to_owned()).await;
+            let app = Application::respond_with(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
-            let plain = endpoint("ratings-2", app.address, "ratings");
+            let plain = meshed_endpoint("ratings-2", app.address, "ratings");
             let mut client = Client::connect(mesh.listener).await;
             for is_plain in [false, false, true, true] {
                 if is_plain {
                     // Without a sidecar of the server, the client's normalizes them.
                     mesh.route_to(&[Endpoint { account: None, ..plain.clone() }]);
                 }
-                let answer = client.ask(GET).await;
-                assert_eq!((answer.status, answer.text()), (status, body), "{response}");
+                let answer = client.send_request(GET).await;
+                assert_eq!((answer.status, answer.body_text()), (status, body), "{response}");
                 if status == 200 {
-                    let one = usize::from(answer.field("content-length").is_some());
+                    let one = usize::from(answer.field_value("content-length").is_some());
                     assert_eq!(answer.head.matches("ontent-").count(), one, "{}", answer.head);
                 }
             }
-            assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+            assert!(
+                mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty()
+            );
         }
     });
 }
@@ -59,9 +61,9 @@ fn responses_that_two_readers_understand_differently_are_rejected() {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 2\r\n\r\nok",
             "HTTP/1.1 200 OK\r\nA\0: b\r\nContent-Length: 2\r\n\r\nok",
         ] {
-            let app = Application::answering(move |_| response.to_owned()).await;
+            let app = Application::respond_with(move |_| response.to_owned()).await;
             let mesh = Mesh::permissive(app.address).await;
-            let answer = Client::connect(mesh.listener).await.ask(GET).await;
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(answer.verdict(), (502, Some("upstream-malformed")), "{response}");
         }
     });
@@ -77,14 +79,14 @@ fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing()
             async move {
                 // The second request of a connection finds it closed.
                 for is_first in [true, false] {
-                    let Some(mut request) = client.head().await else { return };
-                    if client.body(&mut request).await.is_none() || !is_first {
+                    let Some(mut request) = client.read_head().await else { return };
+                    if client.read_body(&mut request).await.is_none() || !is_first {
                         return;
                     }
                     count.set(count.get() + 1);
                     let body = String::from_utf8(request.body).unwrap();
                     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
-                    client.send(head + &body).await;
+                    client.send_bytes(head + &body).await;
                 }
             }
         })
@@ -93,10 +95,10 @@ fn a_safe_request_with_a_body_is_sent_again_when_a_kept_connection_was_closing()
         let mut client = Client::connect(mesh.listener).await;
         for method in ["GET", "PUT", "DELETE"] {
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
-            let answer = client.ask(&request).await;
-            assert_eq!((answer.status, answer.text()), (200, "abc"), "{method}");
+            let answer = client.send_request(&request).await;
+            assert_eq!((answer.status, answer.body_text()), (200, "abc"), "{method}");
         }
         assert_eq!(served.get(), 3);
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }

@@ -9,13 +9,15 @@ use leno_model::{
 use leno_telemetry::Count;
 use leno_telemetry::trace::SpanId;
 
-use super::fixture::{Application, Client, Mesh, OK, Setup, closed_port, endpoint, run, until};
+use super::fixture::{
+    Application, Client, Mesh, OK, Setup, closed_port, meshed_endpoint, run, wait_until,
+};
 use crate::seen::{SPANS_MAX, Seen};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-pub(crate) fn tracing(sampling: &str) -> Tracing {
+pub(crate) fn tracing_settings(sampling: &str) -> Tracing {
     Tracing {
         sampling: Sampling::parse(sampling).unwrap(),
         errors: true,
@@ -29,21 +31,21 @@ pub(crate) fn tracing(sampling: &str) -> Tracing {
     }
 }
 
-fn traced(sampling: &str) -> Setup {
-    let sight = Sight { tracing: Some(tracing(sampling)), ..Sight::default() };
+fn tracing_setup(sampling: &str) -> Setup {
+    let sight = Sight { tracing: Some(tracing_settings(sampling)), ..Sight::default() };
     Setup { sight, ..Setup::default() }
 }
 
 /// Returns the spans of the client's sidecar and of the server's, one each.
-async fn pair(mesh: &mut Mesh) -> (Arc<Seen>, Arc<Seen>) {
-    until(|| mesh.client.ended() > 0 && mesh.server.ended() > 0).await;
+async fn span_pair(mesh: &mut Mesh) -> (Arc<Seen>, Arc<Seen>) {
+    wait_until(|| mesh.client.ended_count() > 0 && mesh.server.ended_count() > 0).await;
     let outbound = mesh.client.spans.try_recv().expect("a span of the client's sidecar");
     let inbound = mesh.server.spans.try_recv().expect("a span of the server's sidecar");
     assert!(mesh.client.spans.try_recv().is_err() && mesh.server.spans.try_recv().is_err());
     (outbound, inbound)
 }
 
-fn ids(seen: &Seen) -> (String, String, Option<String>) {
+fn span_ids(seen: &Seen) -> (String, String, Option<String>) {
     let span = seen.span.unwrap();
     let parent = span.parent.map(|SpanId(id)| format!("{id:016x}"));
     (span.trace.to_string(), span.id.to_string(), parent)
@@ -52,22 +54,25 @@ fn ids(seen: &Seen) -> (String, String, Option<String>) {
 #[test]
 fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mut mesh = Mesh::new(app.address, traced("0%")).await;
+        let app = Application::with_response(OK).await;
+        let mut mesh = Mesh::new(app.address, tracing_setup("0%")).await;
         let mut client = Client::connect(mesh.listener).await;
         let context = format!("00-{TRACE}-{PARENT}-01");
         let request = format!(
             "GET /ratings/1?token=x HTTP/1.1\r\nhost: x\r\nTraceparent: {context}\r\n\
              tracestate: a=b\r\n\r\n"
         );
-        assert_eq!(client.ask(&request).await.status, 200);
-        let (outbound, inbound) = pair(&mut mesh).await;
-        let (first, second) = (ids(&outbound), ids(&inbound));
+        assert_eq!(client.send_request(&request).await.status, 200);
+        let (outbound, inbound) = span_pair(&mut mesh).await;
+        let (first, second) = (span_ids(&outbound), span_ids(&inbound));
         assert_eq!((&*first.0, first.2.as_deref()), (TRACE, Some(PARENT)));
         assert_eq!((&*second.0, second.2), (TRACE, Some(first.1.clone())));
-        let [received] = &app.requests()[..] else { panic!("one request") };
-        assert_eq!(received.field("traceparent"), Some(&*format!("00-{TRACE}-{}-01", second.1)));
-        assert_eq!(received.field("tracestate"), Some("a=b"));
+        let [received] = &app.received_requests()[..] else { panic!("one request") };
+        assert_eq!(
+            received.field_value("traceparent"),
+            Some(&*format!("00-{TRACE}-{}-01", second.1))
+        );
+        assert_eq!(received.field_value("tracestate"), Some("a=b"));
         assert_eq!(received.head.to_lowercase().matches("traceparent").count(), 1);
         assert_eq!((outbound.labels.direction, inbound.labels.direction), ("outbound", "inbound"));
         assert_eq!(outbound.upstream, Some(mesh.inbound));
@@ -81,20 +86,20 @@ fn a_trace_goes_from_the_client_through_both_sidecars_to_the_application() {
 fn the_listener_kind_decides_and_the_rest_follows() {
     run(async {
         for (sampling, flags) in [("100%", "01"), ("0%", "00")] {
-            let app = Application::canned(OK).await;
-            let mut mesh = Mesh::new(app.address, traced(sampling)).await;
+            let app = Application::with_response(OK).await;
+            let mut mesh = Mesh::new(app.address, tracing_setup(sampling)).await;
             // The sampling of the server's sidecar does not apply.
             let other = if flags == "01" { "0%" } else { "100%" };
-            mesh.server.worker.world.sights.say(&traced(other).sight);
+            mesh.server.worker.world.sights.apply_settings(&tracing_setup(other).sight);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..3 {
-                client.ask("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
+                client.send_request("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
             }
-            until(|| mesh.server.ended() == 3 && mesh.client.ended() == 3).await;
-            for received in app.requests() {
-                let context = received.field("traceparent").unwrap();
+            wait_until(|| mesh.server.ended_count() == 3 && mesh.client.ended_count() == 3).await;
+            for received in app.received_requests() {
+                let context = received.field_value("traceparent").unwrap();
                 assert!(context.ends_with(flags) && context.len() == 55, "{context}");
-                assert_eq!(received.field("tracestate"), None, "it belongs to no trace");
+                assert_eq!(received.field_value("tracestate"), None, "it belongs to no trace");
             }
             let sidecars = [&mut mesh.client, &mut mesh.server];
             let spans = sidecars.map(|it| std::iter::from_fn(|| it.spans.try_recv().ok()).count());
@@ -106,45 +111,52 @@ fn the_listener_kind_decides_and_the_rest_follows() {
 #[test]
 fn b3_goes_on_as_b3() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mut mesh = Mesh::new(app.address, traced("0%")).await;
+        let app = Application::with_response(OK).await;
+        let mut mesh = Mesh::new(app.address, tracing_setup("0%")).await;
         let mut client = Client::connect(mesh.listener).await;
         let narrow = &TRACE[16..];
         let request = format!(
             "GET / HTTP/1.1\r\nhost: x\r\nX-B3-TraceId: {narrow}\r\nX-B3-SpanId: {PARENT}\r\n\
              X-B3-ParentSpanId: {PARENT}\r\nX-B3-Sampled: 1\r\n\r\n"
         );
-        client.ask(&request).await;
-        let (_, inbound) = pair(&mut mesh).await;
-        let (trace, id, parent) = ids(&inbound);
-        let [received] = &app.requests()[..] else { panic!("one request") };
+        client.send_request(&request).await;
+        let (_, inbound) = span_pair(&mut mesh).await;
+        let (trace, id, parent) = span_ids(&inbound);
+        let [received] = &app.received_requests()[..] else { panic!("one request") };
         assert_eq!(trace, format!("{}{narrow}", "0".repeat(16)));
-        assert_eq!(received.field("x-b3-traceid"), Some(narrow));
-        assert_eq!(received.field("x-b3-spanid"), Some(&*id));
-        assert_eq!(received.field("x-b3-parentspanid"), parent.as_deref());
-        assert_eq!(received.field("x-b3-sampled"), Some("1"));
-        assert_eq!(received.field("traceparent"), None);
+        assert_eq!(received.field_value("x-b3-traceid"), Some(narrow));
+        assert_eq!(received.field_value("x-b3-spanid"), Some(&*id));
+        assert_eq!(received.field_value("x-b3-parentspanid"), parent.as_deref());
+        assert_eq!(received.field_value("x-b3-sampled"), Some("1"));
+        assert_eq!(received.field_value("traceparent"), None);
     });
 }
 
 #[test]
 fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
     run(async {
-        let mut mesh = Mesh::new(closed_port(), traced("0%")).await;
-        mesh.route_to(&[endpoint("ratings-9", closed_port(), "ratings")]);
+        let mut mesh = Mesh::new(closed_port(), tracing_setup("0%")).await;
+        mesh.route_to(&[meshed_endpoint("ratings-9", closed_port(), "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         let context = format!("00-{TRACE}-{PARENT}-00");
         let request = format!("GET / HTTP/1.1\r\nhost: x\r\ntraceparent: {context}\r\n\r\n");
-        assert_eq!(client.ask(&request).await.verdict(), (503, Some("connect-failed")));
-        until(|| mesh.client.ended() == 1).await;
+        assert_eq!(client.send_request(&request).await.verdict(), (503, Some("connect-failed")));
+        wait_until(|| mesh.client.ended_count() == 1).await;
         let seen = mesh.client.spans.try_recv().expect("a span");
-        assert_eq!((seen.outcome.reason, ids(&seen).0.as_str()), (Some("connect-failed"), TRACE));
+        assert_eq!(
+            (seen.outcome.reason, span_ids(&seen).0.as_str()),
+            (Some("connect-failed"), TRACE)
+        );
         assert!(!seen.span.unwrap().is_sampled && seen.upstream.is_some());
         // Unless that is disabled.
-        let quiet = Tracing { errors: false, ..tracing("0%") };
-        mesh.client.worker.world.sights.say(&Sight { tracing: Some(quiet), ..Sight::default() });
-        client.ask(&request).await;
-        until(|| mesh.client.ended() == 2).await;
+        let quiet = Tracing { errors: false, ..tracing_settings("0%") };
+        mesh.client
+            .worker
+            .world
+            .sights
+            .apply_settings(&Sight { tracing: Some(quiet), ..Sight::default() });
+        client.send_request(&request).await;
+        wait_until(|| mesh.client.ended_count() == 2).await;
         assert!(mesh.client.spans.try_recv().is_err());
     });
 }
@@ -152,17 +164,17 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
 #[test]
 fn where_nothing_is_traced_contexts_pass_as_they_are() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client
-            .ask(
+            .send_request(
                 "GET / HTTP/1.1\r\nhost: x\r\ntraceparent: odd\r\nb3: 1\r\ntracestate: a=b\r\n\r\n",
             )
             .await;
-        let [received] = &app.requests()[..] else { panic!("one request") };
+        let [received] = &app.received_requests()[..] else { panic!("one request") };
         for (name, value) in [("traceparent", "odd"), ("b3", "1"), ("tracestate", "a=b")] {
-            assert_eq!(received.field(name), Some(value), "{name}");
+            assert_eq!(received.field_value(name), Some(value), "{name}");
         }
         assert!(mesh.client.spans.try_recv().is_err());
     });
@@ -171,13 +183,13 @@ fn where_nothing_is_traced_contexts_pass_as_they_are() {
 #[test]
 fn spans_that_nobody_takes_are_dropped_and_cost_no_request() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mesh = Mesh::new(app.address, traced("100%")).await;
+        let app = Application::with_response(OK).await;
+        let mesh = Mesh::new(app.address, tracing_setup("100%")).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..SPANS_MAX + 5 {
-            assert_eq!(client.ask("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
+            assert_eq!(client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.status, 200);
         }
-        until(|| mesh.server.ended() == SPANS_MAX as u64 + 5).await;
+        wait_until(|| mesh.server.ended_count() == SPANS_MAX as u64 + 5).await;
         assert_eq!(mesh.client.telemetry.count(Count::SpansOverflowed), 5);
         assert_eq!(mesh.server.telemetry.count(Count::SpansOverflowed), 5);
     });
@@ -186,7 +198,7 @@ fn spans_that_nobody_takes_are_dropped_and_cost_no_request() {
 #[test]
 fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
     run(async {
-        let app = Application::answering(|request| match request.head.contains("/bad") {
+        let app = Application::respond_with(|request| match request.head.contains("/bad") {
             true => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
             false => OK.to_owned(),
         });
@@ -194,7 +206,8 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
         let form = LogForm::Template(template);
         let none = Sampling::of_millionths(0).unwrap();
         let log = AccessLog { sampling: none, errors: true, form: form.clone(), collector: None };
-        let sight = Sight { tracing: Some(tracing("0%")), access_log: Some(log), metrics: None };
+        let sight =
+            Sight { tracing: Some(tracing_settings("0%")), access_log: Some(log), metrics: None };
         let setup = Setup { sight, protocol: Protocol::Http, ..Setup::default() };
         let mut mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
@@ -202,12 +215,12 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
             let context = format!("00-{TRACE}-{PARENT}-00");
             let request =
                 format!("GET {path} HTTP/1.1\r\nhost: x\r\ntraceparent: {context}\r\n\r\n");
-            client.ask(&request).await;
+            client.send_request(&request).await;
         }
-        until(|| mesh.client.ended() == 2).await;
+        wait_until(|| mesh.client.ended_count() == 2).await;
         let mut text = String::new();
         while let Ok(seen) = mesh.client.log.try_recv() {
-            crate::access_log::line(&seen, &form, &mut text);
+            crate::access_log::append_line(&seen, &form, &mut text);
         }
         assert_eq!(text, format!("GET /bad 500 {TRACE}\n"));
     });

@@ -13,13 +13,14 @@ use leno_model::{Access, Protocol};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
-use super::connect::{mixed, open};
+use super::connect::{mixed_meshes, open_tunnel};
 use super::fixture::{
-    Application, Client, End, Mesh, Setup, credential, endpoint, run, tls_accept, until,
+    Application, Client, End, Mesh, Setup, meshed_endpoint, run, test_credential, tls_accept,
+    wait_until,
 };
-use super::http2::{application_by, mesh, send, whole};
+use super::http2::{application_by, http2_mesh, read_body, send_data};
 use crate::config::Limits;
-use crate::http2::connect::accept;
+use crate::http2::connect::accept_key;
 use crate::session::ListenerKind;
 use crate::tls::ALPN_HTTP1;
 
@@ -38,11 +39,11 @@ struct EndsFirst {
 type Received = Rc<RefCell<Vec<(Vec<u8>, End)>>>;
 
 /// Returns the response of an application that accepts, with the proof that a client with a key requires.
-fn agreement(key: &str) -> String {
+fn accept_response(key: &str) -> String {
     format!(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
          sec-websocket-accept: {}\r\n\r\nhello",
-        accept(key.as_bytes())
+        accept_key(key.as_bytes())
     )
 }
 
@@ -53,11 +54,11 @@ impl EndsFirst {
         let application = Application::start(move |mut client| {
             let noted = noted.clone();
             async move {
-                let Some(request) = client.head().await else { return };
-                let key = request.field("sec-websocket-key").unwrap_or_default();
-                client.send(agreement(key)).await;
+                let Some(request) = client.read_head().await else { return };
+                let key = request.field_value("sec-websocket-key").unwrap_or_default();
+                client.send_bytes(accept_response(key)).await;
                 client.stream.shutdown().await.unwrap();
-                let last = client.last().await;
+                let last = client.read_rest().await;
                 noted.borrow_mut().push(last);
             }
         });
@@ -72,24 +73,24 @@ impl EndsFirst {
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
-                let (bytes, _) = whole(request.into_body()).await;
+                let (bytes, _) = read_body(request.into_body()).await;
                 noted.borrow_mut().push((bytes, End::Clean));
             }
         };
-        Self { application: application2(serve).await, received }
+        Self { application: start_http2(serve).await, received }
     }
 
     /// Waits for the end of the client's direction.
     async fn has_all(&self) {
-        until(|| !self.received.borrow().is_empty()).await;
+        wait_until(|| !self.received.borrow().is_empty()).await;
         let (bytes, end) = self.received.borrow_mut().remove(0);
-        assert!(bytes == late(), "{} bytes", bytes.len());
+        assert!(bytes == late_bytes(), "{} bytes", bytes.len());
         assert_eq!(end, End::Clean);
     }
 }
 
 /// Starts an HTTP/2 application that accepts extended CONNECT.
-async fn application2<F, S>(serve: S) -> Application
+async fn start_http2<F, S>(serve: S) -> Application
 where
     F: Future<Output = ()> + 'static,
     S: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + 'static,
@@ -99,30 +100,30 @@ where
     application_by(builder, serve).await
 }
 
-fn late() -> Vec<u8> {
+fn late_bytes() -> Vec<u8> {
     (0..LATE_BYTES).map(|at| at as u8).collect()
 }
 
 /// Upgrades, and reads the application's direction to its end.
 async fn half_closed(at: SocketAddr, request: &str) -> Client<tokio::net::TcpStream> {
     let mut client = Client::connect(at).await;
-    client.send(request).await;
-    assert_eq!(client.head().await.expect("an answer").status, 101);
-    assert_eq!(client.bytes(5).await, b"hello");
-    assert_eq!(client.end().await, End::Clean);
+    client.send_bytes(request).await;
+    assert_eq!(client.read_head().await.expect("an answer").status, 101);
+    assert_eq!(client.read_exactly(5).await, b"hello");
+    assert_eq!(client.read_end().await, End::Clean);
     client
 }
 
 /// The same over HTTP/2.
 async fn half_closed2(listener: SocketAddr) -> SendStream<Bytes> {
-    let (response, stream) = open(listener).await;
+    let (response, stream) = open_tunnel(listener).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(whole(response.into_body()).await.0, b"hello");
+    assert_eq!(read_body(response.into_body()).await.0, b"hello");
     stream
 }
 
 async fn sends_late(mut client: Client<tokio::net::TcpStream>) {
-    client.send(late()).await;
+    client.send_bytes(late_bytes()).await;
     client.stream.shutdown().await.unwrap();
 }
 
@@ -133,7 +134,7 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
         let app = EndsFirst::over_http1().await;
         let mesh = Mesh::permissive(app.application.address).await;
         mesh.accept_plaintext(Access::Permissive);
-        let proxy = mesh.client.listen(ListenerKind::HttpProxy).await;
+        let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
         let outside = absolute(&app.application.address.to_string());
         for (at, request) in [
@@ -146,8 +147,8 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
             sends_late(half_closed(at, request).await).await;
             app.has_all().await;
         }
-        until(|| mesh.client.ended() == 3 && mesh.server.ended() == 3).await;
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        wait_until(|| mesh.client.ended_count() == 3 && mesh.server.ended_count() == 3).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -155,12 +156,14 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
 fn streams_of_http2_may_send_after_the_end_of_the_applications_direction() {
     run(async {
         let app = EndsFirst::over_http1().await;
-        let (front, back) = mixed(app.application.address).await;
+        let (front, back) = mixed_meshes(app.application.address).await;
         let mut stream = half_closed2(front.listener).await;
-        send(&mut stream, late().into(), true).await;
+        send_data(&mut stream, late_bytes().into(), true).await;
         app.has_all().await;
-        until(|| front.client.ended() == 1 && back.server.ended() == 1).await;
-        assert!(front.client.failures().is_empty() && back.server.failures().is_empty());
+        wait_until(|| front.client.ended_count() == 1 && back.server.ended_count() == 1).await;
+        assert!(
+            front.client.failure_counts().is_empty() && back.server.failure_counts().is_empty()
+        );
     });
 }
 
@@ -168,14 +171,14 @@ fn streams_of_http2_may_send_after_the_end_of_the_applications_direction() {
 fn an_application_of_http2_may_end_its_direction_first() {
     run(async {
         let app = EndsFirst::over_http2().await;
-        let mesh = mesh(app.application.address, Protocol::Http2).await;
+        let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
         let mut stream = half_closed2(mesh.listener).await;
-        send(&mut stream, late().into(), true).await;
+        send_data(&mut stream, late_bytes().into(), true).await;
         app.has_all().await;
         sends_late(half_closed(mesh.listener, UPGRADE).await).await;
         app.has_all().await;
-        until(|| mesh.client.ended() == 2 && mesh.server.ended() == 2).await;
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        wait_until(|| mesh.client.ended_count() == 2 && mesh.server.ended_count() == 2).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
@@ -183,7 +186,7 @@ fn an_application_of_http2_may_end_its_direction_first() {
 fn a_peer_without_links_may_end_its_direction_first() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let received = Received::default();
         let noted = received.clone();
         let foreign = Application::start(move |client| {
@@ -191,15 +194,15 @@ fn a_peer_without_links_may_end_its_direction_first() {
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
                 let mut client = Client::new(tls);
-                client.head().await.unwrap();
-                client.send(agreement("a")).await;
+                client.read_head().await.unwrap();
+                client.send_bytes(accept_response("a")).await;
                 client.stream.shutdown().await.unwrap();
-                let last = client.last().await;
+                let last = client.read_rest().await;
                 noted.borrow_mut().push(last);
             }
         });
         let application = foreign.await;
-        mesh.route_to(&[endpoint("foreign-1", application.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", application.address, "ratings")]);
         let app = EndsFirst { application, received };
         sends_late(half_closed(mesh.listener, UPGRADE).await).await;
         app.has_all().await;
@@ -221,8 +224,8 @@ fn a_tunnel_with_one_open_direction_ends_when_that_is_silent_for_long() {
             let mesh = Mesh::new(app.application.address, setup).await;
             let mut client = half_closed(mesh.listener, UPGRADE).await;
             // The client leaves its direction open.
-            until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-            until(|| !app.received.borrow().is_empty() || over_http2).await;
+            wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+            wait_until(|| !app.received.borrow().is_empty() || over_http2).await;
             client.stream.shutdown().await.unwrap();
         }
     });
@@ -236,8 +239,8 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
         let app1 = Application::start(move |mut client| {
             let gone = gone.clone();
             async move {
-                client.head().await.unwrap();
-                client.send(agreement("a")).await;
+                client.read_head().await.unwrap();
+                client.send_bytes(accept_response("a")).await;
                 client.stream.shutdown().await.unwrap();
                 gone.notified().await;
                 client.abandon();
@@ -246,11 +249,11 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
         let mesh1 = Mesh::permissive(app1.await.address).await;
         let _silent = half_closed(mesh1.listener, UPGRADE).await;
         leave.notify_one();
-        until(|| mesh1.client.ended() == 1 && mesh1.server.ended() == 1).await;
+        wait_until(|| mesh1.client.ended_count() == 1 && mesh1.server.ended_count() == 1).await;
 
         let leave = Rc::new(Notify::new());
         let gone = leave.clone();
-        let app2 = application2(move |request, mut respond| {
+        let app2 = start_http2(move |request, mut respond| {
             let gone = gone.clone();
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
@@ -260,9 +263,9 @@ fn a_tunnel_with_one_open_direction_ends_when_its_application_has_gone() {
                 drop(request);
             }
         });
-        let mesh2 = mesh(app2.await.address, Protocol::Http2).await;
+        let mesh2 = http2_mesh(app2.await.address, Protocol::Http2).await;
         let _silent = half_closed(mesh2.listener, UPGRADE).await;
         leave.notify_one();
-        until(|| mesh2.client.ended() == 1 && mesh2.server.ended() == 1).await;
+        wait_until(|| mesh2.client.ended_count() == 1 && mesh2.server.ended_count() == 1).await;
     });
 }

@@ -1,7 +1,8 @@
 //! Connections that are upgraded to another protocol, as for WebSocket.
 
 use super::fixture::{
-    Application, Client, End, GET, Mesh, OK, Setup, credential, endpoint, run, tls_accept, until,
+    Application, Client, End, GET, Mesh, OK, Setup, meshed_endpoint, run, test_credential,
+    tls_accept, wait_until,
 };
 use crate::drain::Phase;
 use crate::tls::ALPN_HTTP1;
@@ -12,19 +13,22 @@ const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade
                          upgrade: websocket\r\nsec-websocket-accept: b\r\n\r\n";
 
 /// Starts an application that accepts, speaks first, and echoes until its client ends.
-async fn echo() -> Application {
+async fn start_echo() -> Application {
     Application::start(|mut client| async move {
-        let request = client.head().await.unwrap();
-        assert_eq!(request.field("upgrade"), Some("websocket"));
-        assert_eq!(request.field("connection"), Some("upgrade"));
-        assert_eq!(request.field("content-length").or(request.field("transfer-encoding")), None);
-        client.send([SWITCHING, "hello"].concat()).await;
+        let request = client.read_head().await.unwrap();
+        assert_eq!(request.field_value("upgrade"), Some("websocket"));
+        assert_eq!(request.field_value("connection"), Some("upgrade"));
+        assert_eq!(
+            request.field_value("content-length").or(request.field_value("transfer-encoding")),
+            None
+        );
+        client.send_bytes([SWITCHING, "hello"].concat()).await;
         loop {
-            let byte = match client.maybe(1).await {
+            let byte = match client.try_read(1).await {
                 Some(byte) => byte,
-                None => return client.send("bye").await,
+                None => return client.send_bytes("bye").await,
             };
-            client.send(byte).await;
+            client.send_bytes(byte).await;
         }
     })
     .await
@@ -33,15 +37,15 @@ async fn echo() -> Application {
 #[test]
 fn both_sides_speak_the_other_protocol_as_it_is() {
     run(async {
-        let app = echo().await;
+        let app = start_echo().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         // Bytes sent before the upgrade is accepted wait for it.
-        client.send([UPGRADE, "early"].concat()).await;
-        let head = client.head().await.unwrap();
-        assert_eq!((head.status, head.field("upgrade")), (101, Some("websocket")));
-        assert_eq!(head.field("sec-websocket-accept"), Some("b"));
-        assert_eq!(client.bytes(10).await, b"helloearly");
+        client.send_bytes([UPGRADE, "early"].concat()).await;
+        let head = client.read_head().await.unwrap();
+        assert_eq!((head.status, head.field_value("upgrade")), (101, Some("websocket")));
+        assert_eq!(head.field_value("sec-websocket-accept"), Some("b"));
+        assert_eq!(client.read_exactly(10).await, b"helloearly");
         let long: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
         let (reading, mut writing) = client.stream.into_split();
         let upload = tokio::task::spawn_local(async move {
@@ -51,13 +55,13 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
             (writing, long)
         });
         let mut reading = Client::new(tokio::io::join(reading, tokio::io::sink()));
-        let (heard, end) = reading.last().await;
+        let (heard, end) = reading.read_rest().await;
         let (_writing, long) = upload.await.unwrap();
         assert_eq!(end, End::Clean);
         assert!(heard == [&long[..], b"bye"].concat(), "{} bytes", heard.len());
-        until(|| mesh.client.ended() == 1 && mesh.server.ended() == 1).await;
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
-        let [series] = &mesh.client.series()[..] else { panic!("one series") };
+        wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
+        let [series] = &mesh.client.series_summaries()[..] else { panic!("one series") };
         assert_eq!((series.bytes_in, series.bytes_out), (300_005, 300_013));
     });
 }
@@ -65,27 +69,27 @@ fn both_sides_speak_the_other_protocol_as_it_is() {
 #[test]
 fn an_upgrade_that_is_refused_leaves_the_connection_as_it_was() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
-            assert_eq!(client.ask(UPGRADE).await.text(), "ok");
-            assert_eq!(client.ask(GET).await.text(), "ok");
+            assert_eq!(client.send_request(UPGRADE).await.body_text(), "ok");
+            assert_eq!(client.send_request(GET).await.body_text(), "ok");
         }
         assert_eq!(app.accepted.get(), 1);
-        assert!(mesh.client.failures().is_empty() && mesh.server.failures().is_empty());
+        assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
     });
 }
 
 #[test]
 fn a_request_that_says_it_has_no_body_may_ask_too() {
     run(async {
-        let app = echo().await;
+        let app = start_echo().await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(UPGRADE.replace("sec-", "Content-Length: 0\r\nsec-")).await;
-        assert_eq!(client.head().await.unwrap().status, 101);
-        assert_eq!(client.bytes(5).await, b"hello");
+        client.send_bytes(UPGRADE.replace("sec-", "Content-Length: 0\r\nsec-")).await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
+        assert_eq!(client.read_exactly(5).await, b"hello");
     });
 }
 
@@ -93,19 +97,20 @@ fn a_request_that_says_it_has_no_body_may_ask_too() {
 fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allows() {
     run(async {
         let app = Application::start(|mut client| async move {
-            client.head().await;
-            client.last().await;
+            client.read_head().await;
+            client.read_rest().await;
         });
         let mesh = Mesh::permissive(app.await.address).await;
         let limit = Some(std::time::Duration::from_millis(300));
-        let mut view = super::fixture::view(leno_model::Protocol::Http, &[mesh.endpoint()]);
+        let mut view =
+            super::fixture::service_config(leno_model::Protocol::Http, &[mesh.server_endpoint()]);
         let port = view.ports.get_mut(&super::fixture::PORT).unwrap();
-        let rule = super::routes::rule("/", &[("ratings", 1)]);
+        let rule = super::routes::path_rule("/", &[("ratings", 1)]);
         port.rules = vec![leno_model::RouteRule { request_timeout: limit, ..rule }];
         port.routed = true;
         mesh.client_knows(vec![view]);
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(UPGRADE).await.verdict(), (504, Some("request-timeout")));
+        assert_eq!(client.send_request(UPGRADE).await.verdict(), (504, Some("request-timeout")));
     });
 }
 
@@ -113,33 +118,33 @@ fn an_upstream_that_does_not_say_whether_it_agrees_has_as_long_as_its_route_allo
 fn a_peer_without_links_upgrades_too() {
     run(async {
         let mesh = Mesh::permissive("127.0.0.1:1".parse().unwrap()).await;
-        let identity = std::rc::Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = std::rc::Rc::new(test_credential(&mesh.authority, "ratings"));
         let foreign = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
                 let mut client = Client::new(tls);
-                client.head().await.unwrap();
-                client.send(SWITCHING).await;
-                let word = client.bytes(4).await;
-                client.send(word).await;
+                client.read_head().await.unwrap();
+                client.send_bytes(SWITCHING).await;
+                let word = client.read_exactly(4).await;
+                client.send_bytes(word).await;
                 tokio::io::AsyncWriteExt::shutdown(&mut client.stream).await.unwrap();
             }
         })
         .await;
-        mesh.route_to(&[endpoint("foreign-1", foreign.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", foreign.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
-        client.send([UPGRADE, "ping"].concat()).await;
-        assert_eq!(client.head().await.unwrap().status, 101);
-        assert_eq!(client.bytes(4).await, b"ping");
-        client.last().await;
+        client.send_bytes([UPGRADE, "ping"].concat()).await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
+        assert_eq!(client.read_exactly(4).await, b"ping");
+        client.read_rest().await;
     });
 }
 
 #[test]
 fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
     run(async {
-        let app = Application::answering(|request| match request.field("upgrade") {
+        let app = Application::respond_with(|request| match request.field_value("upgrade") {
             Some(_) => "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
             None => SWITCHING.to_owned(),
         })
@@ -150,7 +155,7 @@ fn nobody_is_upgraded_who_did_not_ask_or_whose_request_has_a_body() {
         let http2 = "GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         for request in [GET, body, http2] {
             let mut client = Client::connect(mesh.listener).await;
-            let verdict = client.ask(request).await;
+            let verdict = client.send_request(request).await;
             assert_eq!(verdict.verdict(), (502, Some("upstream-malformed")), "{request}");
         }
     });
@@ -161,13 +166,13 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
     run(async {
         // An application that accepts any upgrade.
         let app = Application::start(|mut client| async move {
-            while let Some(request) = client.head().await {
-                match request.field("upgrade") {
-                    None => client.send(OK).await,
+            while let Some(request) = client.read_head().await {
+                match request.field_value("upgrade") {
+                    None => client.send_bytes(OK).await,
                     Some(protocol) => {
                         let head = SWITCHING.replace(": websocket", &format!(": {protocol}"));
-                        client.send([&*head, "hello"].concat()).await;
-                        client.last().await;
+                        client.send_bytes([&*head, "hello"].concat()).await;
+                        client.read_rest().await;
                     }
                 }
             }
@@ -191,12 +196,12 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
             let upgrades = upgrades.parse().unwrap();
             let mesh = Mesh::new(app.address, Setup { upgrades, ..Setup::default() }).await;
             let mut client = Client::connect(mesh.listener).await;
-            client.send(UPGRADE.replace(": websocket", &format!(": {protocol}"))).await;
-            assert_eq!(client.head().await.unwrap().status, status, "{protocol}");
+            client.send_bytes(UPGRADE.replace(": websocket", &format!(": {protocol}"))).await;
+            assert_eq!(client.read_head().await.unwrap().status, status, "{protocol}");
             if status == 200 {
                 // The connection continues in HTTP.
-                assert_eq!(client.bytes(2).await, b"ok");
-                assert_eq!(client.ask(GET).await.text(), "ok", "{protocol}");
+                assert_eq!(client.read_exactly(2).await, b"ok");
+                assert_eq!(client.send_request(GET).await.body_text(), "ok", "{protocol}");
             }
         }
     });
@@ -205,14 +210,14 @@ fn a_protocol_that_is_not_listed_is_not_asked_for() {
 #[test]
 fn what_is_being_said_outlives_the_beginning_of_a_drain() {
     run(async {
-        let app = echo().await;
+        let app = start_echo().await;
         let mesh = Mesh::new(app.address, Setup::default()).await;
         let mut client = Client::connect(mesh.listener).await;
-        client.send(UPGRADE).await;
-        assert_eq!(client.head().await.unwrap().status, 101);
+        client.send_bytes(UPGRADE).await;
+        assert_eq!(client.read_head().await.unwrap().status, 101);
         mesh.client.phase.send_replace(Phase::Draining);
         mesh.server.phase.send_replace(Phase::Draining);
-        client.send("still").await;
-        assert_eq!(client.bytes(10).await, b"hellostill");
+        client.send_bytes("still").await;
+        assert_eq!(client.read_exactly(10).await, b"hellostill");
     });
 }

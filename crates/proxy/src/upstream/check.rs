@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason, Removal};
 use leno_telemetry::Count;
-use leno_traffic::removal::{Ending, Failed, checked};
+use leno_traffic::removal::{Ending, Failed, classify_check};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::watch::Watch;
 use super::{Lease, Upstream, Wait};
-use crate::check_service::{NoAnswer, answer};
+use crate::check_service::{NoAnswer, read_response};
 use crate::http::body::Piece;
 use crate::http::grpc::health;
-use crate::http::mirror::{discard, plain, send_whole};
+use crate::http::mirror::{discard_response, plain, send_whole};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
@@ -30,10 +30,10 @@ impl Checking {
         check: HealthCheck,
     ) -> Self {
         // Sidecars that receive a policy at the same time start with different endpoints.
-        let first = usize::try_from(worker.draw() >> 32).unwrap_or(0);
+        let first = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
         let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
         let checks = Checks { worker, watch, removal, check, first };
-        let asking = async move { while checks.round().await.is_some() {} };
+        let asking = async move { while checks.run_round().await.is_some() {} };
         Self(tokio::task::spawn_local(asking).abort_handle())
     }
 }
@@ -57,14 +57,14 @@ struct Checks {
 
 impl Checks {
     /// Checks each endpoint once, evenly over the interval; `None` if the detector is gone.
-    async fn round(&self) -> Option<()> {
-        let (begun, interval) = (Instant::now(), self.interval()?);
-        let endpoints = self.endpoints()?;
+    async fn run_round(&self) -> Option<()> {
+        let (begun, interval) = (Instant::now(), self.jittered_interval()?);
+        let endpoints = self.current_endpoints()?;
         let all = endpoints.len().max(1);
         let step = interval / u32::try_from(all).unwrap_or(u32::MAX);
         let in_turn = endpoints.iter().cycle().skip(self.first % all).take(endpoints.len());
         for (asked, endpoint) in (1_u32..).zip(in_turn) {
-            self.ask(endpoint)?;
+            self.check_endpoint(endpoint)?;
             sleep_until(begun + step * asked).await;
         }
         sleep_until(begun + interval).await;
@@ -72,8 +72,8 @@ impl Checks {
     }
 
     /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
-    fn interval(&self) -> Option<Duration> {
-        let chance = u32::try_from(self.worker.upgrade()?.draw() >> 48).unwrap_or(0);
+    fn jittered_interval(&self) -> Option<Duration> {
+        let chance = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
         let tenth = self.check.interval / 10;
         Some(
             self.check.interval - tenth
@@ -83,33 +83,33 @@ impl Checks {
 
     /// Returns the endpoints of the current configuration, and updates the thread to it: without requests, no
     /// other code does.
-    fn endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
+    fn current_endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
         let (worker, watch) = (self.worker.upgrade()?, self.watch.upgrade()?);
         if worker.is_draining() {
             return None;
         }
-        let config = worker.world.config()?;
-        worker.sweep(&config);
+        let config = worker.world.current_config()?;
+        worker.retire_removed(&config);
         let port = config.plans.watched_by(&self.removal)?;
         let now = worker.world.age();
-        watch.attend(&worker, (&port.endpoints, config.version), now);
+        watch.update_endpoints(&worker, (&port.endpoints, config.version), now);
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }
         // Opaque ports have no requests, so the state of their endpoints is unknown.
         for endpoint in port.endpoints.iter() {
-            watch.hears_check(&worker.upstream(endpoint), Failed::Unknown, now);
+            watch.hears_check(&worker.upstream_for(endpoint), Failed::Unknown, now);
         }
         Some(Arc::new([]))
     }
 
     /// Checks one endpoint, unless it was removed from the configuration.
-    fn ask(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
+    fn check_endpoint(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
         let (worker, watch) = (self.worker.upgrade()?, self.watch.clone());
         if worker.world.is_current(endpoint) {
             let (endpoint, check) = (endpoint.clone(), self.check.clone());
             // The task ends by itself, within its timeout, which is at most the interval.
-            tokio::task::spawn_local(Asked { worker, watch, endpoint, check }.ask());
+            tokio::task::spawn_local(Asked { worker, watch, endpoint, check }.run_check());
         }
         Some(())
     }
@@ -124,14 +124,14 @@ struct Asked {
 }
 
 impl Asked {
-    async fn ask(self) {
-        let upstream = self.worker.upstream(&self.endpoint);
-        let ending = match timeout(self.check.timeout, self.answer(&upstream)).await {
+    async fn run_check(self) {
+        let upstream = self.worker.upstream_for(&self.endpoint);
+        let ending = match timeout(self.check.timeout, self.send_probe(&upstream)).await {
             Ok(Ok(ending)) => ending,
             Ok(Err(reason)) => Ending::Broken(reason),
             Err(_) => Ending::Broken(Reason::RequestTimeout),
         };
-        let heard = checked(ending);
+        let heard = classify_check(ending);
         let count = match heard {
             Failed::No => Count::HealthChecksWell,
             Failed::Yes => Count::HealthChecksFailed,
@@ -144,15 +144,15 @@ impl Asked {
         }
     }
 
-    async fn answer(&self, upstream: &Rc<Upstream>) -> Result<Ending, Reason> {
+    async fn send_probe(&self, upstream: &Rc<Upstream>) -> Result<Ending, Reason> {
         match &self.check.probe {
             HealthProbe::Http { path } => self.get(upstream, path).await,
             HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
                 Err(Reason::Unsupported)
             }
             HealthProbe::Grpc { service } => {
-                match upstream.lease(&self.worker, None, Wait::Whole).await? {
-                    Lease::Link(link) => self.call(&link, service).await,
+                match upstream.acquire(&self.worker, None, Wait::Whole).await? {
+                    Lease::Link(link) => self.send_call(&link, service).await,
                     Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
                 }
             }
@@ -160,11 +160,11 @@ impl Asked {
     }
 
     async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<Ending, Reason> {
-        let head = self.head("GET", path, "");
-        let status = match upstream.lease(&self.worker, None, Wait::Whole).await? {
+        let head = self.request_head("GET", path, "");
+        let status = match upstream.acquire(&self.worker, None, Wait::Whole).await? {
             Lease::Link(link) => {
                 let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
-                discard(&stream).await?
+                discard_response(&stream).await?
             }
             Lease::Http1(connection) => {
                 let reused = connection.reused;
@@ -184,13 +184,13 @@ impl Asked {
         Ok(Ending::Answered { status, grpc: None })
     }
 
-    async fn call(&self, link: &LinkHandle, service: &str) -> Result<Ending, Reason> {
+    async fn send_call(&self, link: &LinkHandle, service: &str) -> Result<Ending, Reason> {
         let fields = "content-type: application/grpc\r\nte: trailers\r\n";
-        let head = self.head("POST", health::METHOD, fields);
-        let question = vec![Piece::Data(health::question(service))];
+        let head = self.request_head("POST", health::METHOD, fields);
+        let question = vec![Piece::Data(health::encode_check(service))];
         let stream = send_whole(&self.worker, link, head.as_bytes(), question).await?;
-        let code = match answer(&stream).await {
-            Ok(answer) => match health::serves(answer) {
+        let code = match read_response(&stream).await {
+            Ok(answer) => match health::is_serving(answer) {
                 Ok(true) => OK,
                 Ok(false) | Err(_) => UNAVAILABLE,
             },
@@ -201,7 +201,7 @@ impl Asked {
         Ok(Ending::Answered { status: 200, grpc: Some(code) })
     }
 
-    fn head(&self, method: &str, path: &str, fields: &str) -> String {
+    fn request_head(&self, method: &str, path: &str, fields: &str) -> String {
         let id = &self.endpoint.id;
         let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);
         format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {AGENT}\r\n{fields}\r\n")

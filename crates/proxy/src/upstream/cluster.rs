@@ -77,7 +77,7 @@ impl UpstreamCluster {
     }
 
     /// Returns the key of a traffic policy.
-    pub(crate) fn key(traffic_policy: &Arc<PortTrafficPolicy>) -> usize {
+    pub(crate) fn policy_key(traffic_policy: &Arc<PortTrafficPolicy>) -> usize {
         Arc::as_ptr(traffic_policy).addr()
     }
 
@@ -87,20 +87,20 @@ impl UpstreamCluster {
     }
 
     /// Updates the endpoints to those of this configuration version, and advances time.
-    pub(crate) fn attend(
+    pub(crate) fn update_endpoints(
         &self,
         worker: &Rc<Worker>,
         endpoints: &Arc<[Arc<Endpoint>]>,
         version: u64,
     ) {
         if let Some(watch) = &self.watch {
-            watch.attend(worker, (endpoints, version), self.now());
+            watch.update_endpoints(worker, (endpoints, version), self.now());
         }
         if let Some(balance) = &self.balance
             && let Some(warm_up) = balance.balancer.rule().warm_up
         {
             let mut slow_start_endpoints = balance.slow_start_endpoints.borrow_mut();
-            slow_start_endpoints.attend(endpoints, worker.world.age(), warm_up.time);
+            slow_start_endpoints.update_endpoints(endpoints, worker.world.age(), warm_up.time);
         }
     }
 
@@ -110,51 +110,51 @@ impl UpstreamCluster {
     }
 
     /// Returns the age of an endpoint, if it is in slow start.
-    pub(crate) fn age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
+    pub(crate) fn endpoint_age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
         let balance = self.balance.as_ref()?;
-        balance.slow_start_endpoints.borrow().age(endpoint, worker.world.age())
+        balance.slow_start_endpoints.borrow().endpoint_age(endpoint, worker.world.age())
     }
 
     /// True if requests may go to an endpoint.
-    pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
-        self.watch.as_ref().is_none_or(|watch| watch.admits(upstream))
+    pub(crate) fn is_admitted(&self, upstream: &Upstream) -> bool {
+        self.watch.as_ref().is_none_or(|watch| watch.is_admitted(upstream))
     }
 
     /// True if an endpoint stays in service only because too many others are ejected.
-    pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.spares(upstream))
+    pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.is_spared(upstream))
     }
 
     /// Begins an attempt at an endpoint, if circuit breakers permit it. The result records its outcome.
-    pub(crate) fn begin(
+    pub(crate) fn start_attempt(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,
         which: Option<Which>,
     ) -> Result<Trial, Reason> {
         let passage = match &self.gates {
             None => None,
-            Some(gates) => Some(gates.admit(which, self.now())?),
+            Some(gates) => Some(gates.admit_attempt(which, self.now())?),
         };
-        let probe = self.watch.as_ref().is_some_and(|watch| watch.begin(upstream));
+        let probe = self.watch.as_ref().is_some_and(|watch| watch.start_attempt(upstream));
         let (cluster, upstream) = (self.clone(), upstream.clone());
         let rejection = Cell::new(None);
         Ok(Trial { cluster, upstream, probe, passage, ended: false, rejection })
     }
 
     /// Waits for a connection, subject to the limit of pending requests.
-    pub(crate) async fn wait<T>(
+    pub(crate) async fn wait_for_connection<T>(
         &self,
         lease: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
         match &self.gates {
             None => lease.await,
-            Some(gates) => gates.wait(lease).await,
+            Some(gates) => gates.wait_for_connection(lease).await,
         }
     }
 
     /// Acquires a slot of a limit, or fails.
-    pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
-        self.gates.as_ref().map_or(Ok(None), |gates| gates.hold(which))
+    pub(crate) fn acquire_slot(&self, which: Which) -> Result<Option<Held>, Reason> {
+        self.gates.as_ref().map_or(Ok(None), |gates| gates.acquire_slots(which))
     }
 
     /// Returns the connect timeout of the policies, if any.
@@ -163,8 +163,8 @@ impl UpstreamCluster {
     }
 
     /// Returns a failure, with the response that a policy configures for it.
-    pub(crate) fn failure(&self, reason: Reason) -> Failure {
-        let answer = self.gates.as_ref().and_then(|gates| gates.answer(reason, self.now()));
+    pub(crate) fn failure_for(&self, reason: Reason) -> Failure {
+        let answer = self.gates.as_ref().and_then(|gates| gates.fixed_response(reason, self.now()));
         Failure { answer, ..Failure::from(reason) }
     }
 
@@ -186,20 +186,20 @@ pub(crate) struct Trial {
 
 impl Trial {
     /// The upstream state that records the outcome.
-    pub(crate) fn cluster(&self) -> &UpstreamCluster {
+    pub(crate) fn upstream_cluster(&self) -> &UpstreamCluster {
         &self.cluster
     }
 
     /// Records that the endpoint's sidecar rejected the request, for a reason of its own or of the client: the
     /// status of that response says nothing about the endpoint. If its application violated HTTP, the status
     /// counts.
-    pub(crate) fn rejected(&self, reason: Reason) {
+    pub(crate) fn record_rejection(&self, reason: Reason) {
         let says_nothing = reason.is_rejection() || reason == Reason::UpstreamRefused;
         self.rejection.set(says_nothing.then_some(reason));
     }
 
     /// Records the outcome.
-    pub(crate) fn end(mut self, worker: &Worker, ending: Ending) {
+    pub(crate) fn finish(mut self, worker: &Worker, ending: Ending) {
         // An exchange that breaks later has its own reason.
         let ending = match (ending, self.rejection.get()) {
             (Ending::Answered { .. }, Some(reason)) => Ending::Broken(reason),
@@ -207,10 +207,10 @@ impl Trial {
         };
         let now = self.cluster.now();
         if let (Some(gates), Some(passage)) = (&self.cluster.gates, &mut self.passage) {
-            gates.end(passage, ending, now);
+            gates.finish_attempt(passage, ending, now);
         }
         if let Some(watch) = &self.cluster.watch {
-            self.ended = watch.end((worker, &self.upstream), self.probe, ending, now);
+            self.ended = watch.finish_attempt((worker, &self.upstream), self.probe, ending, now);
         }
     }
 }
@@ -218,10 +218,10 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         if let (Some(gates), Some(passage)) = (&self.cluster.gates, &mut self.passage) {
-            gates.abandon(passage);
+            gates.abandon_attempt(passage);
         }
         if let (Some(watch), true, false) = (&self.cluster.watch, self.probe, self.ended) {
-            watch.release(&self.upstream);
+            watch.release_probe(&self.upstream);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leno_identity::{peer, reason_of, server_name};
+use leno_identity::{reason_of, server_name, session_peer};
 use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, SpiffeId};
 use leno_telemetry::{ConnectionSide, Count, Shard};
 use leno_traffic::retry;
@@ -20,11 +20,11 @@ use super::cluster::UpstreamCluster;
 use super::{Http1Upstream, Lease, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
-use crate::dial::{dial, dial_reason};
+use crate::dial::{dial_address, dial_reason};
 use crate::http2::client::greet_new;
 use crate::io::{Io, Stream};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, until};
+use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, expiry_instant};
 use crate::worker::Worker;
 use crate::world::World;
 
@@ -41,7 +41,7 @@ pub(crate) enum Wait {
 
 impl Wait {
     /// Returns the wait under the policies of a port, which may limit it.
-    pub(crate) fn under(
+    pub(crate) fn for_cluster(
         cluster: Option<&UpstreamCluster>,
         otherwise: impl FnOnce() -> Self,
     ) -> Self {
@@ -68,7 +68,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    async fn ended(&self) -> Result<(), Reason> {
+    async fn wait_for_end(&self) -> Result<(), Reason> {
         loop {
             let done = self.done.notified();
             if let Some(outcome) = self.outcome.get() {
@@ -81,13 +81,13 @@ impl Attempt {
 
 /// Checks out a connection to `upstream`, which several requests may be waiting for: within the connect
 /// timeout, plus the same time for the greeting.
-pub(crate) async fn endpoint(
+pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: Wait,
 ) -> Result<Lease, Reason> {
-    upstream.allow(wait);
-    let mut leased = pin!(patiently(upstream, worker));
+    upstream.extend_wait(wait);
+    let mut leased = pin!(acquire_retrying(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != Wait::Whole {
         if let Ok(leased) = tokio::time::timeout(max_wait, &mut leased).await {
@@ -95,7 +95,7 @@ pub(crate) async fn endpoint(
         }
         // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
         if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
-            upstream.lose(worker);
+            upstream.mark_unresponsive(worker);
             return Err(Reason::ConnectTimeout);
         }
     }
@@ -104,16 +104,16 @@ pub(crate) async fn endpoint(
     tokio::time::timeout(max_wait, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
-async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+async fn acquire_retrying(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
     let mut attempts = 0;
     while attempts < ATTEMPTS_MAX {
-        if let Some(lease) = upstream.http2.room().await {
+        if let Some(lease) = upstream.http2.wait_for_room().await {
             return Ok(Lease::Http2(lease));
         }
         let attempt = join_attempt(upstream, worker);
         let outcome = tokio::select! {
             biased;
-            outcome = attempt.ended() => outcome,
+            outcome = attempt.wait_for_end() => outcome,
             Some(lease) = upstream.http2.room_on_open() => return Ok(Lease::Http2(lease)),
         };
         // Even after a failed attempt, a suspended link may have resumed.
@@ -125,7 +125,7 @@ async fn patiently(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease
             let lease = upstream.http2.room_on_open().await.ok_or(reason)?;
             return Ok(Lease::Http2(lease));
         }
-        if let Some(lease) = upstream.http2.ready() {
+        if let Some(lease) = upstream.http2.acquire_ready() {
             return Ok(Lease::Http2(lease));
         }
         if let Some(connection) = attempt.foreign.take() {
@@ -145,12 +145,12 @@ pub(crate) async fn foreign_http1(
     worker: &Worker,
     wait: Wait,
 ) -> Result<Lease, Reason> {
-    if let Some(connection) = upstream.foreign.take() {
+    if let Some(connection) = upstream.foreign.take_recent() {
         worker.shard.add(Count::LeaseReused, 1);
         return Ok(Lease::Http1(connection));
     }
     worker.shard.add(Count::LeaseOpened, 1);
-    let shaken = handshake(upstream, worker, Offer::Http1);
+    let shaken = open_tls(upstream, worker, Offer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
@@ -158,13 +158,13 @@ pub(crate) async fn foreign_http1(
 }
 
 /// Returns an HTTP/1.1 connection for one client, or a shared one if the peer has no such connections.
-pub(crate) async fn alone(
+pub(crate) async fn acquire_exclusive(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: Wait,
 ) -> Result<Lease, Reason> {
     if upstream.is_plain() {
-        return match speaks(upstream, worker) {
+        return match declared_protocol(upstream, worker) {
             Speaks::Http1 => {
                 let connected = plain_bytes(upstream, worker, wait).await;
                 connected.map(|mut connection| {
@@ -173,19 +173,19 @@ pub(crate) async fn alone(
                     Lease::Http1(Box::new(connection))
                 })
             }
-            Speaks::Http2 => plainly(upstream, worker, (Speaks::Http2, wait)).await,
+            Speaks::Http2 => acquire_plaintext(upstream, worker, (Speaks::Http2, wait)).await,
         };
     }
     worker.shard.add(Count::LeaseOpened, 1);
-    let shaken = handshake(upstream, worker, Offer::Alone);
+    let shaken = open_tls(upstream, worker, Offer::Alone);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
     let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
-    note(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
+    record_outcome(upstream, worker, shaken.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = shaken?;
     let spoken = tls.get_ref().1.alpn_protocol();
     if spoken == Some(ALPN_LINK) {
-        return upstream.lease(worker, None, wait).await;
+        return upstream.acquire(worker, None, wait).await;
     }
     let marks_rejections = spoken == Some(ALPN_ALONE);
     let mut connection = Box::new(own_connection(tls, expires, worker));
@@ -195,13 +195,13 @@ pub(crate) async fn alone(
 
 fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
     let io = Io::new(Stream::Client(Box::new(tls)));
-    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
-    Http1Upstream::new(io, max_wait, counted).until(expires)
+    Http1Upstream::new(io, max_wait, counted).expiring_at(expires)
 }
 
 /// Checks out a connection to an endpoint without a sidecar, for this protocol.
-pub(crate) async fn plainly(
+pub(crate) async fn acquire_plaintext(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     (spoken, wait): (Speaks, Wait),
@@ -209,11 +209,13 @@ pub(crate) async fn plainly(
     let address = upstream.endpoint.address;
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let leased = match spoken {
-        Speaks::Http2 => upstream.http2.lease(address, worker, max_wait).await.map(Lease::Http2),
+        Speaks::Http2 => {
+            upstream.http2.acquire_within(address, worker, max_wait).await.map(Lease::Http2)
+        }
         Speaks::Http1 => {
             worker.shard.add(Count::LeaseOpened, 1);
             upstream.is_foreign.set(true);
-            let connected = application(address, worker, max_wait).await;
+            let connected = connect_application(address, worker, max_wait).await;
             connected.map(|mut connection| {
                 // No other proxy normalizes its responses.
                 connection.reader.is_tolerant = true;
@@ -221,7 +223,7 @@ pub(crate) async fn plainly(
             })
         }
     };
-    note(upstream, worker, leased.as_ref().map(drop).map_err(|reason| *reason));
+    record_outcome(upstream, worker, leased.as_ref().map(drop).map_err(|reason| *reason));
     leased
 }
 
@@ -233,15 +235,15 @@ pub(crate) async fn plain_bytes(
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::LeaseOpened, 1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let connected = application(upstream.endpoint.address, worker, max_wait).await;
-    note(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
+    let connected = connect_application(upstream.endpoint.address, worker, max_wait).await;
+    record_outcome(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));
     connected
 }
 
 /// Returns the protocol that the service of an endpoint without a sidecar declares.
-pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
+pub(crate) fn declared_protocol(upstream: &Upstream, worker: &Worker) -> Speaks {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
-    let Some(config) = worker.world.config() else { return Speaks::Http1 };
+    let Some(config) = worker.world.current_config() else { return Speaks::Http1 };
     let plan = config.plans.service(service).and_then(|plan| plan.ports.get(port));
     let gateway = config.plans.gateway.as_ref();
     match plan.map_or(Protocol::Detect, |port| port.protocol) {
@@ -254,13 +256,13 @@ pub(crate) fn speaks(upstream: &Upstream, worker: &Worker) -> Speaks {
 }
 
 /// Updates the endpoint with the outcome of a connection attempt.
-fn note(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
+fn record_outcome(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reason>) {
     match outcome {
-        Ok(()) => upstream.welcome(),
+        Ok(()) => upstream.clear_failures(),
         // A lack of capacity on either side says nothing about the endpoint's health.
         Err(Reason::TooManyConnections | Reason::UpstreamRefused) => {}
-        Err(Reason::ConnectTimeout) => upstream.lose(worker),
-        Err(_) => upstream.avoid(worker),
+        Err(Reason::ConnectTimeout) => upstream.mark_unresponsive(worker),
+        Err(_) => upstream.back_off(worker),
     }
     worker.shard.add(count_of(outcome), 1);
 }
@@ -277,11 +279,11 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
     *upstream.attempt.borrow_mut() = Some(attempt.clone());
     let (upstream, worker, shared) = (upstream.clone(), worker.clone(), attempt.clone());
     tokio::task::spawn_local(async move {
-        let outcome = reach(&upstream, &worker, &shared).await;
+        let outcome = open_connection(&upstream, &worker, &shared).await;
         if let Err(reason) = outcome {
             tracing::debug!(endpoint = %upstream.endpoint.address, reason = reason.label(), "connect");
         }
-        note(&upstream, &worker, outcome);
+        record_outcome(&upstream, &worker, outcome);
         shared.outcome.set(Some(outcome));
         upstream.attempt.borrow_mut().take();
         shared.done.notify_waiters();
@@ -290,7 +292,7 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
 }
 
 /// Tries to connect to an endpoint that no request waits for.
-pub(super) fn probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
+pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     if !upstream.is_plain() {
         drop(join_attempt(upstream, worker));
         return;
@@ -298,29 +300,30 @@ pub(super) fn probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     *upstream.attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
-        let connected = application(upstream.endpoint.address, &worker, upstream.max_wait(&worker));
+        let connected =
+            connect_application(upstream.endpoint.address, &worker, upstream.max_wait(&worker));
         let outcome = connected.await.map(drop);
-        note(&upstream, &worker, outcome);
+        record_outcome(&upstream, &worker, outcome);
         upstream.attempt.borrow_mut().take();
     });
 }
 
-async fn reach(
+async fn open_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     attempt: &Attempt,
 ) -> Result<(), Reason> {
     let (tls, expires) =
-        in_time(upstream, worker, handshake(upstream, worker, Offer::All)).await??;
+        in_time(upstream, worker, open_tls(upstream, worker, Offer::All)).await??;
     let max_wait = upstream.max_wait(worker);
     let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(Stream::Client(Box::new(tls)));
-    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
     let speaks_http1 = !matches!(spoken.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
     upstream.is_foreign.set(speaks_http1);
     if speaks_http1 {
         let max_wait = worker.config.limits.body_stall_timeout;
-        let connection = Http1Upstream::new(io, max_wait, counted).until(expires);
+        let connection = Http1Upstream::new(io, max_wait, counted).expiring_at(expires);
         *attempt.foreign.borrow_mut() = Some(connection);
         return Ok(());
     }
@@ -334,7 +337,7 @@ async fn reach(
     let suspended_at = Rc::downgrade(upstream);
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let _counted = (counted, Counted::link(&shard, ConnectionSide::Upstream));
+        let _counted = (counted, Counted::for_link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine rejects streams from the other side.
         let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
         let ended = tokio::select! {
@@ -350,14 +353,14 @@ async fn reach(
             }
         };
         if let Some(upstream) = suspended_at.upgrade() {
-            upstream.forget(&driven);
+            upstream.remove_link(&driven);
         }
         if let (Err(error), Some(worker)) = (ended, owner.upgrade()) {
             worker.log_misuse(address, error);
         }
     });
     // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
-    let greeted = match tokio::time::timeout(max_wait, link.ready()).await {
+    let greeted = match tokio::time::timeout(max_wait, link.wait_ready()).await {
         Ok(greeted) => greeted.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
     };
@@ -380,18 +383,18 @@ async fn reach_http2(
         if let Some(session) = session.take() {
             return Ok(session);
         }
-        let (tls, expires) = handshake(upstream, worker, Offer::All).await?;
+        let (tls, expires) = open_tls(upstream, worker, Offer::All).await?;
         if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
             return Err(Reason::UpstreamHandshakeFailed);
         }
         expires_at.set(expires);
-        let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+        let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
         Ok((Io::new(Stream::Client(Box::new(tls))), counted))
     };
     let greeted = tokio::time::timeout(upstream.max_wait(worker), greet_new(connect)).await;
     let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
     let send = greeted.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    upstream.http2.keep(send, Some(expires_at.get()));
+    upstream.http2.add_connection(send, Some(expires_at.get()));
     Ok(())
 }
 
@@ -405,10 +408,10 @@ fn observe_silence(link: &LinkHandle, upstream: &Rc<Upstream>, worker: &Rc<Worke
         let endpoint = upstream.endpoint.address;
         if is_silent {
             tracing::debug!(%endpoint, "link does not respond");
-            upstream.suspend(link, &worker);
+            upstream.suspend_link(link, &worker);
         } else {
             tracing::debug!(%endpoint, "link responds again");
-            upstream.resume(link);
+            upstream.resume_link(link);
         }
     });
 }
@@ -440,17 +443,17 @@ pub(crate) struct Way<'a> {
 }
 
 /// Opens a TLS session. Returns it with the expiration of the peer's certificate.
-async fn handshake(
+async fn open_tls(
     upstream: &Upstream,
     worker: &Worker,
     offer: Offer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let Worker { config, world, tls, shard, .. } = worker;
-    session(&upstream.endpoint, &Way { config, world, tls, shard }, offer).await
+    open_tls_to(&upstream.endpoint, &Way { config, world, tls, shard }, offer).await
 }
 
 /// Opens a TLS session with explicit dependencies.
-pub(crate) async fn session(
+pub(crate) async fn open_tls_to(
     endpoint: &Endpoint,
     way: &Way<'_>,
     offer: Offer,
@@ -459,18 +462,18 @@ pub(crate) async fn session(
     // Without a sidecar there is no expected identity, and no session.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
-    let config = way.tls.client(&credential, (expected, offer))?;
+    let config = way.tls.client_config(&credential, (expected, offer))?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let address = way.world.own_listener(endpoint).unwrap_or(endpoint.address);
-    let tcp = tcp(address, way.config).await?;
+    let tcp = connect_tcp(address, way.config).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
     let count =
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
     way.shard.add(count, 1);
     let tls = shaken.map_err(|error| reason_of(&error, Side::Upstream))?;
     // A resumed session is not verified again: the certificate may have expired since.
-    match peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
-        Ok(Some(peer)) => Ok((tls, until(peer.not_after))),
+    match session_peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
+        Ok(Some(peer)) => Ok((tls, expiry_instant(peer.not_after))),
         Ok(None) | Err(_) => Err(Reason::WrongIdentity),
     }
 }
@@ -489,7 +492,7 @@ pub(super) const fn is_of_application(reason: Reason) -> bool {
 }
 
 /// Opens a connection to the local application, or to an unmeshed one, within `max_wait`.
-pub(crate) async fn application(
+pub(crate) async fn connect_application(
     address: SocketAddr,
     worker: &Worker,
     max_wait: Duration,
@@ -498,18 +501,18 @@ pub(crate) async fn application(
     let place = place.map_err(|_| Reason::TooManyConnections)?;
     // A lack of file descriptors at a server's sidecar is not final either: the client's sidecar may know
     // another endpoint.
-    let tcp = tokio::time::timeout(max_wait, dial(address, &worker.config.interception))
+    let tcp = tokio::time::timeout(max_wait, dial_address(address, &worker.config.interception))
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
-    let counted = Counted::connection(&worker.shard, ConnectionSide::Upstream);
+    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
     let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), max_wait, counted);
-    Ok(connection.at(place))
+    Ok(connection.with_permit(place))
 }
 
-pub(crate) async fn tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {
-    dial(address, &config.interception).await.map_err(|error| dial_reason(&error))
+pub(crate) async fn connect_tcp(address: SocketAddr, config: &Config) -> Result<TcpStream, Reason> {
+    dial_address(address, &config.interception).await.map_err(|error| dial_reason(&error))
 }
 
 /// The maximum number of attempts that one request joins at an endpoint that closes each connection

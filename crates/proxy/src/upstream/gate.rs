@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use leno_model::{FixedAnswer, Reason};
 use leno_telemetry::{Count, Shard};
 use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
-use leno_traffic::removal::{Ending, Failed, failed};
+use leno_traffic::removal::{Ending, Failed, classify_ending};
 use leno_traffic::traffic_policy::{
     Bounded, Entry, PortBreaker, PortTrafficPolicy, ServicePort, UnderWay,
 };
@@ -56,42 +56,47 @@ impl Gate {
         Self {
             breaker: breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
-            number: worker.world.conditions.number(),
+            number: worker.world.conditions.next_number(),
             world: worker.world.clone(),
             shard: worker.shard.clone(),
         }
     }
 
     /// Admits an attempt to its circuit, if it has one.
-    fn admit(&self, now: Duration) -> Result<Option<Ticket>, Reason> {
+    fn admit_attempt(&self, now: Duration) -> Result<Option<Ticket>, Reason> {
         let Some(circuit) = &self.circuit else { return Ok(None) };
-        let ticket = circuit.borrow_mut().admit(now);
+        let ticket = circuit.borrow_mut().admit_request(now);
         ticket.map(Some).ok_or_else(|| self.turned_away(Reason::CircuitOpen))
     }
 
-    fn end(&self, ticket: Option<Ticket>, ending: Ending, (began, now): (Duration, Duration)) {
+    fn finish_attempt(
+        &self,
+        ticket: Option<Ticket>,
+        ending: Ending,
+        (began, now): (Duration, Duration),
+    ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
-        let failed = match failed(&circuit.rule().failures, ending) {
-            Failed::Unknown => return circuit.release(ticket),
+        let failed = match classify_ending(&circuit.rule().failures, ending) {
+            Failed::Unknown => return circuit.release_ticket(ticket),
             Failed::Yes => true,
             Failed::No => false,
         };
         let upgraded = matches!(ending, Ending::Answered { status: 101, .. });
         let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
-        let turn = circuit.end(ticket, Shown { failed, took }, now);
-        self.tell(turn);
+        let turn = circuit.record_result(ticket, Shown { failed, took }, now);
+        self.report_transition(turn);
     }
 
-    fn release(&self, ticket: Option<Ticket>) {
+    fn release_ticket(&self, ticket: Option<Ticket>) {
         if let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) {
-            circuit.borrow_mut().release(ticket);
+            circuit.borrow_mut().release_ticket(ticket);
         }
     }
 
     /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
-    fn enter(&self, which: Which) -> Result<bool, Reason> {
-        match which(&self.breaker.under_way).enter() {
+    fn acquire_slot(&self, which: Which) -> Result<bool, Reason> {
+        match which(&self.breaker.under_way).try_enter() {
             Entry::Free => Ok(false),
             Entry::Counted => Ok(true),
             Entry::Full => Err(self.turned_away(Reason::CircuitFull)),
@@ -100,7 +105,7 @@ impl Gate {
 
     /// Counts a rejection, and returns its reason.
     fn turned_away(&self, reason: Reason) -> Reason {
-        hits::whole(&self.shard, &self.breaker.breaker.policy, &self.breaker.hits);
+        hits::count_whole_policy(&self.shard, &self.breaker.breaker.policy, &self.breaker.hits);
         reason
     }
 
@@ -108,14 +113,14 @@ impl Gate {
         self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
     }
 
-    fn tell(&self, turn: Option<Turn>) {
+    fn report_transition(&self, turn: Option<Turn>) {
         let policy = &self.breaker.breaker.policy;
         let ServicePort { service, port } = &self.breaker.subject;
         match turn {
             None => {}
             Some(Turn::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
-                self.report(trigger);
+                self.report_open(trigger);
                 let open_for = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
                 let open_for = tracing::field::debug(open_for.unwrap_or_default());
                 let trigger = trigger.as_str();
@@ -123,7 +128,7 @@ impl Gate {
             }
             Some(Turn::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);
-                self.world.conditions.close(self.number);
+                self.world.conditions.remove_circuit(self.number);
                 tracing::info!(%service, port, %policy, "circuit closed");
             }
         }
@@ -132,7 +137,7 @@ impl Gate {
 
 impl Gate {
     /// Adds the circuit to the conditions of the proxy.
-    fn report(&self, trigger: Trigger) {
+    fn report_open(&self, trigger: Trigger) {
         let breaker = &self.breaker.breaker;
         let circuit = OpenCircuit {
             subject: self.breaker.subject.clone(),
@@ -142,14 +147,14 @@ impl Gate {
             open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
             status: breaker.rule.answer.status.unwrap_or(Reason::CircuitOpen.status()),
         };
-        self.world.conditions.open(self.number, circuit);
+        self.world.conditions.add_circuit(self.number, circuit);
     }
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
         if self.circuit.is_some() {
-            self.world.conditions.close(self.number);
+            self.world.conditions.remove_circuit(self.number);
         }
     }
 }
@@ -163,7 +168,7 @@ impl Gates {
         known: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Self> {
         let gate = |breaker: &Arc<PortBreaker>| {
-            let mut known = known.clone().flat_map(Self::all);
+            let mut known = known.clone().flat_map(Self::breakers);
             let shared = known.find(|gate| Arc::ptr_eq(&gate.breaker, breaker)).cloned();
             shared.unwrap_or_else(|| Rc::new(Gate::new(breaker, worker)))
         };
@@ -173,19 +178,23 @@ impl Gates {
         (called.is_some() || own.is_some()).then_some(Self { called, own, connect_timeout })
     }
 
-    fn all(&self) -> impl Iterator<Item = &Rc<Gate>> {
+    fn breakers(&self) -> impl Iterator<Item = &Rc<Gate>> {
         self.called.iter().chain(&self.own)
     }
 
     /// Admits an attempt, or returns the reason for the rejection.
-    pub(crate) fn admit(&self, which: Option<Which>, now: Duration) -> Result<Passage, Reason> {
-        let held = which.map_or(Ok(None), |which| self.hold(which))?;
+    pub(crate) fn admit_attempt(
+        &self,
+        which: Option<Which>,
+        now: Duration,
+    ) -> Result<Passage, Reason> {
+        let held = which.map_or(Ok(None), |which| self.acquire_slots(which))?;
         let mut tickets = [None, None];
-        for (gate, ticket) in self.all().zip(&mut tickets) {
-            match gate.admit(now) {
+        for (gate, ticket) in self.breakers().zip(&mut tickets) {
+            match gate.admit_attempt(now) {
                 Ok(given) => *ticket = given,
                 Err(reason) => {
-                    self.release(&mut tickets);
+                    self.release_tickets(&mut tickets);
                     return Err(reason);
                 }
             }
@@ -194,29 +203,29 @@ impl Gates {
     }
 
     /// Records the outcome of the attempt.
-    pub(crate) fn end(&self, passage: &mut Passage, ending: Ending, now: Duration) {
-        for (gate, ticket) in self.all().zip(&mut passage.tickets) {
-            gate.end(ticket.take(), ending, (passage.began, now));
+    pub(crate) fn finish_attempt(&self, passage: &mut Passage, ending: Ending, now: Duration) {
+        for (gate, ticket) in self.breakers().zip(&mut passage.tickets) {
+            gate.finish_attempt(ticket.take(), ending, (passage.began, now));
         }
     }
 
     /// Drops the attempt without an outcome.
-    pub(crate) fn abandon(&self, passage: &mut Passage) {
-        self.release(&mut passage.tickets);
+    pub(crate) fn abandon_attempt(&self, passage: &mut Passage) {
+        self.release_tickets(&mut passage.tickets);
     }
 
-    fn release(&self, tickets: &mut [Option<Ticket>; 2]) {
-        for (gate, ticket) in self.all().zip(tickets) {
-            gate.release(ticket.take());
+    fn release_tickets(&self, tickets: &mut [Option<Ticket>; 2]) {
+        for (gate, ticket) in self.breakers().zip(tickets) {
+            gate.release_ticket(ticket.take());
         }
     }
 
     /// Acquires a slot below each limit, or fails.
-    pub(crate) fn hold(&self, which: Which) -> Result<Option<Held>, Reason> {
+    pub(crate) fn acquire_slots(&self, which: Which) -> Result<Option<Held>, Reason> {
         let mut held = Held { which, breakers: [None, None] };
-        for (gate, place) in self.all().zip(&mut held.breakers) {
+        for (gate, place) in self.breakers().zip(&mut held.breakers) {
             // Slots acquired before a limit that is reached are released on drop.
-            if gate.enter(which)? {
+            if gate.acquire_slot(which)? {
                 *place = Some(gate.breaker.clone());
             }
         }
@@ -224,7 +233,7 @@ impl Gates {
     }
 
     /// Waits for a connection that is not available at once, subject to the limit of pending requests.
-    pub(crate) async fn wait<T>(
+    pub(crate) async fn wait_for_connection<T>(
         &self,
         lease: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
@@ -233,18 +242,19 @@ impl Gates {
         match first {
             Poll::Ready(leased) => leased,
             Poll::Pending => {
-                let _held = self.hold(|under_way| &under_way.pending)?;
+                let _held = self.acquire_slots(|under_way| &under_way.pending)?;
                 lease.await
             }
         }
     }
 
     /// Returns the response while a circuit is open, if its policy has one.
-    pub(crate) fn answer(&self, reason: Reason, now: Duration) -> Option<Arc<FixedAnswer>> {
+    pub(crate) fn fixed_response(&self, reason: Reason, now: Duration) -> Option<Arc<FixedAnswer>> {
         if reason != Reason::CircuitOpen {
             return None;
         }
-        let open = self.all().find(|gate| gate.is_open(now)).or_else(|| self.all().next())?;
+        let open =
+            self.breakers().find(|gate| gate.is_open(now)).or_else(|| self.breakers().next())?;
         open.breaker.answer.clone()
     }
 }
@@ -272,13 +282,13 @@ pub(crate) struct Retrying(Cell<Option<Held>>);
 
 impl Retrying {
     /// Acquires the slot. Returns false at the limit.
-    pub(crate) fn claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
+    pub(crate) fn try_claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
         let held = self.0.take();
         if held.is_some() {
             self.0.set(held);
             return true;
         }
-        match cluster.map(|cluster| cluster.hold(|under_way| &under_way.retries)) {
+        match cluster.map(|cluster| cluster.acquire_slot(|under_way| &under_way.retries)) {
             None => true,
             Some(Ok(held)) => {
                 self.0.set(held);

@@ -23,13 +23,13 @@ pub(crate) struct Hashed {
 }
 
 /// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
-pub(crate) fn pick(
+pub(crate) fn pick_endpoint(
     worker: &Rc<Worker>,
     (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
     hashed: Option<&Hashed>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
-    let list = priorities.serving(worker, cluster, avoid);
+    let list = priorities.serving_endpoints(worker, cluster, avoid);
     if priorities.has_yielded(list) {
         worker.shard.add(Count::PreferencesYielded, 1);
     }
@@ -42,7 +42,7 @@ pub(crate) fn pick(
     });
     let field = Field { worker, endpoints, cluster, avoid, now, times: times.then_some(now) };
     let index = match chooser {
-        None => balance::pick(&field, worker.draw()),
+        None => balance::pick_candidate(&field, worker.random_number()),
         Some((cluster, balancer)) => {
             // The hash table applies only if all endpoints of the port are candidates.
             let keyed = hashed.map(|hashed| match &hashed.places {
@@ -51,28 +51,28 @@ pub(crate) fn pick(
                 }
                 _ => (hashed.key, Keyed::Few(endpoints)),
             });
-            let age = |index: usize| cluster.age(worker, &endpoints.get(index)?.id);
-            balancer.choose(&field, keyed, age, worker.draw())
+            let age = |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
+            balancer.choose_candidate(&field, keyed, age, worker.random_number())
         }
     };
     let endpoint = index.and_then(|index| endpoints.get(index)).ok_or(Reason::NoEndpoint)?;
-    let upstream = worker.upstream(endpoint);
-    upstream.choose((endpoints.len() > 1).then_some(now));
+    let upstream = worker.upstream_for(endpoint);
+    upstream.record_pick((endpoints.len() > 1).then_some(now));
     Ok(upstream)
 }
 
 /// Returns the endpoint of a session, as long as it is healthy.
-pub(crate) fn kept(
+pub(crate) fn session_endpoint(
     worker: &Rc<Worker>,
     (endpoint, cluster): (&Arc<Endpoint>, Option<&UpstreamCluster>),
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
-    let (upstream, now) = (worker.upstream(endpoint), Instant::now());
+    let (upstream, now) = (worker.upstream_for(endpoint), Instant::now());
     if !is_well(&upstream, cluster, (avoid, now)) {
-        upstream.probe(worker, now);
+        upstream.probe_unresponsive(worker, now);
         return None;
     }
-    upstream.choose(Some(now));
+    upstream.record_pick(Some(now));
     Some(upstream)
 }
 
@@ -84,7 +84,7 @@ pub(super) fn is_well(
 ) -> bool {
     avoid != Some(&upstream.endpoint.id)
         && upstream.is_usable(now)
-        && cluster.is_none_or(|cluster| cluster.admits(upstream))
+        && cluster.is_none_or(|cluster| cluster.is_admitted(upstream))
 }
 
 struct Field<'a> {
@@ -103,8 +103,8 @@ impl Candidates for Field<'_> {
     }
 
     fn load(&self, index: usize) -> Load {
-        self.endpoints.get(index).map_or(Load::of(u32::MAX), |endpoint| {
-            self.worker.upstream(endpoint).load(endpoint.weight, self.times)
+        self.endpoints.get(index).map_or(Load::from_requests(u32::MAX), |endpoint| {
+            self.worker.upstream_for(endpoint).load(endpoint.weight, self.times)
         })
     }
 
@@ -112,20 +112,20 @@ impl Candidates for Field<'_> {
         self.endpoints.get(index)?.weight
     }
 
-    fn usable(&self, index: usize) -> bool {
+    fn is_usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
-            let upstream = self.worker.upstream(endpoint);
+            let upstream = self.worker.upstream_for(endpoint);
             let is_well = is_well(&upstream, self.cluster, (self.avoid, self.now));
             if !is_well {
-                upstream.probe(self.worker, self.now);
+                upstream.probe_unresponsive(self.worker, self.now);
             }
             is_well
         })
     }
 
-    fn eligible(&self, index: usize) -> bool {
+    fn is_eligible(&self, index: usize) -> bool {
         let Some(cluster) = self.cluster else { return true };
         let endpoint = self.endpoints.get(index);
-        endpoint.is_some_and(|endpoint| cluster.admits(&self.worker.upstream(endpoint)))
+        endpoint.is_some_and(|endpoint| cluster.is_admitted(&self.worker.upstream_for(endpoint)))
     }
 }

@@ -71,12 +71,12 @@ impl Http1Upstream {
     }
 
     /// Adds a permit among the connections to the application.
-    pub(crate) fn at(self, place: OwnedSemaphorePermit) -> Self {
+    pub(crate) fn with_permit(self, place: OwnedSemaphorePermit) -> Self {
         Self { _place: Some(place), ..self }
     }
 
     /// Sets the expiration of the peer's certificate.
-    pub(crate) fn until(self, expires: Instant) -> Self {
+    pub(crate) fn expiring_at(self, expires: Instant) -> Self {
         Self { expires: Some(expires), ..self }
     }
 
@@ -102,7 +102,7 @@ impl Http1Upstream {
 
 impl Pool {
     /// Returns the most recently used connection that is still usable.
-    pub(crate) fn take(&self) -> Option<Box<Http1Upstream>> {
+    pub(crate) fn take_recent(&self) -> Option<Box<Http1Upstream>> {
         let mut idle = self.idle.borrow_mut();
         loop {
             let connection = idle.pop_back()?.connection;
@@ -113,14 +113,14 @@ impl Pool {
     }
 
     /// Keeps a connection after a clean exchange, and closes those that have been idle for too long.
-    pub(crate) fn put(&self, mut connection: Box<Http1Upstream>, now: Instant) {
+    pub(crate) fn put_back(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
         let mut idle = self.idle.borrow_mut();
         while idle.front().is_some_and(|surplus| surplus.since + AGE_MAX < now) {
             idle.pop_front();
         }
         if clean && idle.len() < self.room.get() {
-            buffers::give(&mut connection.reader.buffer, Size::Message);
+            buffers::return_buffer(&mut connection.reader.buffer, Size::Message);
             connection.reused = true;
             idle.push_back(Idle { connection, since: now });
         }

@@ -39,15 +39,15 @@ impl Priorities {
 
     /// Removes the endpoints without a sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
-        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed).collect();
-        Self { first: meshed(self.first), others: self.others.as_ref().map(lists) }
+        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(meshed_only).collect();
+        Self { first: meshed_only(self.first), others: self.others.as_ref().map(lists) }
     }
 
     /// Returns the list from which an attempt picks: the first with a healthy endpoint other than `avoid` that
     /// is not kept in service only by the minimum of outlier detection; otherwise the first with any other
     /// endpoint that is not ejected.
     #[inline]
-    pub(crate) fn serving(
+    pub(crate) fn serving_endpoints(
         &self,
         worker: &Rc<Worker>,
         cluster: Option<&UpstreamCluster>,
@@ -77,17 +77,17 @@ impl Priorities {
             let is_well = is_well(upstream, cluster, (avoid, now));
             if !is_well {
                 // While another list serves, no request would detect that it responds again.
-                upstream.probe(worker, now);
+                upstream.probe_unresponsive(worker, now);
             }
-            is_well && !cluster.is_some_and(|cluster| cluster.spares(upstream))
+            is_well && !cluster.is_some_and(|cluster| cluster.is_spared(upstream))
         };
         let admitted =
-            |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.admits(upstream));
+            |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));
         let another =
             |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && admitted(upstream);
         let find = |fits: &dyn Fn(&Rc<Upstream>) -> bool| {
             let mut lists = std::iter::once(&self.first).chain(others);
-            lists.find(|list| list.iter().any(|it| fits(&worker.upstream(it))))
+            lists.find(|list| list.iter().any(|it| fits(&worker.upstream_for(it))))
         };
         let list = find(&well).or_else(|| find(&another)).or_else(|| find(&admitted));
         list.unwrap_or(&self.first)
@@ -95,7 +95,7 @@ impl Priorities {
 }
 
 /// Returns a list without unmeshed endpoints; the same list if there are none.
-fn meshed(list: Endpoints) -> Endpoints {
+fn meshed_only(list: Endpoints) -> Endpoints {
     match list.iter().all(|endpoint| endpoint.account.is_some()) {
         true => list,
         false => list.iter().filter(|endpoint| endpoint.account.is_some()).cloned().collect(),

@@ -6,29 +6,29 @@ use crate::worker::Worker;
 
 impl Upstream {
     /// Marks the endpoint unresponsive: others are preferred until a connection succeeds.
-    pub(super) fn lose(&self, worker: &Worker) {
-        self.avoid(worker);
+    pub(super) fn mark_unresponsive(&self, worker: &Worker) {
+        self.back_off(worker);
         self.is_unresponsive.set(true);
         self.foreign.clear();
         self.http2.clear();
     }
 
     /// Suspends a link that does not respond: new requests avoid it, and those in flight wait.
-    pub(super) fn suspend(&self, link: &LinkHandle, worker: &Worker) {
-        self.links.borrow_mut().retain(|it| !it.is(link));
+    pub(super) fn suspend_link(&self, link: &LinkHandle, worker: &Worker) {
+        self.links.borrow_mut().retain(|it| !it.is_same(link));
         self.suspended.borrow_mut().push(link.clone());
-        self.lose(worker);
+        self.mark_unresponsive(worker);
     }
 
     /// Resumes a suspended link.
-    pub(super) fn resume(&self, link: &LinkHandle) {
-        self.forget(link);
-        self.welcome();
+    pub(super) fn resume_link(&self, link: &LinkHandle) {
+        self.remove_link(link);
+        self.clear_failures();
         self.add_link(link.clone());
     }
 
     /// Removes a suspended link.
-    pub(super) fn forget(&self, link: &LinkHandle) {
-        self.suspended.borrow_mut().retain(|it| !it.is(link));
+    pub(super) fn remove_link(&self, link: &LinkHandle) {
+        self.suspended.borrow_mut().retain(|it| !it.is_same(link));
     }
 }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use leno_model::{Endpoint, HealthCheck, Removal, RemovalAlgorithm};
 use leno_telemetry::{Count, Gauge, Shard};
-use leno_traffic::removal::{Cause, Ending, Event, Failed, Removed, Seen, Standing, failed};
+use leno_traffic::removal::{
+    Cause, Ending, Event, Failed, Removed, Seen, Standing, classify_ending,
+};
 
 use super::Upstream;
 use super::check::Checking;
@@ -65,7 +67,7 @@ impl Watch {
             state: RefCell::new(state),
             shard: worker.shard.clone(),
             list: worker.removed.clone(),
-            number: worker.removed.number(),
+            number: worker.removed.next_number(),
         }
     }
 
@@ -75,7 +77,7 @@ impl Watch {
     }
 
     /// Updates the endpoints to those of this configuration version, and advances time.
-    pub(crate) fn attend(
+    pub(crate) fn update_endpoints(
         &self,
         worker: &Rc<Worker>,
         (endpoints, version): (&Arc<[Arc<Endpoint>]>, u64),
@@ -86,38 +88,40 @@ impl Watch {
         if version > self.version.get() {
             self.version.set(version);
             if !Arc::ptr_eq(&state.endpoints, endpoints) {
-                state.rearrange(worker, endpoints);
-                self.settle(&mut state);
+                state.replace_endpoints(worker, endpoints);
+                self.update_list(&mut state);
             }
         }
         let state = &mut *state;
-        state.removed.advance(now, worker.draw(), &mut state.events);
+        state.removed.advance_time(now, worker.random_number(), &mut state.events);
         if !state.events.is_empty() {
-            self.tell(state);
+            self.report_events(state);
         }
     }
 
     /// True if requests may go to an endpoint.
-    pub(crate) fn admits(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn is_admitted(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
-        state.slot(upstream).is_none_or(|slot| state.removed.standing(slot) != Standing::Out)
+        state
+            .slot_of(upstream)
+            .is_none_or(|slot| state.removed.endpoint_state(slot) != Standing::Out)
     }
 
     /// True if an endpoint stays in service only because of the ejection limits.
-    pub(crate) fn spares(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
-        state.slot(upstream).is_some_and(|slot| state.removed.is_spared(slot))
+        state.slot_of(upstream).is_some_and(|slot| state.removed.is_spared(slot))
     }
 
     /// Begins an attempt at an endpoint. Returns true if it is a probe.
-    pub(crate) fn begin(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn start_attempt(&self, upstream: &Upstream) -> bool {
         let mut state = self.state.borrow_mut();
-        let slot = state.slot(upstream);
-        slot.is_some_and(|slot| state.removed.begin(slot))
+        let slot = state.slot_of(upstream);
+        slot.is_some_and(|slot| state.removed.start_request(slot))
     }
 
     /// Records the outcome of an attempt. Returns true if it is conclusive.
-    pub(crate) fn end(
+    pub(crate) fn finish_attempt(
         &self,
         (worker, upstream): (&Worker, &Upstream),
         probe: bool,
@@ -126,16 +130,16 @@ impl Watch {
     ) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let failed = match failed(state.removed.failures(), ending) {
+        let failed = match classify_ending(state.removed.failure_classes(), ending) {
             Failed::Unknown => return false,
             Failed::Yes => true,
             Failed::No => false,
         };
-        let seen = Seen { failed, probe, now, draw: worker.draw() };
-        let slot = state.slot(upstream).unwrap_or(NOWHERE);
-        state.removed.learn(slot, seen, &mut state.events);
+        let seen = Seen { failed, probe, now, draw: worker.random_number() };
+        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
+        state.removed.record_outcome(slot, seen, &mut state.events);
         if !state.events.is_empty() {
-            self.tell(state);
+            self.report_events(state);
         }
         true
     }
@@ -144,23 +148,23 @@ impl Watch {
     pub(crate) fn hears_check(&self, upstream: &Upstream, heard: Failed, now: Duration) {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let slot = state.slot(upstream).unwrap_or(NOWHERE);
-        state.removed.check(slot, heard, now, &mut state.events);
+        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
+        state.removed.record_check(slot, heard, now, &mut state.events);
         if !state.events.is_empty() {
-            self.tell(state);
+            self.report_events(state);
         }
     }
 
     /// Drops a probe without a conclusive outcome.
-    pub(crate) fn release(&self, upstream: &Upstream) {
+    pub(crate) fn release_probe(&self, upstream: &Upstream) {
         let mut state = self.state.borrow_mut();
-        if let Some(slot) = state.slot(upstream) {
-            state.removed.release(slot, true);
+        if let Some(slot) = state.slot_of(upstream) {
+            state.removed.release_request(slot, true);
         }
     }
 
     /// Reports events to the log, the counters and the list.
-    fn tell(&self, state: &mut State) {
+    fn report_events(&self, state: &mut State) {
         for event in std::mem::take(&mut state.events) {
             let (Event::Removed { slot, .. } | Event::Returned { slot }) = event;
             let Some(endpoint) = state.endpoints.get(slot) else { continue };
@@ -185,14 +189,14 @@ impl Watch {
                 }
             }
         }
-        self.settle(state);
+        self.update_list(state);
     }
 
     /// Updates the list and the gauge of ejected endpoints.
-    fn settle(&self, state: &mut State) {
+    fn update_list(&self, state: &mut State) {
         let before = self.list.count(self.number);
         let State { removed, out, endpoints, .. } = state;
-        out.retain(|(slot, ..)| removed.standing(*slot) != Standing::In);
+        out.retain(|(slot, ..)| removed.endpoint_state(*slot) != Standing::In);
         let entry = |(slot, cause, since): &(usize, Cause, Instant)| {
             let endpoint = endpoints.get(*slot)?.clone();
             Some(Entry {
@@ -205,18 +209,18 @@ impl Watch {
         let entries: Vec<Entry> = out.iter().filter_map(entry).collect();
         self.shard.raise(Gauge::EndpointsRemoved, entries.len() as u64);
         self.shard.lower(Gauge::EndpointsRemoved, before as u64);
-        self.list.set(self.number, entries);
+        self.list.set_entries(self.number, entries);
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        state.removed.rearrange(&[]);
+        state.removed.update_endpoints(&[]);
         state.out.clear();
         let before = self.list.count(self.number);
         self.shard.lower(Gauge::EndpointsRemoved, before as u64);
-        self.list.set(self.number, Vec::new());
+        self.list.set_entries(self.number, Vec::new());
     }
 }
 
@@ -224,7 +228,7 @@ impl State {
     /// Returns the index of an endpoint. Several policies may apply to one endpoint, briefly with different
     /// configuration versions: then its cached index is that of another policy.
     #[inline]
-    fn slot(&self, upstream: &Upstream) -> Option<usize> {
+    fn slot_of(&self, upstream: &Upstream) -> Option<usize> {
         let noted = upstream.slot.get();
         if noted == NOWHERE {
             return None;
@@ -237,14 +241,14 @@ impl State {
     }
 
     /// Replaces the endpoints. Statistics of those that remain are kept.
-    fn rearrange(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
+    fn replace_endpoints(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old = |endpoint: &Arc<Endpoint>| {
             let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
             let known = self.endpoints.get(found)?;
             known.is_same_place(endpoint).then_some(found)
         };
         let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
-        self.removed.rearrange(&places);
+        self.removed.update_endpoints(&places);
         let moved = |(slot, cause, since): (usize, Cause, Instant)| {
             let place = places.iter().position(|place| *place == Some(slot))?;
             Some((place, cause, since))
@@ -253,7 +257,7 @@ impl State {
         for upstream in self.upstreams.drain(..) {
             upstream.slot.set(NOWHERE);
         }
-        self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream(endpoint)));
+        self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream_for(endpoint)));
         for (slot, upstream) in self.upstreams.iter().enumerate() {
             upstream.slot.set(slot);
         }

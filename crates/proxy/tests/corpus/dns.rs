@@ -14,7 +14,7 @@ use leno_proxy::untrusted::{dns_replies, is_dns_reply};
 /// the client offers; over TCP it has all addresses of the IP version in question.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((count, packet)) = bytes.split_first() else { return };
-    let found = addresses(*count);
+    let found = record_with(*count);
     let replies = dns_replies(packet, &ClusterDomain::default(), &found);
     if let Some(failure) = &replies.failure {
         let failure = Message::from_vec(failure).expect("a failure is a message");
@@ -33,7 +33,7 @@ pub(crate) fn check(bytes: &[u8]) {
     let query = Message::from_vec(packet).expect("the packet was understood");
     let offered = query.edns.as_ref().map_or(0, |edns| edns.max_payload());
     assert!(udp.len() <= usize::from(offered.clamp(512, 1232)), "{} bytes", udp.len());
-    let (udp, whole) = (parsed(udp, &query), parsed(tcp, &query));
+    let (udp, whole) = (parse_reply(udp, &query), parse_reply(tcp, &query));
     assert!(!whole.metadata.truncation);
     let wanted = found.addresses().iter().filter(|address| match query.queries[0].query_type() {
         RecordType::A => address.is_ipv4(),
@@ -45,12 +45,12 @@ pub(crate) fn check(bytes: &[u8]) {
 
 /// True if the packet of an input is a query that the mesh answers.
 pub(crate) fn is_answered(bytes: &[u8]) -> bool {
-    let replies = dns_replies(&bytes[1..], &ClusterDomain::default(), &addresses(bytes[0]));
+    let replies = dns_replies(&bytes[1..], &ClusterDomain::default(), &record_with(bytes[0]));
     replies.udp.is_some()
 }
 
 /// Parses a reply and checks the properties that UDP and TCP replies share.
-fn parsed(reply: &[u8], query: &Message) -> Message {
+fn parse_reply(reply: &[u8], query: &Message) -> Message {
     let reply = Message::from_vec(reply).expect("a reply is a message");
     assert_eq!(reply.metadata.id, query.metadata.id);
     assert_eq!(reply.metadata.message_type, MessageType::Response);
@@ -64,7 +64,7 @@ fn parsed(reply: &[u8], query: &Message) -> Message {
 }
 
 /// Returns `count` addresses of either version.
-fn addresses(count: u8) -> DnsRecord {
+fn record_with(count: u8) -> DnsRecord {
     let v4 = (0..count).map(|last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last)));
     let v6 =
         (0..count / 2).map(|last| IpAddr::from(Ipv6Addr::from(u128::from(last) + (0xfd << 120))));

@@ -29,20 +29,21 @@ fn from_request(text: &[u8]) {
     let Ok(parsed) = head.parse(&bytes) else { return };
     assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    assert_eq!(head.target.of(&bytes), target.as_bytes());
-    let host = head.host.map(|host| host.of(&bytes)).unwrap_or_default();
+    assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
+    let host = head.host.map(|host| host.slice_in(&bytes)).unwrap_or_default();
     if let Some(authority) = uri.authority() {
         assert!(host.eq_ignore_ascii_case(authority.as_str().as_bytes()));
     }
     assert!(head.body != BodyLength::Chunked, "HTTP/2 has no chunks");
     if is_upgrade {
-        assert_eq!(head.method.of(&bytes), b"GET");
+        assert_eq!(head.method.slice_in(&bytes), b"GET");
         return;
     }
-    assert_eq!(head.method.of(&bytes), method.as_str().as_bytes());
+    assert_eq!(head.method.slice_in(&bytes), method.as_str().as_bytes());
     assert!(!head.upgrade && !head.http2);
     let sent: Vec<_> = end_to_end(&fields);
-    let fields = head.fields.iter().map(|field| (field.name.of(&bytes), field.value.of(&bytes)));
+    let fields =
+        head.fields.iter().map(|field| (field.name.slice_in(&bytes), field.value.slice_in(&bytes)));
     let mut received: Vec<_> = fields.filter(|(name, _)| !is_alone(name)).collect();
     received.sort_unstable();
     assert_eq!(received, sent);
@@ -55,8 +56,9 @@ pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
 
 /// An HTTP/2 response is rejected, or becomes one HTTP/1.1 head with the same status and fields.
 fn from_response(text: &[u8]) {
-    let Some((pseudo, fields)) = lines(text) else { return };
-    let Some(status) = find(&pseudo, ":status").and_then(|it| StatusCode::from_bytes(it).ok())
+    let Some((pseudo, fields)) = parse_lines(text) else { return };
+    let Some(status) =
+        find_field(&pseudo, ":status").and_then(|it| StatusCode::from_bytes(it).ok())
     else {
         return;
     };
@@ -68,7 +70,8 @@ fn from_response(text: &[u8]) {
     let Ok(parsed) = head.parse(&bytes, Answers::default()) else { return };
     assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
     assert_eq!(head.status, status.as_u16());
-    let received = head.fields.iter().map(|field| (field.name.of(&bytes), field.value.of(&bytes)));
+    let received =
+        head.fields.iter().map(|field| (field.name.slice_in(&bytes), field.value.slice_in(&bytes)));
     let mut received: Vec<_> = received.filter(|(name, _)| !is_alone(name)).collect();
     received.sort_unstable();
     assert_eq!(received, end_to_end(&fields));
@@ -80,10 +83,11 @@ fn to_request(bytes: &[u8]) {
     let mut head = RequestHead::default();
     let Ok(Parsed::Complete(length)) = head.parse(bytes) else { return };
     let bytes = &bytes[..length];
-    let Some(host) = head.host.and_then(|host| std::str::from_utf8(host.of(bytes)).ok()) else {
+    let Some(host) = head.host.and_then(|host| std::str::from_utf8(host.slice_in(bytes)).ok())
+    else {
         return;
     };
-    let Ok(target) = std::str::from_utf8(head.target.of(bytes)) else { return };
+    let Ok(target) = std::str::from_utf8(head.target.slice_in(bytes)) else { return };
     let Ok(request) = to_http2_request(bytes, &head, ("http", host, target)) else { return };
     assert_of_no_hop(request.headers());
     let (parts, ()) = request.into_parts();
@@ -92,8 +96,8 @@ fn to_request(bytes: &[u8]) {
     let mut second = RequestHead::default();
     if let Ok(parsed) = second.parse(&again) {
         assert_eq!(parsed, Parsed::Complete(again.len()));
-        assert_eq!(second.method.of(&again), method.as_str().as_bytes());
-        let fields = second.fields.iter().filter(|field| !is_alone(field.name.of(&again)));
+        assert_eq!(second.method.slice_in(&again), method.as_str().as_bytes());
+        let fields = second.fields.iter().filter(|field| !is_alone(field.name.slice_in(&again)));
         assert_eq!(fields.count(), end_to_end(&headers).len());
     }
 }
@@ -117,13 +121,13 @@ fn assert_of_no_hop(fields: &HeaderMap) {
 
 /// Returns a request as the codec creates it; `None` if the codec itself rejects it (RFC 9113 §8.2, §8.3).
 fn request_parts(text: &[u8]) -> Option<request::Parts> {
-    let (pseudo, fields) = lines(text)?;
-    let method = Method::from_bytes(find(&pseudo, ":method")?).ok()?;
+    let (pseudo, fields) = parse_lines(text)?;
+    let method = Method::from_bytes(find_field(&pseudo, ":method")?).ok()?;
     let mut uri = Uri::builder();
-    if let Some(authority) = find(&pseudo, ":authority") {
+    if let Some(authority) = find_field(&pseudo, ":authority") {
         uri = uri.scheme(Scheme::HTTPS).authority(Authority::try_from(authority).ok()?);
     }
-    if let Some(path) = find(&pseudo, ":path") {
+    if let Some(path) = find_field(&pseudo, ":path") {
         let path = PathAndQuery::try_from(path).ok().filter(|path| !path.as_str().is_empty())?;
         uri = uri.path_and_query(path);
     }
@@ -131,7 +135,7 @@ fn request_parts(text: &[u8]) -> Option<request::Parts> {
     *request.method_mut() = method;
     *request.uri_mut() = uri.build().ok()?;
     *request.headers_mut() = fields;
-    if let Some(protocol) = find(&pseudo, ":protocol") {
+    if let Some(protocol) = find_field(&pseudo, ":protocol") {
         let protocol = std::str::from_utf8(protocol).ok()?;
         request.extensions_mut().insert(h2::ext::Protocol::from(protocol));
         *request.method_mut() = Method::CONNECT;
@@ -142,7 +146,7 @@ fn request_parts(text: &[u8]) -> Option<request::Parts> {
 type Pseudo<'a> = Vec<(&'a [u8], &'a [u8])>;
 
 /// Returns the pseudo-header fields and the others; `None` if the HTTP/2 codec rejects the section.
-fn lines(text: &[u8]) -> Option<(Pseudo<'_>, HeaderMap)> {
+fn parse_lines(text: &[u8]) -> Option<(Pseudo<'_>, HeaderMap)> {
     let (mut pseudo, mut fields) = (Vec::new(), HeaderMap::new());
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let colon = line.iter().skip(1).position(|byte| *byte == b':')? + 1;
@@ -161,7 +165,7 @@ fn lines(text: &[u8]) -> Option<(Pseudo<'_>, HeaderMap)> {
     Some((pseudo, fields))
 }
 
-fn find<'a>(pseudo: &Pseudo<'a>, name: &str) -> Option<&'a [u8]> {
+fn find_field<'a>(pseudo: &Pseudo<'a>, name: &str) -> Option<&'a [u8]> {
     pseudo.iter().find(|(known, _)| *known == name.as_bytes()).map(|(_, value)| *value)
 }
 

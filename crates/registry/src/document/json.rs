@@ -18,10 +18,10 @@ pub(super) fn read_into(builder: &mut Builder, text: &str) -> Result<(), Failure
         if reader.rest.is_empty() {
             return Ok(());
         }
-        if reader.mark.column == 1 && reader.skip("---") {
+        if reader.mark.column == 1 && reader.skip_text("---") {
             continue;
         }
-        reader.document(builder)?;
+        reader.parse_document(builder)?;
     }
 }
 
@@ -46,7 +46,7 @@ enum Expected {
 
 impl Reader<'_> {
     /// Parses one value, without recursion.
-    fn document(&mut self, builder: &mut Builder) -> Result<(), Failure> {
+    fn parse_document(&mut self, builder: &mut Builder) -> Result<(), Failure> {
         let mut expected = Expected::Value;
         loop {
             self.skip_blanks();
@@ -54,34 +54,34 @@ impl Reader<'_> {
             match (expected, self.peek()) {
                 (Expected::FirstItem, Some(']')) | (Expected::FirstKey, Some('}')) => {
                     self.skip_one();
-                    builder.end().map_err(Failure::Bound)?;
+                    builder.end_node().map_err(Failure::Bound)?;
                 }
                 (Expected::FirstKey | Expected::Key, _) => {
-                    let key = self.string()?;
+                    let key = self.parse_string()?;
                     let node = Node { mark, value: Value::Text(key) };
-                    builder.place(node, 0).map_err(Failure::Bound)?;
+                    builder.add_to_parent(node, 0).map_err(Failure::Bound)?;
                     self.skip_blanks();
-                    self.expect(':', "a colon after the key")?;
+                    self.expect_character(':', "a colon after the key")?;
                     expected = Expected::Value;
                     continue;
                 }
                 (Expected::Value | Expected::FirstItem, Some('{')) => {
                     self.skip_one();
                     let filling = Filling::Map(Vec::new(), None);
-                    builder.begin(mark, 0, None, filling).map_err(Failure::Bound)?;
+                    builder.begin_node(mark, 0, None, filling).map_err(Failure::Bound)?;
                     expected = Expected::FirstKey;
                     continue;
                 }
                 (Expected::Value | Expected::FirstItem, Some('[')) => {
                     self.skip_one();
                     let filling = Filling::List(Vec::new());
-                    builder.begin(mark, 0, None, filling).map_err(Failure::Bound)?;
+                    builder.begin_node(mark, 0, None, filling).map_err(Failure::Bound)?;
                     expected = Expected::FirstItem;
                     continue;
                 }
                 (Expected::Value | Expected::FirstItem, _) => {
-                    let value = self.scalar()?;
-                    builder.place(Node { mark, value }, 0).map_err(Failure::Bound)?;
+                    let value = self.parse_scalar()?;
+                    builder.add_to_parent(Node { mark, value }, 0).map_err(Failure::Bound)?;
                 }
                 (Expected::Next, _) => {
                     let is_map = match builder.open.last().map(|open| &open.filling) {
@@ -90,12 +90,15 @@ impl Reader<'_> {
                         None => return Ok(()),
                     };
                     let end = if is_map { '}' } else { ']' };
-                    if self.skip(",") {
+                    if self.skip_text(",") {
                         expected = if is_map { Expected::Key } else { Expected::Value };
                         continue;
                     }
-                    self.expect(end, if is_map { "a comma or }" } else { "a comma or ]" })?;
-                    builder.end().map_err(Failure::Bound)?;
+                    self.expect_character(
+                        end,
+                        if is_map { "a comma or }" } else { "a comma or ]" },
+                    )?;
+                    builder.end_node().map_err(Failure::Bound)?;
                 }
             }
             expected = Expected::Next;
@@ -105,36 +108,36 @@ impl Reader<'_> {
         }
     }
 
-    fn scalar(&mut self) -> Result<Value, Failure> {
+    fn parse_scalar(&mut self) -> Result<Value, Failure> {
         for (word, value) in [
             ("null", Value::Null),
             ("true", Value::Boolean(true)),
             ("false", Value::Boolean(false)),
         ] {
-            if self.skip(word) {
+            if self.skip_text(word) {
                 return Ok(value);
             }
         }
         match self.peek() {
-            Some('"') => self.string().map(Value::Text),
-            Some('-' | '0'..='9') => self.number(),
-            _ => Err(self.wrong("a value")),
+            Some('"') => self.parse_string().map(Value::Text),
+            Some('-' | '0'..='9') => self.parse_number(),
+            _ => Err(self.unexpected_token("a value")),
         }
     }
 
-    fn number(&mut self) -> Result<Value, Failure> {
+    fn parse_number(&mut self) -> Result<Value, Failure> {
         let end = self.rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
         let text = self.rest.get(..end.unwrap_or(self.rest.len())).unwrap_or_default();
         if !is_number(text) {
-            return Err(self.wrong("a number"));
+            return Err(self.unexpected_token("a number"));
         }
         let text = text.to_owned();
-        self.skip(&text);
+        self.skip_text(&text);
         Ok(Value::Number(text))
     }
 
-    fn string(&mut self) -> Result<String, Failure> {
-        self.expect('"', "a text in quotes")?;
+    fn parse_string(&mut self) -> Result<String, Failure> {
+        self.expect_character('"', "a text in quotes")?;
         let mut text = String::new();
         loop {
             match self.peek() {
@@ -142,26 +145,26 @@ impl Reader<'_> {
                     self.skip_one();
                     return Ok(text);
                 }
-                Some('\\') => text.push(self.escape()?),
+                Some('\\') => text.push(self.parse_escape()?),
                 Some(character) if character >= ' ' => {
                     self.skip_one();
                     text.push(character);
                 }
-                _ => return Err(self.wrong("the quote that ends a text")),
+                _ => return Err(self.unexpected_token("the quote that ends a text")),
             }
         }
     }
 
-    fn escape(&mut self) -> Result<char, Failure> {
+    fn parse_escape(&mut self) -> Result<char, Failure> {
         for (escape, character) in ESCAPES {
-            if self.skip(escape) {
+            if self.skip_text(escape) {
                 return Ok(character);
             }
         }
-        let Some(unit) = self.unit(0) else {
-            return Err(self.wrong("an escape of JSON"));
+        let Some(unit) = self.code_unit(0) else {
+            return Err(self.unexpected_token("an escape of JSON"));
         };
-        let units = [Some(unit), self.unit(UNIT_BYTES)];
+        let units = [Some(unit), self.code_unit(UNIT_BYTES)];
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
         // An unpaired surrogate is no character.
         let character = decoded.and_then(Result::ok).unwrap_or(char::REPLACEMENT_CHARACTER);
@@ -172,7 +175,7 @@ impl Reader<'_> {
     }
 
     /// Returns the number in `\uXXXX` at this byte offset.
-    fn unit(&self, at: usize) -> Option<u16> {
+    fn code_unit(&self, at: usize) -> Option<u16> {
         let digits = self.rest.get(at..)?.strip_prefix("\\u")?.get(..4)?;
         digits.bytes().all(|it| it.is_ascii_hexdigit()).then_some(())?;
         u16::from_str_radix(digits, 16).ok()
@@ -202,7 +205,7 @@ impl Reader<'_> {
     }
 
     /// Skips a text without line ends if it is next.
-    fn skip(&mut self, text: &str) -> bool {
+    fn skip_text(&mut self, text: &str) -> bool {
         let is_next = self.rest.starts_with(text);
         if is_next {
             text.chars().for_each(|_| self.skip_one());
@@ -210,15 +213,15 @@ impl Reader<'_> {
         is_next
     }
 
-    fn expect(&mut self, character: char, what: &str) -> Result<(), Failure> {
+    fn expect_character(&mut self, character: char, what: &str) -> Result<(), Failure> {
         if self.peek() != Some(character) {
-            return Err(self.wrong(what));
+            return Err(self.unexpected_token(what));
         }
         self.skip_one();
         Ok(())
     }
 
-    fn wrong(&self, expected: &str) -> Failure {
+    fn unexpected_token(&self, expected: &str) -> Failure {
         let found = match self.peek() {
             None => "the end".to_owned(),
             Some(character) => format!("{character:?}"),
@@ -237,7 +240,7 @@ fn is_number(text: &str) -> bool {
         let rest = text.trim_start_matches(|it: char| it.is_ascii_digit());
         (rest.len() < text.len()).then_some(rest)
     }
-    fn parts(text: &str) -> Option<&str> {
+    fn after_number(text: &str) -> Option<&str> {
         let text = text.strip_prefix('-').unwrap_or(text);
         let mut rest = match text.strip_prefix('0') {
             Some(rest) => rest,
@@ -251,7 +254,7 @@ fn is_number(text: &str) -> bool {
         }
         Some(rest)
     }
-    parts(text).is_some_and(str::is_empty)
+    after_number(text).is_some_and(str::is_empty)
 }
 
 /// Single-character escapes (RFC 8259, 7).
@@ -270,11 +273,11 @@ const UNIT_BYTES: usize = 6;
 
 #[cfg(test)]
 mod tests {
-    use super::super::documents;
+    use super::super::parse_documents;
     use super::*;
 
-    fn shown(text: &str) -> String {
-        format!("{:?}", documents(text).unwrap()[0].value)
+    fn describe_failure(text: &str) -> String {
+        format!("{:?}", parse_documents(text).unwrap()[0].value)
     }
 
     #[test]
@@ -291,15 +294,15 @@ mod tests {
             (r#"{"a": "\b\f\n\r\t\\"}"#, r"\u{8}\u{c}\n\r\t\\"),
             (r#"{"a": [1, -2.5e+3, true, false, null, {}, []]}"#, "-2.5e+3"),
         ] {
-            assert!(shown(json).contains(text), "{json}: {}", shown(json));
+            assert!(describe_failure(json).contains(text), "{json}: {}", describe_failure(json));
         }
         // The texts "yes" and "1" stay texts, and JSON texts have no YAML meaning.
-        assert!(shown(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
+        assert!(describe_failure(r#"{"a": "1", "b": "&x *y"}"#).contains("Text(\"&x *y\")"));
     }
 
     #[test]
     fn each_value_has_its_line_and_column() {
-        let node = documents("\n {\"é\": [1,\n  {\"b\": \"c\"}]}").unwrap().remove(0);
+        let node = parse_documents("\n {\"é\": [1,\n  {\"b\": \"c\"}]}").unwrap().remove(0);
         assert_eq!(node.mark, Mark { line: 2, column: 2 });
         let Value::Map(map) = &node.value else { panic!() };
         assert_eq!(map[0].1.mark, Mark { line: 2, column: 8 });
@@ -311,7 +314,7 @@ mod tests {
     #[test]
     fn documents_follow_each_other() {
         for text in ["{\"a\":1}{\"b\":2}", "{\"a\":1}\n---\n{\"b\":2}\n", "{\"a\":1} [2]"] {
-            assert_eq!(documents(text).unwrap().len(), 2, "{text}");
+            assert_eq!(parse_documents(text).unwrap().len(), 2, "{text}");
         }
     }
 
@@ -325,7 +328,7 @@ mod tests {
             ("{\"a\": [1, 2}", 1, 12, "a comma or ]"),
             ("{\"a\": \"b", 1, 9, "the quote"),
         ] {
-            let error = documents(text).expect_err(text);
+            let error = parse_documents(text).expect_err(text);
             assert_eq!(error.mark, Mark { line, column }, "{text}: {}", error.problem);
             assert!(error.problem.contains(expected), "{text}: {}", error.problem);
         }
@@ -334,9 +337,9 @@ mod tests {
     #[test]
     fn yaml_in_braces_stays_yaml() {
         for text in ["{a: b}", "{\"a\": b}", "[a, b] # comment", "{\"a\": \"\\x41\"}", "{a: 1,}"] {
-            assert_eq!(documents(text).unwrap().len(), 1, "{text}");
+            assert_eq!(parse_documents(text).unwrap().len(), 1, "{text}");
         }
-        let error = documents("{a: [b}").expect_err("a bracket is open");
+        let error = parse_documents("{a: [b}").expect_err("a bracket is open");
         assert!(error.problem.contains("is not YAML"), "{}", error.problem);
     }
 
@@ -347,22 +350,27 @@ mod tests {
             ("{\"a\": \"\\ud83d\"} # note", "\u{FFFD}"),
             ("{\"a\": \"\\\\ud83d\"} # note", r"\\ud83d"),
         ] {
-            assert!(shown(text).contains(expected), "{text}: {}", shown(text));
+            assert!(
+                describe_failure(text).contains(expected),
+                "{text}: {}",
+                describe_failure(text)
+            );
         }
     }
 
     #[test]
     fn a_mistake_in_yaml_behind_json_is_reported_where_it_is() {
         let error =
-            documents("{\"a\": 1}\n---\nb: 1\nc: [1\nd: 2\n").expect_err("a bracket is open");
+            parse_documents("{\"a\": 1}\n---\nb: 1\nc: [1\nd: 2\n").expect_err("a bracket is open");
         assert!(error.mark.line >= 4 && error.problem.contains("is not YAML"), "{error:?}");
-        let error = documents("{\"a\": 1}\n---\n{\"b\": 1,\n \"c\" 2}\n").expect_err("no colon");
+        let error =
+            parse_documents("{\"a\": 1}\n---\n{\"b\": 1,\n \"c\" 2}\n").expect_err("no colon");
         assert_eq!(error.mark.line, 4, "{error:?}");
     }
 
     #[test]
     fn depth_and_number_of_values_are_bounded() {
         let deep = "[".repeat(200) + &"]".repeat(200);
-        assert!(documents(&deep).unwrap_err().problem.contains("nested deeper"));
+        assert!(parse_documents(&deep).unwrap_err().problem.contains("nested deeper"));
     }
 }

@@ -4,12 +4,12 @@ use super::{Mark, Node, Value};
 
 /// Expands a document: returns the items of a list, or the document itself. A list with an unknown field, or
 /// with an item that is not a map, is left unchanged and rejected as a whole.
-pub(super) fn documents(document: Node) -> Vec<Node> {
+pub(super) fn expand_list(document: Node) -> Vec<Node> {
     let mut documents = Vec::new();
     // A stack: the last node is next. The depth of a document is bounded, hence the nesting of lists.
     let mut open = vec![document];
     while let Some(node) = open.pop() {
-        match items(node) {
+        match list_items(node) {
             Ok(items) => open.extend(items.into_iter().rev()),
             Err(node) => documents.push(node),
         }
@@ -18,7 +18,7 @@ pub(super) fn documents(document: Node) -> Vec<Node> {
 }
 
 /// Returns the items of a list, or the node if it is not a list.
-fn items(mut node: Node) -> Result<Vec<Node>, Node> {
+fn list_items(mut node: Node) -> Result<Vec<Node>, Node> {
     let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
     let Value::Map(map) = &mut node.value else { return Err(node) };
     let has = |key: &Node, name: &str| matches!(&key.value, Value::Text(text) if text == name);
@@ -36,7 +36,7 @@ fn items(mut node: Node) -> Result<Vec<Node>, Node> {
     let mut items = std::mem::take(list);
     if let Some(kind) = kind.strip_suffix("List").filter(|kind| !kind.is_empty()) {
         for item in &mut items {
-            complete(item, (kind, &version));
+            complete_item(item, (kind, &version));
         }
     }
     Ok(items)
@@ -57,7 +57,7 @@ fn kind_and_version(node: &Node) -> Option<(String, String)> {
 }
 
 /// API servers omit `kind` and `apiVersion` of the items of a typed list.
-fn complete(item: &mut Node, (kind, version): (&str, &str)) {
+fn complete_item(item: &mut Node, (kind, version): (&str, &str)) {
     let mark = item.mark;
     let Value::Map(map) = &mut item.value else { return };
     let is_named = map.iter().any(|(key, _)| matches!(&key.value, Value::Text(it) if it == "kind"));
@@ -66,11 +66,11 @@ fn complete(item: &mut Node, (kind, version): (&str, &str)) {
     }
     for (key, value) in [("apiVersion", version), ("kind", kind)] {
         map.retain(|(known, _)| !matches!(&known.value, Value::Text(it) if it == key));
-        map.push((text(mark, key), text(mark, value)));
+        map.push((text_node(mark, key), text_node(mark, value)));
     }
 }
 
-fn text(mark: Mark, text: &str) -> Node {
+fn text_node(mark: Mark, text: &str) -> Node {
     Node { mark, value: Value::Text(text.to_owned()) }
 }
 
@@ -79,10 +79,10 @@ pub(crate) const LIST_FIELDS: &[&str] = &["apiVersion", "kind", "metadata", "ite
 
 #[cfg(test)]
 mod tests {
-    use super::super::documents;
+    use super::super::parse_documents;
 
-    fn lines(text: &str) -> Vec<u32> {
-        documents(text).unwrap().iter().map(|document| document.mark.line).collect()
+    fn item_lines(text: &str) -> Vec<u32> {
+        parse_documents(text).unwrap().iter().map(|document| document.mark.line).collect()
     }
 
     #[test]
@@ -98,20 +98,23 @@ mod tests {
             ("apiVersion: v1\nkind: List\nspec: {}\n", &[1]),
             ("apiVersion: v1\nkind: List\nkind: List\n", &[1]),
         ] {
-            assert_eq!(lines(&format!("{head}{ITEMS}")), expected, "{head}");
+            assert_eq!(item_lines(&format!("{head}{ITEMS}")), expected, "{head}");
         }
-        assert!(lines("apiVersion: v1\nkind: List\nitems: []\n").is_empty());
-        assert_eq!(lines("apiVersion: v1\nkind: List\nitems: [a]\n"), [1]);
-        assert_eq!(lines("{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\":\n [{}]}"), [2]);
+        assert!(item_lines("apiVersion: v1\nkind: List\nitems: []\n").is_empty());
+        assert_eq!(item_lines("apiVersion: v1\nkind: List\nitems: [a]\n"), [1]);
+        assert_eq!(
+            item_lines("{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\":\n [{}]}"),
+            [2]
+        );
         let nested = "apiVersion: v1\nkind: List\nitems:\n- {kind: A}\n\
             - {apiVersion: v1, kind: List, items: [{kind: B}]}\n- {kind: C}\n";
-        assert_eq!(lines(nested), [4, 5, 6]);
+        assert_eq!(item_lines(nested), [4, 5, 6]);
     }
 
     #[test]
     fn items_of_a_list_of_one_kind_have_that_kind() {
         let text = "apiVersion: v1\nkind: ServiceList\nitems: [{metadata: {name: a}}]\n";
-        let shown = format!("{:?}", documents(text).unwrap());
+        let shown = format!("{:?}", parse_documents(text).unwrap());
         assert!(shown.contains("Text(\"Service\")") && shown.contains("Text(\"v1\")"), "{shown}");
     }
 }

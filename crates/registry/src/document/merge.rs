@@ -21,31 +21,32 @@ pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool 
 /// # Errors
 /// If the value of a merge key is not a map, or an entry before the merge key is also in the merged map. In the
 /// latter case parsers differ: YAML 1.1 prefers the map's own entry, kubectl (go-yaml v2) the last one written.
-pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
+pub(super) fn merge_entries(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
     if !map.iter().any(|(key, _)| is_merge(key)) {
         return Ok(map);
     }
-    let own: HashSet<String> = map.iter().filter_map(|(key, _)| name(key)).collect();
+    let own: HashSet<String> = map.iter().filter_map(|(key, _)| key_text(key)).collect();
     let mut known: HashSet<String> = HashSet::new();
     let mut before: HashSet<String> = HashSet::new();
     let mut entries: Vec<(Node, Node)> = Vec::with_capacity(map.len());
     for (key, value) in map {
         if !is_merge(&key) {
-            before.extend(name(&key));
+            before.extend(key_text(&key));
             entries.push((key, value));
             continue;
         }
         let mark = key.mark;
         before.extend(known.drain());
-        for (key, value) in maps(value)?.into_iter().flatten() {
-            let Some(name) = name(&key) else {
+        for (key, value) in merged_maps(value)?.into_iter().flatten() {
+            let Some(name) = key_text(&key) else {
                 entries.push((key, value));
                 continue;
             };
             if before.contains(&name) {
-                let problem = format!("`{}` is before `<<`, which also contains it", cut(&name));
+                let problem =
+                    format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
                 let remedy = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
-                return Err(Unreadable::bound(mark, problem, remedy));
+                return Err(Unreadable::limit_exceeded(mark, problem, remedy));
             }
             if !own.contains(&name) && known.insert(name) {
                 entries.push((key, value));
@@ -56,7 +57,7 @@ pub(super) fn merged(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unread
 }
 
 /// Returns the entries of the maps under a merge key.
-fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
+fn merged_maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
     let mark = value.mark;
     let nodes = match value.value {
         Value::List(list) => list,
@@ -66,7 +67,11 @@ fn maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
         Value::Map(map) => Ok(map),
         _ => {
             let problem = "`<<` has a value other than a map".to_owned();
-            Err(Unreadable::bound(mark, problem, "give it the alias of a map, or a list of such"))
+            Err(Unreadable::limit_exceeded(
+                mark,
+                problem,
+                "give it the alias of a map, or a list of such",
+            ))
         }
     };
     nodes.into_iter().map(entries).collect()
@@ -77,7 +82,7 @@ fn is_merge(key: &Node) -> bool {
 }
 
 /// Returns the text of a key; other keys are rejected later.
-fn name(key: &Node) -> Option<String> {
+fn key_text(key: &Node) -> Option<String> {
     match &key.value {
         Value::Text(text) | Value::Number(text) => Some(text.clone()),
         Value::Boolean(value) => Some(value.to_string()),
@@ -85,7 +90,7 @@ fn name(key: &Node) -> Option<String> {
     }
 }
 
-fn cut(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug).collect()
 }
 
@@ -93,14 +98,14 @@ const SHOWN_CHARACTERS_MAX: usize = 80;
 
 #[cfg(test)]
 mod tests {
-    use super::super::documents;
+    use super::super::parse_documents;
     use super::*;
 
-    fn shown(node: &Node) -> String {
+    fn format_node(node: &Node) -> String {
         match &node.value {
             Value::Map(map) => {
                 let entries = map.iter().map(|(key, value)| {
-                    format!("{}: {}", name(key).unwrap_or_default(), shown(value))
+                    format!("{}: {}", key_text(key).unwrap_or_default(), format_node(value))
                 });
                 format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
             }
@@ -130,9 +135,9 @@ mod tests {
             ("{&m <<: *b, z: *m}", "{x: 1, y: 1, z: <<}"),
             ("{w: <<}", "{w: <<}"),
         ] {
-            let document = documents(&format!("{BASE}{map}\n")).unwrap().remove(0);
+            let document = parse_documents(&format!("{BASE}{map}\n")).unwrap().remove(0);
             let Value::Map(entries) = &document.value else { panic!() };
-            assert_eq!(shown(&entries[2].1), expected, "{map}");
+            assert_eq!(format_node(&entries[2].1), expected, "{map}");
         }
     }
 
@@ -141,7 +146,7 @@ mod tests {
         for key in
             ["!!merge foo", "!!merge ''", "!!merge {a: 1}", "!!merge [a]", "!merge <<", "! <<"]
         {
-            let document = documents(&format!("a: &a {{x: 1}}\nb:\n  ? {key}\n  : *a\n"));
+            let document = parse_documents(&format!("a: &a {{x: 1}}\nb:\n  ? {key}\n  : *a\n"));
             let document = document.unwrap().remove(0);
             let Value::Map(entries) = &document.value else { panic!() };
             let Value::Map(inner) = &entries[1].1.value else { panic!() };
@@ -159,7 +164,7 @@ mod tests {
             ("b: {<<: 1}\n", "a value other than a map"),
             ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "a value other than a map"),
         ] {
-            let error = documents(text).expect_err(text);
+            let error = parse_documents(text).expect_err(text);
             assert!(error.problem.contains(why), "{text}: {}", error.problem);
             assert_eq!(error.mark.line, text.lines().count() as u32, "{text}");
         }
@@ -171,7 +176,7 @@ mod tests {
             let below = level - 1;
             format!("{text}a{level}: &a{level} {{<<: *a{below}, x{level}: {{<<: *a{below}}}}}\n")
         });
-        let error = documents(&bomb).expect_err("it doubles with each line");
+        let error = parse_documents(&bomb).expect_err("it doubles with each line");
         assert!(error.problem.contains("aliases copy more"), "{}", error.problem);
     }
 }

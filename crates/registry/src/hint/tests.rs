@@ -1,17 +1,17 @@
 //! Hints for documents of every kind, applied literally.
 
 use super::*;
-use crate::document::documents;
+use crate::document::parse_documents;
 use crate::kinds;
 
 /// Returns the documents of all pages.
-fn corpus() -> Vec<Node> {
+fn documented_examples() -> Vec<Node> {
     let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules");
     let mut nodes = Vec::new();
     for page in std::fs::read_dir(pages).unwrap() {
         let text = std::fs::read_to_string(page.unwrap().path()).unwrap();
         for block in text.split("```yaml\n").skip(1) {
-            nodes.extend(documents(block.split("```").next().unwrap()).unwrap());
+            nodes.extend(parse_documents(block.split("```").next().unwrap()).unwrap());
         }
     }
     assert!(nodes.len() > 40, "{}", nodes.len());
@@ -19,18 +19,25 @@ fn corpus() -> Vec<Node> {
 }
 
 /// Counts the values and keys of a document.
-fn count(node: &Node) -> usize {
+fn count_scalars(node: &Node) -> usize {
     match &node.value {
-        Value::List(list) => 1 + list.iter().map(count).sum::<usize>(),
+        Value::List(list) => 1 + list.iter().map(count_scalars).sum::<usize>(),
         Value::Map(map) => {
-            1 + map.iter().map(|(key, value)| count(key) + count(value)).sum::<usize>()
+            1 + map
+                .iter()
+                .map(|(key, value)| count_scalars(key) + count_scalars(value))
+                .sum::<usize>()
         }
         _ => 1,
     }
 }
 
 /// Changes the value or key with this number if it is a scalar.
-fn spoil(node: &mut Node, number: &mut usize, change: &dyn Fn(&Value) -> Option<Value>) -> bool {
+fn spoil_scalar(
+    node: &mut Node,
+    number: &mut usize,
+    change: &dyn Fn(&Value) -> Option<Value>,
+) -> bool {
     if *number == 0 {
         let changed = change(&node.value);
         return changed.map(|value| node.value = value).is_some();
@@ -39,9 +46,9 @@ fn spoil(node: &mut Node, number: &mut usize, change: &dyn Fn(&Value) -> Option<
     match &mut node.value {
         Value::List(list) => {
             for node in list {
-                let before = count(node);
+                let before = count_scalars(node);
                 if *number < before {
-                    return spoil(node, number, change);
+                    return spoil_scalar(node, number, change);
                 }
                 *number -= before;
             }
@@ -49,9 +56,9 @@ fn spoil(node: &mut Node, number: &mut usize, change: &dyn Fn(&Value) -> Option<
         }
         Value::Map(map) => {
             for node in map.iter_mut().flat_map(|(key, value)| [key, value]) {
-                let before = count(node);
+                let before = count_scalars(node);
                 if *number < before {
-                    return spoil(node, number, change);
+                    return spoil_scalar(node, number, change);
                 }
                 *number -= before;
             }
@@ -61,7 +68,7 @@ fn spoil(node: &mut Node, number: &mut usize, change: &dyn Fn(&Value) -> Option<
     }
 }
 
-fn scalar(value: &Value) -> Option<String> {
+fn scalar_text(value: &Value) -> Option<String> {
     match value {
         Value::Text(text) | Value::Number(text) => Some(text.clone()),
         Value::Boolean(value) => Some(value.to_string()),
@@ -75,41 +82,43 @@ type Mistake = Box<dyn Fn(&Value) -> Option<Value>>;
 /// Returns the kinds of mistakes that hints cover.
 fn mistakes() -> Vec<Mistake> {
     let number = |text: &'static str| -> Mistake {
-        Box::new(move |value| scalar(value).map(|_| Value::Number(text.to_owned())))
+        Box::new(move |value| scalar_text(value).map(|_| Value::Number(text.to_owned())))
     };
     vec![
         number("1"),
         number("-1"),
         number("70000"),
         number("1.5"),
-        Box::new(|value| scalar(value).map(|_| Value::Boolean(true))),
+        Box::new(|value| scalar_text(value).map(|_| Value::Boolean(true))),
         // Quoted, out of range, misspelled, capitalized.
-        Box::new(|value| scalar(value).map(Value::Text)),
-        Box::new(|value| scalar(value).map(|_| Value::Text("99999999".to_owned()))),
-        Box::new(|value| scalar(value).map(|text| Value::Text(text.chars().skip(1).collect()))),
-        Box::new(|value| scalar(value).map(|text| Value::Text(format!("{text}s")))),
-        Box::new(|value| scalar(value).map(|text| Value::Text(text.to_uppercase()))),
+        Box::new(|value| scalar_text(value).map(Value::Text)),
+        Box::new(|value| scalar_text(value).map(|_| Value::Text("99999999".to_owned()))),
+        Box::new(|value| {
+            scalar_text(value).map(|text| Value::Text(text.chars().skip(1).collect()))
+        }),
+        Box::new(|value| scalar_text(value).map(|text| Value::Text(format!("{text}s")))),
+        Box::new(|value| scalar_text(value).map(|text| Value::Text(text.to_uppercase()))),
     ]
 }
 
 /// Returns the problems as reported.
-fn shown(node: &Node) -> Vec<Note> {
-    followed(node, kinds::problems(None, node), |node| kinds::problems(None, node))
+fn reported_problems(node: &Node) -> Vec<Note> {
+    apply_hints(node, kinds::find_problems(None, node), |node| kinds::find_problems(None, node))
 }
 
 #[test]
 fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
     let mut hints = [0; 3];
-    for document in corpus() {
-        for number in 0..count(&document) {
+    for document in documented_examples() {
+        for number in 0..count_scalars(&document) {
             for mistake in mistakes() {
                 let mut spoiled = document.clone();
-                if !spoil(&mut spoiled, &mut number.clone(), &*mistake) {
+                if !spoil_scalar(&mut spoiled, &mut number.clone(), &*mistake) {
                     continue;
                 }
-                let notes = shown(&spoiled);
+                let notes = reported_problems(&spoiled);
                 for note in &notes {
-                    check(&spoiled, note, &notes, &mut hints);
+                    check_hint(&spoiled, note, &notes, &mut hints);
                 }
             }
         }
@@ -117,7 +126,7 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
     assert!(hints.iter().all(|count| *count > 100), "quote, unquote, other words: {hints:?}");
 }
 
-fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
+fn check_hint(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
     let Some(kind) = kinds.iter().position(|words| note.remedy.contains(words)) else {
         assert_eq!(note.replacement, None, "{}", note.remedy);
@@ -128,12 +137,12 @@ fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", note.remedy));
     let mut followed = document.clone();
     // Documents embedded in a text are not changed.
-    if !replace(&mut followed, &note.field, replacement) {
+    if !apply_replacement(&mut followed, &note.field, replacement) {
         assert!(note.field.starts_with("spec.config."), "{}", note.field);
         return;
     }
     let path = path_after(&note.field, replacement);
-    for other in kinds::problems(None, &followed).iter().filter(|other| other.field == path) {
+    for other in kinds::find_problems(None, &followed).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
         let is_said = note.remedy.contains(&other.problem)
             || all.iter().any(|note| note.field == path && note.problem == other.problem);
@@ -145,19 +154,19 @@ fn check(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
 fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
     let text = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: r}\n\
         spec: {targetRefs: [{kind: Service, name: api}], rules: [{name: a, requests: 5, in: 1}]}\n";
-    let document = documents(text).unwrap().remove(0);
-    let notes = shown(&document);
+    let document = parse_documents(text).unwrap().remove(0);
+    let notes = reported_problems(&document);
     let note = notes.iter().find(|note| note.field.ends_with(".in")).unwrap();
     assert_eq!(note.problem, "1 is not a duration");
     assert!(note.remedy.contains("unit"), "{}", note.remedy);
 }
 
 /// Returns a document of `kind` with this `spec` in flow style.
-fn document(kind: &str, spec: &str) -> Node {
+fn document_with_spec(kind: &str, spec: &str) -> Node {
     let group =
         if kind == "HTTPRoute" { "gateway.networking.k8s.io/v1" } else { "leno.dev/v1alpha1" };
     let text = format!("apiVersion: {group}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {spec}\n");
-    documents(&text).unwrap().remove(0)
+    parse_documents(&text).unwrap().remove(0)
 }
 
 const TARGET: &str = "targetRefs: [{kind: Service, name: api}]";
@@ -167,25 +176,31 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
     let fault = |delay: &str| format!("{{{TARGET}, rules: [{{name: a, {delay}}}]}}");
     for (document, remedy) in [
         (
-            document("AccessPolicy", "{deny: [{requests: [{path: /admin}]}]}"),
+            document_with_spec("AccessPolicy", "{deny: [{requests: [{path: /admin}]}]}"),
             "write a map, such as {type: PathPrefix, value: \"/admin\"}",
         ),
         (
-            document("FaultInjection", &fault("delay: 100ms")),
+            document_with_spec("FaultInjection", &fault("delay: 100ms")),
             "write a map, such as {time: \"100ms\"}",
         ),
-        (document("FaultInjection", &fault("delay: 100")), "write a map, such as {time: 100ms}"),
-        (document("FaultInjection", &fault("abort: 503")), "write a map, such as {status: 503}"),
         (
-            document("FaultInjection", &fault("abort: x")),
+            document_with_spec("FaultInjection", &fault("delay: 100")),
+            "write a map, such as {time: 100ms}",
+        ),
+        (
+            document_with_spec("FaultInjection", &fault("abort: 503")),
+            "write a map, such as {status: 503}",
+        ),
+        (
+            document_with_spec("FaultInjection", &fault("abort: x")),
             "write a map; its fields are `status`, `grpcStatus`, `body`, `headers` and `percent`",
         ),
         (
-            document("Hedging", "{targetRefs: [api], after: 1s}"),
+            document_with_spec("Hedging", "{targetRefs: [api], after: 1s}"),
             "write a map, such as {name: \"api\"}",
         ),
     ] {
-        let notes = shown(&document);
+        let notes = reported_problems(&document);
         let [note] = &notes[..] else { panic!("{}", notes.len()) };
         assert_eq!(note.remedy, remedy, "{}: {}", note.field, note.problem);
     }
@@ -195,23 +210,23 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
 #[test]
 fn every_map_in_a_hint_is_accepted() {
     let mut proposed = 0;
-    for document in corpus() {
-        for number in 0..count(&document) {
+    for document in documented_examples() {
+        for number in 0..count_scalars(&document) {
             for text in ["api", "/x", "5s"] {
                 let instead = |value: &Value| {
                     matches!(value, Value::Map(_)).then(|| Value::Text(text.to_owned()))
                 };
                 let mut spoiled = document.clone();
-                if !spoil(&mut spoiled, &mut number.clone(), &instead) {
+                if !spoil_scalar(&mut spoiled, &mut number.clone(), &instead) {
                     continue;
                 }
-                for note in shown(&spoiled) {
+                for note in reported_problems(&spoiled) {
                     assert_ne!(note.replacement.as_ref().map(|_| &note.remedy), Some(&note.remedy));
                     let Some((_, map)) = note.remedy.split_once("such as {") else { continue };
-                    let map = documents(&format!("{{{map}\n")).unwrap().remove(0);
+                    let map = parse_documents(&format!("{{{map}\n")).unwrap().remove(0);
                     let mut followed = spoiled.clone();
-                    assert!(put(&mut followed, &note.field, &map), "{}", note.field);
-                    let left = kinds::problems(None, &followed);
+                    assert!(set_value(&mut followed, &note.field, &map), "{}", note.field);
+                    let left = kinds::find_problems(None, &followed);
                     let left = left.iter().find(|left| left.field.starts_with(&note.field));
                     assert!(left.is_none(), "{}: {}", note.field, note.remedy);
                     proposed += 1;
@@ -223,8 +238,8 @@ fn every_map_in_a_hint_is_accepted() {
 }
 
 /// Sets the value at a path.
-fn put(node: &mut Node, path: &str, value: &Node) -> bool {
-    fn below(node: &mut Node, here: &str, (path, value): (&str, &Node)) -> bool {
+fn set_value(node: &mut Node, path: &str, value: &Node) -> bool {
+    fn set_below(node: &mut Node, here: &str, (path, value): (&str, &Node)) -> bool {
         if here == path {
             node.value = value.value.clone();
             return true;
@@ -232,16 +247,16 @@ fn put(node: &mut Node, path: &str, value: &Node) -> bool {
         match &mut node.value {
             Value::List(list) => {
                 let mut all = list.iter_mut().enumerate();
-                all.any(|(index, node)| below(node, &format!("{here}[{index}]"), (path, value)))
+                all.any(|(index, node)| set_below(node, &format!("{here}[{index}]"), (path, value)))
             }
             Value::Map(map) => map.iter_mut().any(|(key, node)| {
                 let Value::Text(word) = &key.value else { return false };
-                below(node, &crate::field::below(here, word), (path, value))
+                set_below(node, &crate::field::append_key(here, word), (path, value))
             }),
             _ => false,
         }
     }
-    below(node, "", (path, value))
+    set_below(node, "", (path, value))
 }
 
 #[test]
@@ -265,30 +280,40 @@ fn a_misspelled_key_is_one_rejection() {
         ("CircuitBreaker", format!("{{{TARGET}, limits: {{request: 2}}}}"), "spec.limits.request"),
     ];
     for (kind, spec, field) in cases {
-        let notes = shown(&document(kind, &spec));
+        let notes = reported_problems(&document_with_spec(kind, &spec));
         let all: Vec<_> =
             notes.iter().map(|it| format!("{}: {}; {}", it.field, it.problem, it.remedy)).collect();
         assert_eq!(notes.len(), 1, "{all:?}");
         assert_eq!(notes[0].field, field, "{all:?}");
         assert!(notes[0].remedy.starts_with("did you mean"), "{all:?}");
     }
-    let notes = shown(&document("Hedging", "{targetRef: {kind: Service, name: api}, after: 1s}"));
+    let notes = reported_problems(&document_with_spec(
+        "Hedging",
+        "{targetRef: {kind: Service, name: api}, after: 1s}",
+    ));
     let remedy = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
     assert_eq!(notes[0].remedy, remedy);
     // The misspelled key does not explain an unrelated mistake.
-    assert_eq!(shown(&document("RateLimit", "{ruls: [{name: a, requests: 1, in: 1s}]}")).len(), 2);
+    assert_eq!(
+        reported_problems(&document_with_spec(
+            "RateLimit",
+            "{ruls: [{name: a, requests: 1, in: 1s}]}"
+        ))
+        .len(),
+        2
+    );
 }
 
 #[test]
 fn percentages_are_proposed_in_the_form_of_their_field() {
     let fault = |percent: &str| {
-        document(
+        document_with_spec(
             "FaultInjection",
             &format!("{{{TARGET}, rules: [{{delay: {{time: 1s, percent: {percent}}}}}]}}"),
         )
     };
     let sampling = |text: &str| {
-        document(
+        document_with_spec(
             "MeshConfig",
             &format!(
                 "{{tracing: {{sampling: {text}, export: {{otlp: {{endpoint: 'http://127.0.0.1:4317'}}}}}}}}"
@@ -306,7 +331,7 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
         (sampling("10"), "did you mean `10%`?"),
         (sampling("'0.5'"), "did you mean `0.5%`?"),
     ] {
-        let notes = shown(&document);
+        let notes = reported_problems(&document);
         let remedies: Vec<&str> = notes.iter().map(|note| note.remedy.as_str()).collect();
         assert_eq!(remedies, [remedy]);
     }
@@ -315,7 +340,7 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
 #[test]
 fn words_of_other_systems_lead_to_the_kind_here() {
     for (word, kind) in [("OutlierDetection", "OutlierRemoval"), ("RateLimitPolicy", "RateLimit")] {
-        let notes = shown(&document(word, "{}"));
+        let notes = reported_problems(&document_with_spec(word, "{}"));
         assert_eq!(notes[0].remedy, format!("did you mean `{kind}`?"));
     }
 }

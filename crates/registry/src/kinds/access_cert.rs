@@ -7,7 +7,7 @@ use super::ingress::not_empty;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessCert> {
-    let fields = spec.fields(&["subjectAltNames", "secret"])?;
+    let fields = spec.read_fields(&["subjectAltNames", "secret"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let subjects = read_subjects(&fields);
     let secret = fields.require("secret").and_then(|field| read_secret(field, &name.namespace));
@@ -19,14 +19,14 @@ fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
     let elements = not_empty(field, "name the client, such as batch.corp.example")?;
     let count = elements.len();
     if count > SUBJECTS_MAX {
-        field.refuse(format!("has {count} elements"), format!("use at most {SUBJECTS_MAX}"));
+        field.reject(format!("has {count} elements"), format!("use at most {SUBJECTS_MAX}"));
         return None;
     }
     let mut subjects = Vec::new();
     for element in elements {
         let Some(subject) = read_subject(&element) else { continue };
         if subjects.contains(&subject) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         subjects.push(subject);
     }
@@ -36,7 +36,7 @@ fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
 /// Reads a DNS name. Identities belong to mesh members, and a wildcard would include all subdomains; both are
 /// rejected.
 fn read_subject(element: &Field<'_>) -> Option<Name> {
-    let text = element.text()?;
+    let text = element.read_text()?;
     let refusal = if text.contains("://") {
         ("is a mesh identity, which only members of the mesh have", JOIN)
     } else if text.contains('*') {
@@ -46,19 +46,19 @@ fn read_subject(element: &Field<'_>) -> Option<Name> {
     } else {
         return Name::new(text).ok();
     };
-    element.refuse(format!("{} {}", element.shown(), refusal.0), refusal.1);
+    element.reject(format!("{} {}", element.quoted_value(), refusal.0), refusal.1);
     None
 }
 
 /// Reads the Secret reference. Other namespaces are rejected: the author may have no access there.
 fn read_secret(field: &Field<'_>, own: &Name) -> Option<Name> {
-    let fields = field.fields(&["name", "namespace"])?;
-    let name = fields.require("name").and_then(Field::name);
+    let fields = field.read_fields(&["name", "namespace"])?;
+    let name = fields.require("name").and_then(Field::read_name);
     let namespace = fields.require("namespace")?;
-    let written = namespace.label()?;
+    let written = namespace.read_label()?;
     if written != *own {
-        namespace.refuse(
-            format!("{} is not the namespace of the AccessCert", namespace.shown()),
+        namespace.reject(
+            format!("{} is not the namespace of the AccessCert", namespace.quoted_value()),
             format!("use {own}, or put the AccessCert into the namespace of its Secret"),
         );
         return None;

@@ -7,23 +7,23 @@ use leno_model::{
 
 use super::Head;
 use super::http_route::{read_headers, read_path, read_path_with};
-use super::jwt_validation::text;
+use super::jwt_validation::read_compared_text;
 use super::literal_path::decoded_path;
 use super::smi::read_methods;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
-    let fields = spec.fields(&["serviceAccounts", "deny", "allow"])?;
+    let fields = spec.read_fields(&["serviceAccounts", "deny", "allow"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let accounts = match fields.find("serviceAccounts") {
         Some(field) => not_empty(field, "or leave it out for all workloads of the namespace")?
             .iter()
-            .filter_map(Field::name)
+            .filter_map(Field::read_name)
             .collect(),
         None => Vec::new(),
     };
     if fields.find("deny").is_none() && fields.find("allow").is_none() {
-        spec.refuse("has no rules", "add `deny` or `allow`");
+        spec.reject("has no rules", "add `deny` or `allow`");
     }
     let mut rules = Vec::new();
     for action in [PolicyAction::Deny, PolicyAction::Allow] {
@@ -32,7 +32,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
         for (index, element) in elements.iter().enumerate() {
             let Some(rule) = read_rule(element, &name, (action, index)) else { continue };
             if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
-                element.refuse("its name is used by another rule", "use another name");
+                element.reject("its name is used by another rule", "use another name");
             }
             rules.push(rule);
         }
@@ -45,22 +45,22 @@ fn read_rule(
     policy: &PolicyName,
     (action, index): (PolicyAction, usize),
 ) -> Option<PolicyRule> {
-    let fields = element.fields(&["name", "from", "requests", "claims", "ports"])?;
+    let fields = element.read_fields(&["name", "from", "requests", "claims", "ports"])?;
     let name = match fields.find("name") {
-        Some(field) => field.name()?.to_string(),
+        Some(field) => field.read_name()?.to_string(),
         None => format!("{}[{index}]", action.as_str()),
     };
-    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
+    let peers = read_elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, &policy.namespace)
     });
-    let requests = elements(&fields, "requests", "or omit it for all requests", |field| {
+    let requests = read_elements(&fields, "requests", "or omit it for all requests", |field| {
         read_request(field, action)
     });
     let claims = read_claims(&fields);
     let ports = match fields.find("ports") {
         Some(field) => {
             let ports = not_empty(field, "or leave it out for all ports")?;
-            PortSet::Only(ports.iter().filter_map(Field::port).collect())
+            PortSet::Only(ports.iter().filter_map(Field::read_port).collect())
         }
         None => PortSet::All,
     };
@@ -72,25 +72,25 @@ fn read_rule(
 /// Reads `NAME: [VALUE, …]`: each claim must have one of its values.
 fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
     let Some(field) = fields.find("claims") else { return Some(Vec::new()) };
-    let entries = field.entries()?;
+    let entries = field.read_entries()?;
     if entries.is_empty() {
-        field.refuse("is empty", "name a claim, or leave it out");
+        field.reject("is empty", "name a claim, or leave it out");
         return None;
     }
     if entries.len() > CLAIMS_MAX {
-        field.refuse(format!("has {} claims", entries.len()), format!("use at most {CLAIMS_MAX}"));
+        field.reject(format!("has {} claims", entries.len()), format!("use at most {CLAIMS_MAX}"));
         return None;
     }
     let claim = |(name, values): (&str, Field<'_>)| {
         let values = not_empty(&values, "or leave the claim out")?;
-        let values = values.iter().map(text).collect::<Option<Vec<_>>>()?;
+        let values = values.iter().map(read_compared_text).collect::<Option<Vec<_>>>()?;
         Some(ClaimMatch { name: name.to_owned(), values })
     };
     entries.into_iter().map(claim).collect()
 }
 
 /// Reads each element of a list with `read`; the list may be absent, but not empty.
-pub(super) fn elements<'a, T>(
+pub(super) fn read_elements<'a, T>(
     fields: &Fields<'a>,
     key: &str,
     otherwise: &str,
@@ -108,24 +108,24 @@ fn not_empty<'a>(field: &Field<'a>, otherwise: &str) -> Option<Vec<Field<'a>>> {
 }
 
 fn not_empty_of<'a>(field: &Field<'a>, most: usize, otherwise: &str) -> Option<Vec<Field<'a>>> {
-    let elements = field.list(most)?;
+    let elements = field.read_list(most)?;
     if elements.is_empty() {
-        field.refuse("is empty, which is ambiguous", format!("add an element, {otherwise}"));
+        field.reject("is empty, which is ambiguous", format!("add an element, {otherwise}"));
         return None;
     }
     Some(elements)
 }
 
 pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
-    let fields = element.fields(&["namespace", "serviceAccount"])?;
+    let fields = element.read_fields(&["namespace", "serviceAccount"])?;
     let namespace = fields.find("namespace");
     let account = fields.find("serviceAccount");
     if namespace.is_none() && account.is_none() {
-        element.refuse("names no client", "add `namespace` or `serviceAccount`");
+        element.reject("names no client", "add `namespace` or `serviceAccount`");
         return None;
     }
     let pattern = |field: &Field<'_>| {
-        field.parsed(
+        field.read_with(
             |text| NamePattern::new(text).ok(),
             "a pattern of names",
             "use lower-case letters, digits, `-`, `.`, and `*` for any characters",
@@ -143,7 +143,7 @@ pub(super) fn read_peer(element: &Field<'_>, own: &Name) -> Option<PeerMatch> {
 }
 
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
-    let fields = element.fields(&["methods", "path", "headers"])?;
+    let fields = element.read_fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {
         // Deny rules match every form of a path; they are written in the normalized one.
         Some(field) if action == PolicyAction::Deny => read_path_with(field, decoded_path),
@@ -163,7 +163,7 @@ fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatc
     let says_something =
         ["methods", "path", "headers"].iter().any(|key| fields.find(key).is_some());
     if !says_something {
-        element.refuse("has no condition for requests", "add `methods`, `path` or `headers`");
+        element.reject("has no condition for requests", "add `methods`, `path` or `headers`");
         return None;
     }
     Some(request)

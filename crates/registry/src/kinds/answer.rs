@@ -7,36 +7,40 @@ use crate::field::{Field, Fields};
 
 /// Reads status, body and headers.
 pub(super) fn read(field: &Field<'_>) -> Option<FixedAnswer> {
-    let fields = field.fields(&["status", "body", "headers"])?;
+    let fields = field.read_fields(&["status", "body", "headers"])?;
     let status = match fields.find("status") {
-        Some(status) => Some(u16::try_from(status.number(400, 599)?).ok()?),
+        Some(status) => Some(u16::try_from(status.read_number(400, 599)?).ok()?),
         None => None,
     };
-    Some(FixedAnswer { status, body: body(&fields, "body")?, headers: headers(&fields, "headers") })
+    Some(FixedAnswer {
+        status,
+        body: read_body(&fields, "body")?,
+        headers: read_headers(&fields, "headers"),
+    })
 }
 
 /// Reads a response body, if any.
-pub(super) fn body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
+pub(super) fn read_body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
     let Some(field) = fields.find(key) else {
         return Some(None);
     };
-    let text = field.text()?;
+    let text = field.read_text()?;
     if text.len() > BODY_BYTES_MAX {
-        field.refuse(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
+        field.reject(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
         return None;
     }
     Some(Some(text.to_owned()))
 }
 
 /// Reads response headers, each at most once.
-pub(super) fn headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
-    let headers = fields.each(key, HEADERS_MAX, read_header);
+pub(super) fn read_headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
+    let headers = fields.read_each(key, HEADERS_MAX, read_header);
     let twice = |(index, header): (usize, &Header)| {
         headers.iter().take(index).any(|known| known.name == header.name)
     };
     if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(twice)) {
         field
-            .refuse("has two headers with the same name", "join their values, separated by commas");
+            .reject("has two headers with the same name", "join their values, separated by commas");
     }
     headers
 }

@@ -15,35 +15,35 @@ pub(super) fn read(
     (timeout, unanswered): (Duration, Unanswered),
 ) -> Option<CheckService> {
     let at = match only_one(fields, &["service", "url"])? {
-        "service" => service(fields.find("service")?, namespace),
-        _ => outside(fields.find("url")?),
+        "service" => read_service(fields.find("service")?, namespace),
+        _ => read_outside_server(fields.find("url")?),
     };
     let timeout =
         time_or(fields, "timeout", (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX), timeout);
     let unanswered = match fields.find("onFailure") {
-        Some(field) => field.word(Unanswered::ALL),
+        Some(field) => field.read_choice(Unanswered::ALL),
         None => Some(unanswered),
     };
     Some(CheckService { at: at?, timeout: timeout?, unanswered: unanswered? })
 }
 
-fn service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {
-    let fields = field.fields(&["name", "namespace", "port"])?;
-    let name = fields.require("name").and_then(Field::label);
-    let port = fields.require("port").and_then(Field::port);
+fn read_service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {
+    let fields = field.read_fields(&["name", "namespace", "port"])?;
+    let name = fields.require("name").and_then(Field::read_label);
+    let port = fields.require("port").and_then(Field::read_port);
     let namespace = match fields.find("namespace") {
-        Some(field) => field.label(),
+        Some(field) => field.read_label(),
         None => Some(own.clone()),
     };
     let service = ServiceName { namespace: namespace?, name: name? };
     Some(CheckServiceAddress::Service { service, port: port? })
 }
 
-fn outside(field: &Field<'_>) -> Option<CheckServiceAddress> {
-    match Server::parse(field.text()?) {
+fn read_outside_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
+    match Server::parse(field.read_text()?) {
         Ok(server) => Some(CheckServiceAddress::Outside(server)),
         Err(why) => {
-            field.refuse(
+            field.reject(
                 format!("{} is not a valid server: {why}", field.shown_url()),
                 "correct it, as in `http://127.0.0.1:9000`",
             );

@@ -5,13 +5,15 @@ use std::time::Duration;
 use leno_model::{CircuitBreaker, CircuitLimits, Name, PolicyScope, Slow, TooMany, Trip};
 
 use super::answer;
-use super::outlier_removal::failures;
-use super::service_policy::{limit, number_or, percent_or, targets, time, time_or};
+use super::outlier_removal::read_failure_classes;
+use super::service_policy::{
+    number_or, percent_or, read_duration_within, read_limit, read_targets, time_or,
+};
 use crate::field::Field;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
-    let fields = spec.fields(&["targetRefs", "limits", "connectTimeout", "trip", "answer"])?;
-    let scope = targets(&fields, namespace);
+    let fields = spec.read_fields(&["targetRefs", "limits", "connectTimeout", "trip", "answer"])?;
+    let scope = read_targets(&fields, namespace);
     let mut rule = CircuitBreaker::default();
     if let Some(field) = fields.find("limits") {
         rule.limits = read_limits(field)?;
@@ -24,30 +26,30 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
     }
     match fields.find("answer") {
         Some(field) if rule.trip.is_none() => {
-            field.refuse("has no effect without `trip`", "add `trip`, or remove `answer`");
+            field.reject("has no effect without `trip`", "add `trip`, or remove `answer`");
         }
         Some(field) => rule.answer = answer::read(field)?,
         None => {}
     }
     if rule == CircuitBreaker::default() {
-        spec.refuse("has no effect", "add `limits`, `connectTimeout` or `trip`");
+        spec.reject("has no effect", "add `limits`, `connectTimeout` or `trip`");
         return None;
     }
     Some((scope?, rule))
 }
 
 fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
-    let fields = field.fields(&["connections", "requests", "pending", "retries"])?;
+    let fields = field.read_fields(&["connections", "requests", "pending", "retries"])?;
     Some(CircuitLimits {
-        connections: limit(&fields, "connections", 1)?,
-        requests: limit(&fields, "requests", 1)?,
-        pending: limit(&fields, "pending", 1)?,
-        retries: limit(&fields, "retries", 0)?,
+        connections: read_limit(&fields, "connections", 1)?,
+        requests: read_limit(&fields, "requests", 1)?,
+        pending: read_limit(&fields, "pending", 1)?,
+        retries: read_limit(&fields, "retries", 0)?,
     })
 }
 
 fn read_trip(field: &Field<'_>) -> Option<Trip> {
-    let fields = field.fields(&[
+    let fields = field.read_fields(&[
         "failures",
         "grpcStatuses",
         "window",
@@ -63,7 +65,7 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
         Some(field) => Some(read_slow(field)?),
         None => None,
     };
-    let consecutive = limit(&fields, "consecutive", 1)?;
+    let consecutive = read_limit(&fields, "consecutive", 1)?;
     let share =
         |percent: u8| TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
     let failed = match fields.find("percent") {
@@ -71,7 +73,7 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
         _ => share(percent_or(&fields, "percent", 1, 50)?),
     };
     Some(Trip {
-        failures: failures(&fields)?,
+        failures: read_failure_classes(&fields)?,
         window: time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10))?,
         steps: u8::try_from(number_or(&fields, "steps", (1, 60), 10)?).ok()?,
         requests_min: number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20)?,
@@ -84,7 +86,7 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
 }
 
 fn read_slow(field: &Field<'_>) -> Option<Slow> {
-    let fields = field.fields(&["from", "percent"])?;
+    let fields = field.read_fields(&["from", "percent"])?;
     let from = fields.require("from").and_then(slow_from);
     let percent = percent_or(&fields, "percent", 1, 50)?;
     let too_many = TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
@@ -93,12 +95,12 @@ fn read_slow(field: &Field<'_>) -> Option<Slow> {
 
 /// Reads the connect timeout.
 pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
-    time(field, Duration::from_millis(1), Duration::from_secs(3600))
+    read_duration_within(field, Duration::from_millis(1), Duration::from_secs(3600))
 }
 
 /// Reads the duration from which a response counts as slow.
 pub(super) fn slow_from(field: &Field<'_>) -> Option<Duration> {
-    time(field, Duration::from_millis(1), TIME_MAX)
+    read_duration_within(field, Duration::from_millis(1), TIME_MAX)
 }
 
 /// Shorter windows have buckets without requests.

@@ -5,7 +5,7 @@ use leno_model::{AnyOf, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
-    let fields = config.fields(&[
+    let fields = config.read_fields(&[
         "allowOrigins",
         "allowCredentials",
         "allowMethods",
@@ -14,65 +14,65 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
         "maxAge",
     ])?;
     let list = fields.require("allowOrigins")?;
-    let origins: Vec<OriginPattern> = list.each(WORDS_MAX, |field| {
+    let origins: Vec<OriginPattern> = list.read_each(WORDS_MAX, |field| {
         let refuse = |error: InvalidOrigin| {
-            field.refuse(format!("{} is not an origin", field.shown()), error.remedy);
+            field.reject(format!("{} is not an origin", field.quoted_value()), error.remedy);
         };
-        OriginPattern::new(field.text()?).map_err(refuse).ok()
+        OriginPattern::new(field.read_text()?).map_err(refuse).ok()
     });
     if origins.is_empty() {
-        list.refuse("names no origin", "add one, or remove the filter");
+        list.reject("names no origin", "add one, or remove the filter");
     }
     let credentials = match fields.find("allowCredentials") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
-    let methods = words(&fields, "allowMethods", |field| {
-        let text = field.text()?;
+    let methods = read_words(&fields, "allowMethods", |field| {
+        let text = field.read_text()?;
         let fits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_uppercase() || b == b'-');
         if !fits {
-            let problem = format!("{} is not a method", field.shown());
-            field.refuse(problem, "use one such as PUT, or `*`");
+            let problem = format!("{} is not a method", field.quoted_value());
+            field.reject(problem, "use one such as PUT, or `*`");
         }
         fits.then(|| text.to_owned())
     });
     let max_age_seconds = match fields.find("maxAge") {
-        Some(field) => field.number(1, MAX_AGE_MOST)?,
+        Some(field) => field.read_number(1, MAX_AGE_MOST)?,
         None => MAX_AGE_DEFAULT,
     };
     Some(Cors {
         origins,
         credentials,
         methods: methods?,
-        headers: words(&fields, "allowHeaders", header)?,
-        exposed: words(&fields, "exposeHeaders", header)?,
+        headers: read_words(&fields, "allowHeaders", read_header)?,
+        exposed: read_words(&fields, "exposeHeaders", read_header)?,
         max_age_seconds,
     })
 }
 
 /// Reads a list of words, or a single `*`.
-fn words(
+fn read_words(
     fields: &Fields<'_>,
     key: &str,
     word: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<AnyOf> {
     let Some(field) = fields.find(key) else { return Some(AnyOf::default()) };
-    let elements = field.list(WORDS_MAX)?;
-    let is_any = |element: &Field<'_>| element.literal().as_deref() == Some("*");
+    let elements = field.read_list(WORDS_MAX)?;
+    let is_any = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
     if elements.iter().any(is_any) {
         if elements.len() > 1 {
-            field.refuse("has other values in addition to `*`", "use only `*`, or list all values");
+            field.reject("has other values in addition to `*`", "use only `*`, or list all values");
         }
         return Some(AnyOf::Any);
     }
     Some(AnyOf::Only(elements.iter().filter_map(word).collect()))
 }
 
-fn header(field: &Field<'_>) -> Option<String> {
-    let name = field.text()?.to_ascii_lowercase();
+fn read_header(field: &Field<'_>) -> Option<String> {
+    let name = field.read_text()?.to_ascii_lowercase();
     if !HeaderEdits::is_name(&name) {
-        let problem = format!("{} is not the name of a header", field.shown());
-        field.refuse(problem, "use letters, digits and `-`");
+        let problem = format!("{} is not the name of a header", field.quoted_value());
+        field.reject(problem, "use letters, digits and `-`");
         return None;
     }
     Some(name)

@@ -9,10 +9,10 @@ use super::{Head, tls_route};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
-    let fields = spec.fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
+    let fields = spec.read_fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
-    let sources = each(&fields, "sources", "list the allowed accounts", read_source);
-    let ports = each(&fields, "ports", "list the allowed ports", read_port);
+    let sources = read_unique(&fields, "sources", "list the allowed accounts", read_source);
+    let ports = read_unique(&fields, "ports", "list the allowed ports", read_port);
     let hosts = if_any(&fields, "hosts", read_host);
     let ranges = if_any(&fields, "ipAddresses", read_range);
     let groups = read_groups(&fields, &name.namespace);
@@ -24,39 +24,39 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
         ports: ports?,
         groups: groups?,
     };
-    check(spec, &fields, &policy);
+    reject_ineffective(spec, &fields, &policy);
     Some(policy)
 }
 
 /// Rejects fields that have no effect in combination with the others.
-fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
+fn reject_ineffective(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
     let matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
     let is_named = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
     if let Some(field) = fields.find("hosts").filter(|_| !is_named) {
-        field.refuse(
+        field.reject(
             "has no effect: connections of the protocol tcp have no host name",
             "use `ipAddresses`, or `protocol: http` or `https`",
         );
     }
     if is_named && !policy.hosts.is_empty() && policy.ranges.is_empty() {
-        let elements = fields.find("ports").and_then(|field| field.list(LIST_MAX));
+        let elements = fields.find("ports").and_then(|field| field.read_list(LIST_MAX));
         let ports = elements.unwrap_or_default().into_iter().zip(&policy.ports);
         for (element, _) in ports.filter(|(_, port)| port.matched_by == MatchedBy::Address) {
-            element.refuse(
+            element.reject(
                 "is open to every address: `hosts` do not restrict ports of the protocol tcp",
                 "split it in two, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
             );
         }
     }
     if let Some(field) = fields.find("matches").filter(|_| !matched_by(MatchedBy::Http)) {
-        field.refuse(
+        field.reject(
             "has no effect: requests are parsed only on ports of the protocol http",
             "remove it, or use `protocol: http`",
         );
     }
     if policy.hosts.is_empty() && policy.ranges.is_empty() && is_named {
-        spec.refuse(
+        spec.reject(
             "has neither `hosts` nor `ipAddresses`, and would match every destination",
             "name the hosts, or write `ipAddresses: [0.0.0.0/0]` if that is intended",
         );
@@ -64,13 +64,13 @@ fn check(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
 }
 
 /// Reads a non-empty list without duplicates.
-pub(super) fn each<'a, T: PartialEq>(
+pub(super) fn read_unique<'a, T: PartialEq>(
     fields: &Fields<'a>,
     key: &str,
     remedy: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
-    listed(fields.require(key)?, remedy, read)
+    read_unique_elements(fields.require(key)?, remedy, read)
 }
 
 fn if_any<'a, T: PartialEq>(
@@ -79,12 +79,12 @@ fn if_any<'a, T: PartialEq>(
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
     match fields.find(key) {
-        Some(field) => listed(field, "add an element, or leave it out", read),
+        Some(field) => read_unique_elements(field, "add an element, or leave it out", read),
         None => Some(Vec::new()),
     }
 }
 
-fn listed<'a, T: PartialEq>(
+fn read_unique_elements<'a, T: PartialEq>(
     field: &Field<'a>,
     remedy: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
@@ -95,7 +95,7 @@ fn listed<'a, T: PartialEq>(
     for element in elements {
         let Some(one) = read(&element) else { continue };
         if all.contains(&one) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         all.push(one);
     }
@@ -104,24 +104,24 @@ fn listed<'a, T: PartialEq>(
 }
 
 fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
-    let fields = element.fields(&["kind", "name", "namespace", "mtls"])?;
-    fields.unsupported(
+    let fields = element.read_fields(&["kind", "name", "namespace", "mtls"])?;
+    fields.reject_unsupported(
         "mtls",
         "is not supported: sidecars present only their own certificates, and only to members of \
          the mesh",
         "use TLS in the application, and use `protocol: https`",
     );
-    let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
-    let name = fields.require("name").and_then(Field::name);
-    let namespace = fields.require("namespace").and_then(Field::label);
+    let kind = fields.require("kind").and_then(|kind| kind.read_choice(&[("ServiceAccount", ())]));
+    let name = fields.require("name").and_then(Field::read_name);
+    let namespace = fields.require("namespace").and_then(Field::read_label);
     kind?;
     Some(ServiceAccount { namespace: namespace?, name: name? })
 }
 
 fn read_port(element: &Field<'_>) -> Option<EgressPort> {
-    let fields = element.fields(&["number", "protocol"])?;
-    let port = fields.require("number").and_then(Field::port);
-    let matched_by = fields.require("protocol").and_then(|field| field.word(PROTOCOLS));
+    let fields = element.read_fields(&["number", "protocol"])?;
+    let port = fields.require("number").and_then(Field::read_port);
+    let matched_by = fields.require("protocol").and_then(|field| field.read_choice(PROTOCOLS));
     Some(EgressPort { port: port?, matched_by: matched_by? })
 }
 
@@ -134,7 +134,7 @@ fn read_host(element: &Field<'_>) -> Option<HostPattern> {
 }
 
 fn read_range(element: &Field<'_>) -> Option<IpRange> {
-    element.parsed(
+    element.read_with(
         |text| text.parse::<IpRange>().ok(),
         "a range of addresses",
         "use a CIDR range, such as 10.1.0.0/16 or 10.1.2.3/32",

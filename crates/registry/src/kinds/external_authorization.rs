@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use leno_model::{Authorization, LongerBody, Name, PolicyScope, ShownBody, Unanswered};
 
-use super::access_policy::elements;
+use super::access_policy::read_elements;
 use super::check_service;
 use super::http_route::{header_name, read_match};
-use super::service_policy::targets;
+use super::service_policy::read_targets;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Authorization)> {
-    let fields = spec.fields(&[
+    let fields = spec.read_fields(&[
         "targetRefs",
         "service",
         "url",
@@ -23,14 +23,15 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "context",
         "body",
     ])?;
-    let scope = targets(&fields, namespace);
+    let scope = read_targets(&fields, namespace);
     let check_service =
         check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Deny));
-    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let headers = headers(&fields);
-    let context = context(&fields);
+    let requests =
+        read_elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let headers = read_headers(&fields);
+    let context = read_context(&fields);
     let body = match fields.find("body") {
-        Some(field) => body(field).map(Some),
+        Some(field) => read_sent_body(field).map(Some),
         None => Some(None),
     };
     let (check_service, requests, headers) = (check_service?, requests?, headers?);
@@ -41,37 +42,37 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
 }
 
 /// Reads the headers to send; an empty list sends none.
-fn headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
+fn read_headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
     let Some(field) = fields.find("headers") else { return Some(None) };
     let mut names: Vec<String> = Vec::new();
-    for element in field.list(HEADERS_MAX)? {
-        let name = header_name(&element, element.text()?)?;
+    for element in field.read_list(HEADERS_MAX)? {
+        let name = header_name(&element, element.read_text()?)?;
         if names.contains(&name) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         names.push(name);
     }
     Some(Some(names))
 }
 
-fn context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
+fn read_context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
     let Some(field) = fields.find("context") else { return Some(Vec::new()) };
     let Value::Map(map) = field.value() else {
-        field.refuse(format!("is {}, not a map", field.shown()), "write `NAME: TEXT`");
+        field.reject(format!("is {}, not a map", field.quoted_value()), "write `NAME: TEXT`");
         return None;
     };
     if map.len() > CONTEXT_MAX {
-        field.refuse(format!("has {} entries", map.len()), format!("use at most {CONTEXT_MAX}"));
+        field.reject(format!("has {} entries", map.len()), format!("use at most {CONTEXT_MAX}"));
         return None;
     }
-    Some(field.texts().into_iter().collect())
+    Some(field.read_text_map().into_iter().collect())
 }
 
-fn body(field: &Field<'_>) -> Option<ShownBody> {
-    let fields = field.fields(&["maxBytes", "allowPartial", "asBytes"])?;
-    let flag = |name| fields.find(name).map_or(Some(false), Field::boolean);
+fn read_sent_body(field: &Field<'_>) -> Option<ShownBody> {
+    let fields = field.read_fields(&["maxBytes", "allowPartial", "asBytes"])?;
+    let flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
     let bytes_max = match fields.find("maxBytes") {
-        Some(field) => field.number(1, ShownBody::BYTES_MAX),
+        Some(field) => field.read_number(1, ShownBody::BYTES_MAX),
         None => Some(ShownBody::BYTES_DEFAULT),
     };
     let (is_begun, as_bytes) = (flag("allowPartial"), flag("asBytes"));

@@ -4,41 +4,42 @@ use std::time::Duration;
 
 use leno_model::{Abort, Delay, FaultRule, FixedAnswer, Name, PolicyScope};
 
-use super::access_policy::{elements, read_peer};
-use super::answer::{body, headers};
+use super::access_policy::{read_elements, read_peer};
+use super::answer::{read_body, read_headers};
 use super::http_route::read_match;
 use super::outlier_removal::GRPC;
-use super::service_policy::{targets, time};
+use super::service_policy::{read_duration_within, read_targets};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 use crate::hint::Replacement;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
-    let fields = spec.fields(&["targetRefs", "rules"])?;
-    let scope = targets(&fields, namespace);
+    let fields = spec.read_fields(&["targetRefs", "rules"])?;
+    let scope = read_targets(&fields, namespace);
     let mut rules: Vec<FaultRule> = Vec::new();
     let field = fields.require("rules")?;
-    for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+    for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
         let Some(rule) = read_rule(element, (namespace, index)) else { continue };
         if rules.iter().any(|known| known.name == rule.name) {
-            element.refuse("its name is used by another rule", "use another name");
+            element.reject("its name is used by another rule", "use another name");
         }
         rules.push(rule);
     }
     if matches!(field.value(), Value::List(list) if list.is_empty()) {
-        field.refuse("is empty", "add a rule, or remove the policy");
+        field.reject("is empty", "add a rule, or remove the policy");
     }
     Some((scope?, rules))
 }
 
 fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<FaultRule> {
-    let fields = element.fields(&["name", "matches", "from", "delay", "abort"])?;
+    let fields = element.read_fields(&["name", "matches", "from", "delay", "abort"])?;
     let name = match fields.find("name") {
-        Some(field) => field.name()?.to_string(),
+        Some(field) => field.read_name()?.to_string(),
         None => format!("rules[{index}]"),
     };
-    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
+    let requests =
+        read_elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let peers = read_elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, namespace)
     });
     let delay = match fields.find("delay") {
@@ -50,7 +51,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
         None => None,
     };
     if delay.is_none() && abort.is_none() {
-        element.refuse("injects no fault", "add `delay` or `abort`");
+        element.reject("injects no fault", "add `delay` or `abort`");
         return None;
     }
     Some(FaultRule { name, requests: requests?, peers: peers?, delay, abort })
@@ -60,17 +61,18 @@ fn read_delay(field: &Field<'_>) -> Option<Delay> {
     let example = vec![("time", Some("100ms"))];
     let fields = field.fields_such_as(&["time", "percent"], &[vec![("time", None)], example])?;
     let least = Duration::from_millis(1);
-    let time = fields.require("time").and_then(|it| time(it, least, Delay::TIME_MAX));
-    Some(Delay { share_ppm: percent(&fields)?, time: time? })
+    let time =
+        fields.require("time").and_then(|it| read_duration_within(it, least, Delay::TIME_MAX));
+    Some(Delay { share_ppm: read_percent(&fields)?, time: time? })
 }
 
 fn read_abort(field: &Field<'_>) -> Option<Abort> {
-    let fields = field.fields(&["status", "grpcStatus", "body", "headers", "percent"])?;
+    let fields = field.read_fields(&["status", "grpcStatus", "body", "headers", "percent"])?;
     let status = match fields.find("status") {
         Some(field) => {
-            let status = u16::try_from(field.number(200, 599)?).ok()?;
+            let status = u16::try_from(field.read_number(200, 599)?).ok()?;
             if !FixedAnswer::may_have(status) {
-                field.refuse("has no body", "use a status that permits a body, such as 503");
+                field.reject("has no body", "use a status that permits a body, such as 503");
                 return None;
             }
             Some(status)
@@ -78,22 +80,25 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
         None => None,
     };
     let grpc = match fields.find("grpcStatus") {
-        Some(field) => Some(field.word(GRPC)?),
+        Some(field) => Some(field.read_choice(GRPC)?),
         None => None,
     };
     if status.is_none() && grpc.is_none() {
-        field.refuse("has no status", "add `status`, `grpcStatus` or both");
+        field.reject("has no status", "add `status`, `grpcStatus` or both");
     }
-    let answer =
-        FixedAnswer { status, body: body(&fields, "body")?, headers: headers(&fields, "headers") };
-    Some(Abort { share_ppm: percent(&fields)?, answer, grpc })
+    let answer = FixedAnswer {
+        status,
+        body: read_body(&fields, "body")?,
+        headers: read_headers(&fields, "headers"),
+    };
+    Some(Abort { share_ppm: read_percent(&fields)?, answer, grpc })
 }
 
 /// Reads `percent` of the requests, with up to four decimals; 100 % if absent.
-pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
+pub(super) fn read_percent(fields: &Fields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
     let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
-    let problem = format!("{} is not a percentage", field.shown());
+    let problem = format!("{} is not a percentage", field.quoted_value());
     match field.value() {
         Value::Number(text) => {
             if let Some(share) = share(text) {
@@ -104,13 +109,17 @@ pub(super) fn percent(fields: &Fields<'_>) -> Option<u32> {
             let number = text.trim_end_matches('%').trim_end();
             if share(number).is_some() {
                 let remedy = format!("write {number}, without quotes or a tag");
-                field.propose(problem, remedy, Replacement::Number(number.to_owned()));
+                field.reject_with_replacement(
+                    problem,
+                    remedy,
+                    Replacement::Number(number.to_owned()),
+                );
                 return None;
             }
         }
         _ => {}
     }
-    field.refuse(
+    field.reject(
         problem,
         "use a number above 0, up to 100, with at most four decimals, such as 12.5",
     );

@@ -27,12 +27,12 @@ pub(super) fn read(
 ) {
     let Some(field) = rule.find("filters") else { return };
     let mut seen = Vec::new();
-    for filter in field.list(FILTERS_MAX).unwrap_or_default() {
+    for filter in field.read_list(FILTERS_MAX).unwrap_or_default() {
         let Some((kind, config)) = read_type(&filter, FilterKind::of_rules(family)) else {
             continue;
         };
         if seen.contains(&kind) && kind != FilterKind::Mirror {
-            filter.refuse(format!("is a second {}", kind.word()), "join the two");
+            filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
         seen.push(kind);
         match kind {
@@ -45,20 +45,20 @@ pub(super) fn read(
         }
     }
     if seen.contains(&FilterKind::Redirect) && seen.contains(&FilterKind::Rewrite) {
-        field.refuse(
+        field.reject(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
         );
     }
     if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
-        field.refuse(
+        field.reject(
             format!("has {} RequestMirrors", actions.mirrors.len()),
             format!("use at most {}", RuleActions::MIRRORS_MAX),
         );
     }
-    let backends = rule.find("backendRefs").and_then(|field| field.list(usize::MAX));
+    let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
     if seen.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
-        field.refuse(
+        field.reject(
             "has a RequestRedirect, so `backendRefs` receive no requests",
             "remove the filter or `backendRefs`",
         );
@@ -73,11 +73,11 @@ pub(super) fn read_of_backend(
 ) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
     let mut seen = Vec::new();
-    for filter in backend.find("filters")?.list(FILTERS_MAX)? {
+    for filter in backend.find("filters")?.read_list(FILTERS_MAX)? {
         let kinds = FilterKind::of_backends(family);
         let Some((kind, config)) = read_type(&filter, kinds) else { continue };
         if seen.contains(&kind) {
-            filter.refuse(format!("is a second {}", kind.word()), "join the two");
+            filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
         seen.push(kind);
         match kind {
@@ -100,7 +100,7 @@ enum FilterKind {
 }
 
 impl FilterKind {
-    const fn word(self) -> &'static str {
+    const fn type_name(self) -> &'static str {
         match self {
             Self::RequestHeaders => "RequestHeaderModifier",
             Self::ResponseHeaders => "ResponseHeaderModifier",
@@ -112,7 +112,7 @@ impl FilterKind {
     }
 
     /// Returns the name of the filter's configuration field.
-    const fn key(self) -> &'static str {
+    const fn config_field(self) -> &'static str {
         match self {
             Self::RequestHeaders => "requestHeaderModifier",
             Self::ResponseHeaders => "responseHeaderModifier",
@@ -148,26 +148,27 @@ impl FilterKind {
 /// Reads the filter type and its configuration field.
 fn read_type<'a>(filter: &Field<'a>, kinds: &[FilterKind]) -> Option<(FilterKind, Field<'a>)> {
     let fields = filter.any_fields()?;
-    let words: Vec<_> = kinds.iter().map(|kind| (kind.word(), *kind)).collect();
-    let kind = fields.require("type")?.word(&words)?;
-    fields.refuse_unknown(&["type", kind.key()]);
-    Some((kind, fields.require(kind.key())?.clone()))
+    let words: Vec<_> = kinds.iter().map(|kind| (kind.type_name(), *kind)).collect();
+    let kind = fields.require("type")?.read_choice(&words)?;
+    fields.refuse_unknown(&["type", kind.config_field()]);
+    Some((kind, fields.require(kind.config_field())?.clone()))
 }
 
 fn read_headers(config: &Field<'_>) -> HeaderEdits {
-    let Some(fields) = config.fields(&["set", "add", "remove"]) else {
+    let Some(fields) = config.read_fields(&["set", "add", "remove"]) else {
         return HeaderEdits::default();
     };
     let edits = HeaderEdits {
-        set: fields.each("set", HEADERS_MAX, read_header),
-        add: fields.each("add", HEADERS_MAX, read_header),
-        remove: fields.each("remove", HEADERS_MAX, |field| editable(field, field.text()?)),
+        set: fields.read_each("set", HEADERS_MAX, read_header),
+        add: fields.read_each("add", HEADERS_MAX, read_header),
+        remove: fields
+            .read_each("remove", HEADERS_MAX, |field| editable_header(field, field.read_text()?)),
     };
     let named = edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
     let mut names: Vec<&String> = named.collect();
     names.sort_unstable();
     if let Some([name, _]) = names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
-        config.refuse(
+        config.reject(
             format!("has two changes of the header {name:?}"),
             "name each header once; several values go into one, separated by commas",
         );
@@ -179,14 +180,14 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
 }
 
 pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
-    let fields = element.fields(&["name", "value"])?;
-    let name = fields.require("name").and_then(|field| editable(field, field.text()?));
+    let fields = element.read_fields(&["name", "value"])?;
+    let name = fields.require("name").and_then(|field| editable_header(field, field.read_text()?));
     let value = fields.require("value").and_then(|field| {
-        let text = field.text()?;
+        let text = field.read_text()?;
         let fits = HeaderEdits::is_value(text) && (1..=HEADER_BYTES_MAX).contains(&text.len());
         if !fits {
-            field.refuse(
-                format!("{} is not a value of a header", field.shown()),
+            field.reject(
+                format!("{} is not a value of a header", field.quoted_value()),
                 "use 1 to 4096 bytes, without control characters and outer spaces",
             );
         }
@@ -196,11 +197,11 @@ pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
 }
 
 /// Returns the lower-case name of a header that a rule may modify.
-fn editable(field: &Field<'_>, text: &str) -> Option<String> {
+fn editable_header(field: &Field<'_>, text: &str) -> Option<String> {
     let name = text.to_ascii_lowercase();
     if !HeaderEdits::is_name(&name) || name.len() > HEADER_NAME_BYTES_MAX {
-        let problem = format!("{} is not the name of a header", field.shown());
-        field.refuse(problem, "use letters, digits and `-`");
+        let problem = format!("{} is not the name of a header", field.quoted_value());
+        field.reject(problem, "use letters, digits and `-`");
         return None;
     }
     if !HeaderEdits::may_edit(&name) {
@@ -208,22 +209,23 @@ fn editable(field: &Field<'_>, text: &str) -> Option<String> {
             "host" => "use a URLRewrite with `hostname`",
             _ => "remove it",
         };
-        field.refuse(format!("{name:?} is a header of the protocol and cannot be changed"), remedy);
+        field.reject(format!("{name:?} is a header of the protocol and cannot be changed"), remedy);
         return None;
     }
     Some(name)
 }
 
 fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirect> {
-    let fields = config.fields(&["scheme", "hostname", "path", "port", "statusCode"])?;
+    let fields = config.read_fields(&["scheme", "hostname", "path", "port", "statusCode"])?;
     let scheme = fields
         .find("scheme")
-        .map(|field| field.word(&[("http", Scheme::Http), ("https", Scheme::Https)]));
+        .map(|field| field.read_choice(&[("http", Scheme::Http), ("https", Scheme::Https)]));
     let status = fields.find("statusCode").map_or(Some(REDIRECT_STATUS), |field| {
-        let status = field.number(0, u32::from(u16::MAX)).and_then(|it| u16::try_from(it).ok())?;
+        let status =
+            field.read_number(0, u32::from(u16::MAX)).and_then(|it| u16::try_from(it).ok())?;
         let known = Redirect::STATUSES.contains(&status);
         if !known {
-            field.refuse(
+            field.reject(
                 format!("{status} is not a redirect status"),
                 "use 301, 302, 303, 307 or 308",
             );
@@ -232,17 +234,17 @@ fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirec
     });
     Some(Redirect {
         scheme: scheme.flatten(),
-        hostname: fields.find("hostname").and_then(hostname),
+        hostname: fields.find("hostname").and_then(read_hostname),
         path: fields.find("path").and_then(|field| read_path(field, matches)),
-        port: fields.find("port").and_then(Field::port),
+        port: fields.find("port").and_then(Field::read_port),
         status: status?,
     })
 }
 
 fn read_rewrite(config: &Field<'_>, matches: &[RequestMatch]) -> Option<UrlRewrite> {
-    let fields = config.fields(&["hostname", "path"])?;
+    let fields = config.read_fields(&["hostname", "path"])?;
     let rewrite = UrlRewrite {
-        hostname: fields.find("hostname").and_then(hostname),
+        hostname: fields.find("hostname").and_then(read_hostname),
         path: fields.find("path").and_then(|field| read_path(field, matches)),
     };
     if fields.find("hostname").is_none() && fields.find("path").is_none() {
@@ -252,10 +254,10 @@ fn read_rewrite(config: &Field<'_>, matches: &[RequestMatch]) -> Option<UrlRewri
 }
 
 /// Reads a host name that is not an address and has no wildcard.
-fn hostname(field: &Field<'_>) -> Option<Name> {
-    let name = field.name()?;
+fn read_hostname(field: &Field<'_>) -> Option<Name> {
+    let name = field.read_name()?;
     if name.as_str().parse::<IpAddr>().is_ok() {
-        field.refuse(format!("{} is an address", field.shown()), "use a host name");
+        field.reject(format!("{} is an address", field.quoted_value()), "use a host name");
         return None;
     }
     Some(name)
@@ -263,7 +265,8 @@ fn hostname(field: &Field<'_>) -> Option<Name> {
 
 fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     let fields = path.any_fields()?;
-    let full = fields.require("type")?.word(&[("ReplaceFullPath", true), (PREFIX, false)])?;
+    let full =
+        fields.require("type")?.read_choice(&[("ReplaceFullPath", true), (PREFIX, false)])?;
     let key = if full { "replaceFullPath" } else { "replacePrefixMatch" };
     fields.refuse_unknown(&["type", key]);
     let value = fields.require(key)?;
@@ -273,12 +276,12 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     let prefixed =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
     if !prefixed {
-        path.refuse(
+        path.reject(
             "replaces a prefix, which requires a rule with a single match of the type PathPrefix",
             "use one match with a path of the type PathPrefix",
         );
     }
-    match value.text()? {
+    match value.read_text()? {
         "" => Some(PathEdit::Prefix(String::new())),
         _ => literal_path(value).map(PathEdit::Prefix),
     }

@@ -30,19 +30,19 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
     let name = RouteName { namespace: head.namespace, name: head.name };
     match kind {
         Kind::HttpRoute => {
-            let fields = spec.fields(WITH_HOSTNAMES)?;
-            let hostnames = hostnames(&fields);
+            let fields = spec.read_fields(WITH_HOSTNAMES)?;
+            let hostnames = read_route_hostnames(&fields);
             let rules = http_route::read_rules(spec, &fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
         Kind::GrpcRoute => {
-            let fields = spec.fields(WITH_HOSTNAMES)?;
-            let hostnames = hostnames(&fields);
+            let fields = spec.read_fields(WITH_HOSTNAMES)?;
+            let hostnames = read_route_hostnames(&fields);
             let rules = grpc_route::read_rules(&fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
         Kind::TlsRoute => {
-            let fields = spec.fields(WITH_HOSTNAMES)?;
+            let fields = spec.read_fields(WITH_HOSTNAMES)?;
             let hostnames = read_hostnames(&fields);
             let backends = tls_route::read_backends(&fields, &name);
             let hostnames = hostnames?;
@@ -55,18 +55,18 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
             Some(GatewayRoute { hostnames, rules: GatewayRules::Sessions(rule) })
         }
         Kind::GatewayTcpRoute => {
-            let fields = spec.fields(&["parentRefs", "rules"])?;
+            let fields = spec.read_fields(&["parentRefs", "rules"])?;
             let rule = gateway_tcp_route::read_rule(&fields, name)?;
             Some(GatewayRoute { hostnames: Vec::new(), rules: GatewayRules::Connections(rule) })
         }
         _ => {
-            spec.refuse("is not a route", "use a route of the Gateway API");
+            spec.reject("is not a route", "use a route of the Gateway API");
             None
         }
     }
 }
 
-fn hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+fn read_route_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     fields.find("hostnames").map_or(Some(Vec::new()), read_patterns)
 }
 

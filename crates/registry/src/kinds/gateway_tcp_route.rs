@@ -7,7 +7,7 @@ use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
-    let fields = spec.fields(&["parentRefs", "rules"])?;
+    let fields = spec.read_fields(&["parentRefs", "rules"])?;
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let rule = read_rule(&fields, route)?;
@@ -17,14 +17,14 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
 /// Reads its only rule.
 pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule> {
     let rules = fields.require("rules")?;
-    let [rule] = &rules.list(RULES_MAX)?[..] else {
-        rules.refuse("is empty", "add a rule with `backendRefs`");
+    let [rule] = &rules.read_list(RULES_MAX)?[..] else {
+        rules.reject("is empty", "add a rule with `backendRefs`");
         return None;
     };
-    let rule_fields = rule.fields(&["name", "backendRefs"])?;
+    let rule_fields = rule.read_fields(&["name", "backendRefs"])?;
     rule_fields.require("backendRefs")?;
     let backends = rule_fields
-        .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
+        .read_each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so its connections are closed",

@@ -6,7 +6,7 @@ use leno_model::{
     Descriptor, DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Name, Unanswered,
 };
 
-use super::access_policy::elements;
+use super::access_policy::read_elements;
 use super::http_route::{header_name, read_match};
 use super::request_test::only_one;
 use super::service_policy::number_or;
@@ -14,7 +14,7 @@ use super::{answer, check_service};
 use crate::field::Field;
 
 pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
-    let fields = field.fields(&[
+    let fields = field.read_fields(&[
         "service",
         "url",
         "timeout",
@@ -26,66 +26,67 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
     ])?;
     let check_service =
         check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Allow));
-    let domain = fields.require("domain").and_then(name);
+    let domain = fields.require("domain").and_then(read_compared_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
-        let elements = field.list(DESCRIPTORS_MAX)?;
+        let elements = field.read_list(DESCRIPTORS_MAX)?;
         if elements.is_empty() {
-            field.refuse("is empty", "add a descriptor");
+            field.reject("is empty", "add a descriptor");
             return None;
         }
-        elements.iter().map(descriptor).collect::<Option<Vec<_>>>()
+        elements.iter().map(read_descriptor).collect::<Option<Vec<_>>>()
     });
     let answer = match fields.find("answer") {
         Some(field) => answer::read(field)?,
         None => FixedAnswer::default(),
     };
     let tells = match fields.find("tellClients") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
     let (check_service, domain, descriptors) = (check_service?, domain?, descriptors?);
     Some(GlobalLimit { check_service, domain, descriptors, answer, tells })
 }
 
-fn descriptor(element: &Field<'_>) -> Option<Descriptor> {
-    let fields = element.fields(&["matches", "entries", "hits"])?;
-    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
+fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
+    let fields = element.read_fields(&["matches", "entries", "hits"])?;
+    let requests =
+        read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let field = fields.require("entries")?;
-    let elements = field.list(ENTRIES_MAX)?;
+    let elements = field.read_list(ENTRIES_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", "add an entry, such as `{key: client, from: client}`");
+        field.reject("is empty", "add an entry, such as `{key: client, from: client}`");
         return None;
     }
-    let entries: Option<Vec<_>> = elements.iter().map(entry).collect();
+    let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
     let hits = number_or(&fields, "hits", (1, HITS_MAX), 1);
     Some(Descriptor { requests: requests?, entries: entries?, hits: hits? })
 }
 
 /// Reads `{key, text}`, `{key, header}`, or `{key, from}` with a word.
-fn entry(element: &Field<'_>) -> Option<DescriptorEntry> {
-    let fields = element.fields(&["key", "text", "header", "from"])?;
+fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
+    let fields = element.read_fields(&["key", "text", "header", "from"])?;
     let which = only_one(&fields, &["text", "header", "from"])?;
     let field = fields.find(which)?;
     let value = match which {
-        "text" => DescriptorValue::Text(name(field)?),
-        "header" => DescriptorValue::Header(header_name(field, field.text()?)?),
-        _ => field.word(&[
+        "text" => DescriptorValue::Text(read_compared_text(field)?),
+        "header" => DescriptorValue::Header(header_name(field, field.read_text()?)?),
+        _ => field.read_choice(&[
             ("client", DescriptorValue::Client),
             ("path", DescriptorValue::Path),
             ("method", DescriptorValue::Method),
             ("address", DescriptorValue::Address),
         ])?,
     };
-    Some(DescriptorEntry { key: fields.require("key").and_then(name)?, value })
+    Some(DescriptorEntry { key: fields.require("key").and_then(read_compared_text)?, value })
 }
 
 /// Reads a text that the rate limit service compares.
-fn name(field: &Field<'_>) -> Option<String> {
+fn read_compared_text(field: &Field<'_>) -> Option<String> {
     let fits = |text: &str| {
         let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
         (fits && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.parsed(fits, "a text to send", "use 1 to 256 bytes without control characters")
+    field.read_with(fits, "a text to send", "use 1 to 256 bytes without control characters")
 }
 
 /// Envoy's default.

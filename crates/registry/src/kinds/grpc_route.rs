@@ -15,7 +15,7 @@ use super::{Head, persistence};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
-    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
@@ -28,15 +28,15 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
 }
 
 pub(super) fn read_rules(fields: &Fields<'_>, name: &RouteName) -> Vec<RouteRule> {
-    let rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
+    let rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
     persistence::refuse_shared(fields, &rules);
     rules
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields =
-        rule.fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
-    let mut matches = fields.each("matches", MATCHES_MAX, read_match);
+        rule.read_fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
+    let mut matches = fields.read_each("matches", MATCHES_MAX, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -56,7 +56,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
 }
 
 fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
-    let fields = element.fields(&["method", "headers"])?;
+    let fields = element.read_fields(&["method", "headers"])?;
     let path = match fields.find("method") {
         Some(method) => read_method(method),
         None => Some(PathMatch::Any),
@@ -67,26 +67,26 @@ fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 
 /// Returns the path match for a match of service and method.
 fn read_method(method: &Field<'_>) -> Option<PathMatch> {
-    let fields = method.fields(&["type", "service", "method"])?;
+    let fields = method.read_fields(&["type", "service", "method"])?;
     let regex = match fields.find("type") {
-        Some(field) => field.word(&[("Exact", false), ("RegularExpression", true)])?,
+        Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
-    let (service, name) = (part(&fields, "service"), part(&fields, "method"));
+    let (service, name) = (non_empty_field(&fields, "service"), non_empty_field(&fields, "method"));
     if service.is_none() && name.is_none() {
-        method.refuse("names neither a service nor a method", "add `service` or `method`");
+        method.reject("names neither a service nor a method", "add `service` or `method`");
         return None;
     }
     if regex {
         let expression = |part: Option<&Field<'_>>| match part {
-            Some(field) => field.regex().map(|text| format!("(?:{text})")),
+            Some(field) => field.read_regex().map(|text| format!("(?:{text})")),
             None => Some(ELEMENT.to_owned()),
         };
         let path = format!("/{}/{}", expression(service)?, expression(name)?);
         return Some(PathMatch::Regex(path));
     }
-    let service = service.map(|field| literal(field, is_service, "com.example.Books"));
-    let name = name.map(|field| literal(field, is_method, "ListBooks"));
+    let service = service.map(|field| read_grpc_name(field, is_service, "com.example.Books"));
+    let name = name.map(|field| read_grpc_name(field, is_method, "ListBooks"));
     match (service, name) {
         (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
         (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
@@ -96,15 +96,15 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
 }
 
 /// Returns a field that is not empty.
-fn part<'a, 'f>(fields: &'f Fields<'a>, key: &str) -> Option<&'f Field<'a>> {
-    fields.find(key).filter(|field| field.shown() != "\"\"")
+fn non_empty_field<'a, 'f>(fields: &'f Fields<'a>, key: &str) -> Option<&'f Field<'a>> {
+    fields.find(key).filter(|field| field.quoted_value() != "\"\"")
 }
 
-fn literal<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) -> Option<&'a str> {
-    let text = field.text()?;
+fn read_grpc_name<'a>(field: &Field<'a>, fits: fn(&str) -> bool, example: &str) -> Option<&'a str> {
+    let text = field.read_text()?;
     if !fits(text) || text.len() > NAME_BYTES_MAX {
-        let problem = format!("{} is not a name in gRPC", field.shown());
-        field.refuse(problem, format!("use a name such as {example}, of at most 1024 bytes"));
+        let problem = format!("{} is not a name in gRPC", field.quoted_value());
+        field.reject(problem, format!("use a name such as {example}, of at most 1024 bytes"));
         return None;
     }
     Some(text)

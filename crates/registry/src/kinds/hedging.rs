@@ -2,20 +2,22 @@
 
 use leno_model::{HedgeRule, Name, PolicyScope};
 
-use super::service_policy::{targets, time};
+use super::service_policy::{read_duration_within, read_targets};
 use crate::document::Value;
 use crate::field::Field;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, HedgeRule)> {
-    let fields = spec.fields(&["targetRefs", "after", "methods"])?;
-    let scope = targets(&fields, namespace);
+    let fields = spec.read_fields(&["targetRefs", "after", "methods"])?;
+    let scope = read_targets(&fields, namespace);
     let after = fields.require("after");
-    let after = after.and_then(|it| time(it, HedgeRule::AFTER_MIN, HedgeRule::AFTER_MAX));
-    let methods = fields.each("methods", HedgeRule::METHODS_MAX, |field| {
-        let method = field.text()?;
+    let after =
+        after.and_then(|it| read_duration_within(it, HedgeRule::AFTER_MIN, HedgeRule::AFTER_MAX));
+    let methods = fields.read_each("methods", HedgeRule::METHODS_MAX, |field| {
+        let method = field.read_text()?;
         if !HedgeRule::is_method(method) {
-            let problem = format!("{} is not a method that can be sent twice", field.shown());
-            field.refuse(problem, "use one such as GET or POST");
+            let problem =
+                format!("{} is not a method that can be sent twice", field.quoted_value());
+            field.reject(problem, "use one such as GET or POST");
             return None;
         }
         Some(method.to_owned())
@@ -25,9 +27,9 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
     once.dedup();
     if let Some(field) = fields.find("methods") {
         if matches!(field.value(), Value::List(list) if list.is_empty()) {
-            field.refuse("is empty", "name a method, or remove it");
+            field.reject("is empty", "name a method, or remove it");
         } else if once.len() < methods.len() {
-            field.refuse("names a method twice", "remove one of the two");
+            field.reject("names a method twice", "remove one of the two");
         }
     }
     Some((scope?, HedgeRule { after: after?, methods: once }))

@@ -17,7 +17,7 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
-    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &name.namespace);
@@ -31,7 +31,7 @@ pub(super) fn read_rules(
     fields: &Fields<'_>,
     name: &RouteName,
 ) -> Vec<RouteRule> {
-    let mut rules = fields.each("rules", RULES_MAX, |rule| read_rule(rule, name));
+    let mut rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
     persistence::refuse_shared(fields, &rules);
     if rules.is_empty() {
         // The schema's default: one rule that matches every request, without backends.
@@ -66,9 +66,9 @@ pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
 
 pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
-    let elements = field.list(PARENTS_MAX)?;
+    let elements = field.read_list(PARENTS_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", "name the service that the route applies to");
+        field.reject("is empty", "name the service that the route applies to");
         return None;
     }
     let mut parents = Vec::new();
@@ -77,7 +77,7 @@ pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<
             continue;
         };
         if parents.contains(&parent) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         parents.push(parent);
     }
@@ -85,7 +85,8 @@ pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<
 }
 
 fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
-    let fields = element.fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
+    let fields =
+        element.read_fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
     refuse_other_kinds(&fields, true);
     if fields.find("kind").is_some() && fields.find("group").is_none() {
         element.warn(
@@ -93,13 +94,13 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
             "add `group: \"\"`",
         );
     }
-    fields.unsupported(
+    fields.reject_unsupported(
         "sectionName",
         "is not supported",
         "use `port` to name one port of the service",
     );
     let service = read_service(&fields, namespace);
-    let port = fields.find("port").map(Field::port);
+    let port = fields.find("port").map(Field::read_port);
     Some(RouteParent {
         service: service?,
         port: match port {
@@ -111,16 +112,16 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 
 /// Reads a service reference by `name` and `namespace`; the namespace defaults to the route's.
 pub(super) fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
-    let name = fields.require("name").and_then(Field::label);
+    let name = fields.require("name").and_then(Field::read_label);
     let namespace = match fields.find("namespace") {
-        Some(field) => field.label(),
+        Some(field) => field.read_label(),
         None => Some(own.clone()),
     };
     Some(ServiceName { namespace: namespace?, name: name? })
 }
 
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
-    let fields = rule.fields(&[
+    let fields = rule.read_fields(&[
         "name",
         "matches",
         "filters",
@@ -129,7 +130,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         "retry",
         "sessionPersistence",
     ])?;
-    let mut matches = fields.each("matches", MATCHES_MAX, read_match);
+    let mut matches = fields.read_each("matches", MATCHES_MAX, read_match);
     if matches.is_empty() {
         matches.push(RequestMatch::default());
     }
@@ -158,8 +159,8 @@ pub(super) fn read_backends(
     whose: (Family, &Name),
     (matches, actions): (&[RequestMatch], &RuleActions),
 ) -> Vec<WeightedBackend> {
-    let backends =
-        fields.each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, whose, matches));
+    let backends = fields
+        .read_each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, whose, matches));
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so its requests get the status 500",
@@ -170,14 +171,14 @@ pub(super) fn read_backends(
 }
 
 pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
-    let fields = element.fields(&["path", "method", "headers", "queryParams"])?;
+    let fields = element.read_fields(&["path", "method", "headers", "queryParams"])?;
     let path = match fields.find("path") {
         Some(path) => read_path(path),
         None => Some(PathMatch::Any),
     };
-    let method = fields.find("method").map(|field| field.word(METHODS));
+    let method = fields.find("method").map(|field| field.read_choice(METHODS));
     let headers = read_headers(&fields);
-    let query = fields.each("queryParams", FIELDS_MAX, read_field_match);
+    let query = fields.read_each("queryParams", FIELDS_MAX, read_field_match);
     refuse_repeated(&fields, "queryParams", &query);
     Some(RequestMatch {
         path: path?,
@@ -189,7 +190,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 
 /// Reads the header matches.
 pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
-    let headers = fields.each("headers", FIELDS_MAX, |field| {
+    let headers = fields.read_each("headers", FIELDS_MAX, |field| {
         let mut header = read_field_match(field)?;
         header.name = header_name(field, &header.name)?;
         Some(header)
@@ -210,7 +211,7 @@ pub(super) fn read_path_with(
     let example = vec![("type", Some("PathPrefix")), ("value", None)];
     let fields = path.fields_such_as(&["type", "value"], &[example])?;
     let kind = match fields.find("type") {
-        Some(field) => field.word(&[
+        Some(field) => field.read_choice(&[
             ("Exact", PathKind::Exact),
             ("PathPrefix", PathKind::Prefix),
             ("RegularExpression", PathKind::Regex),
@@ -229,8 +230,8 @@ pub(super) fn read_path_with(
     };
     match kind {
         PathKind::Exact => literal(value).map(PathMatch::Exact),
-        PathKind::Prefix => literal(value).map(prefix),
-        PathKind::Regex => value.regex().map(PathMatch::Regex),
+        PathKind::Prefix => literal(value).map(normalize_prefix),
+        PathKind::Regex => value.read_regex().map(PathMatch::Regex),
     }
 }
 
@@ -242,7 +243,7 @@ enum PathKind {
 }
 
 /// Normalizes a prefix: a trailing slash has no effect, and `/` matches every path.
-pub(super) fn prefix(mut path: String) -> PathMatch {
+pub(super) fn normalize_prefix(mut path: String) -> PathMatch {
     if path.ends_with('/') {
         path.pop();
     }
@@ -254,19 +255,19 @@ pub(super) fn prefix(mut path: String) -> PathMatch {
 
 /// Reads a match of a header or query parameter.
 fn read_field_match(element: &Field<'_>) -> Option<FieldMatch> {
-    let fields = element.fields(&["type", "name", "value"])?;
+    let fields = element.read_fields(&["type", "name", "value"])?;
     let regex = match fields.find("type") {
-        Some(field) => field.word(&[("Exact", false), ("RegularExpression", true)])?,
+        Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
-    let name = fields.require("name").and_then(Field::text);
+    let name = fields.require("name").and_then(Field::read_text);
     let value = fields.require("value").and_then(|field| match regex {
-        true => field.regex().map(ValueMatch::Regex),
-        false => Some(ValueMatch::Exact(field.text()?.to_owned())),
+        true => field.read_regex().map(ValueMatch::Regex),
+        false => Some(ValueMatch::Exact(field.read_text()?.to_owned())),
     });
     let name = name?;
     if name.is_empty() || name.len() > FIELD_NAME_BYTES_MAX {
-        element.refuse("has an empty name or one that is too long", "use 1 to 256 bytes");
+        element.reject("has an empty name or one that is too long", "use 1 to 256 bytes");
         return None;
     }
     Some(FieldMatch { name: name.to_owned(), value: value? })
@@ -280,7 +281,7 @@ pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
         "host" | ":authority" => Some(":authority".to_owned()),
         _ if !name.is_empty() && name.bytes().all(token) => Some(name),
         _ => {
-            field.refuse(
+            field.reject(
                 format!("{name:?} is not the name of a header"),
                 "use letters, digits and `-`",
             );
@@ -297,7 +298,7 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
     if list.iter().enumerate().any(repeated)
         && let Some(field) = fields.find(key)
     {
-        field.refuse(
+        field.reject(
             "has two entries for one name, of which only the first would apply",
             "remove one of the two",
         );
@@ -306,7 +307,7 @@ fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
 
 /// Reads a backend of connections, which has no filters.
 pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
-    let fields = element.fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
+    let fields = element.read_fields(&["group", "kind", "name", "namespace", "port", "weight"])?;
     read_weighted(&fields, namespace)
 }
 
@@ -316,8 +317,15 @@ fn read_edited_backend(
     (family, namespace): (Family, &Name),
     matches: &[RequestMatch],
 ) -> Option<WeightedBackend> {
-    let fields =
-        element.fields(&["group", "kind", "name", "namespace", "port", "weight", "filters"])?;
+    let fields = element.read_fields(&[
+        "group",
+        "kind",
+        "name",
+        "namespace",
+        "port",
+        "weight",
+        "filters",
+    ])?;
     let edits = filter::read_of_backend(&fields, family, matches);
     Some(WeightedBackend { edits, ..read_weighted(&fields, namespace)? })
 }
@@ -325,9 +333,9 @@ fn read_edited_backend(
 fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBackend> {
     refuse_other_kinds(fields, false);
     let service = read_service(fields, namespace);
-    let port = fields.require("port").and_then(Field::port);
+    let port = fields.require("port").and_then(Field::read_port);
     let weight = match fields.find("weight") {
-        Some(field) => field.number(0, WEIGHT_MAX),
+        Some(field) => field.read_number(0, WEIGHT_MAX),
         None => Some(1),
     };
     Some(WeightedBackend::new(service?, port?, weight?))
@@ -336,7 +344,7 @@ fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBacken
 /// Reads the timeouts of the whole request and of one attempt.
 fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
     let Some(fields) =
-        rule.find("timeouts").and_then(|field| field.fields(&["request", "backendRequest"]))
+        rule.find("timeouts").and_then(|field| field.read_fields(&["request", "backendRequest"]))
     else {
         return (None, None);
     };
@@ -349,8 +357,8 @@ fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
     if let (Some(whole), Some(one), Some(field)) = (request, attempt, fields.find("backendRequest"))
         && one > whole
     {
-        field.refuse(
-            format!("{} is longer than `request`, which includes it", field.shown()),
+        field.reject(
+            format!("{} is longer than `request`, which includes it", field.quoted_value()),
             "lower it, or raise `request`",
         );
     }
@@ -358,14 +366,18 @@ fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
 }
 
 pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
-    field.parsed(duration, "a duration", "use a number with a unit, such as \"5s\" or \"500ms\"")
+    field.read_with(
+        parse_duration,
+        "a duration",
+        "use a number with a unit, such as \"5s\" or \"500ms\"",
+    )
 }
 
 fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
-    let fields = field.fields(&["codes", "attempts", "backoff"])?;
-    let mut codes = fields.each("codes", RETRY_CODES_MAX, |code| {
+    let fields = field.read_fields(&["codes", "attempts", "backoff"])?;
+    let mut codes = fields.read_each("codes", RETRY_CODES_MAX, |code| {
         let (least, most) = (*RetryRule::CODES.start(), *RetryRule::CODES.end());
-        u16::try_from(code.number(least.into(), most.into())?).ok()
+        u16::try_from(code.read_number(least.into(), most.into())?).ok()
     });
     let listed = codes.len();
     codes.sort_unstable();
@@ -373,7 +385,7 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     if codes.len() < listed
         && let Some(field) = fields.find("codes")
     {
-        field.refuse("names a status twice", "remove one of the two");
+        field.reject("names a status twice", "remove one of the two");
     }
     let attempts = match fields.find("attempts") {
         Some(field) => read_attempts(field)?,
@@ -388,7 +400,7 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
 
 /// The API has no upper bound.
 fn read_attempts(field: &Field<'_>) -> Option<u8> {
-    let attempts = field.number(0, i32::MAX.unsigned_abs())?;
+    let attempts = field.read_number(0, i32::MAX.unsigned_abs())?;
     let most = RetryRule::ATTEMPTS_MAX;
     let within = u8::try_from(attempts).ok().filter(|attempts| *attempts <= most);
     if within.is_none() {
@@ -399,7 +411,7 @@ fn read_attempts(field: &Field<'_>) -> Option<u8> {
 }
 
 /// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
-pub(super) fn duration(text: &str) -> Option<Duration> {
+pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = Duration::ZERO;
     for _ in 0..4 {
@@ -476,7 +488,7 @@ mod tests {
             ("1 s", None),
         ] {
             let expected = milliseconds.map(Duration::from_millis);
-            assert_eq!(duration(text), expected, "{text}");
+            assert_eq!(parse_duration(text), expected, "{text}");
         }
     }
 }

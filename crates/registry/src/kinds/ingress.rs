@@ -9,7 +9,7 @@ use super::Head;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<IngressPolicy> {
-    let fields = spec.fields(&["backends", "sources", "matches"])?;
+    let fields = spec.read_fields(&["backends", "sources", "matches"])?;
     let name = IngressName { namespace: head.namespace, kind, name: head.name };
     let backends = read_backends(kind, &fields);
     let sources = read_sources(&fields);
@@ -27,7 +27,7 @@ fn read_backends<'a>(
     fields: &Fields<'a>,
 ) -> Option<Vec<(Field<'a>, IngressBackend)>> {
     if kind == IngressKind::AccessControl && fields.find("backends").is_none() {
-        fields.here().refuse(
+        fields.map_field().reject(
             "has no `backends`, which FSM interprets as every port of the namespace",
             "list the services and ports to open",
         );
@@ -40,7 +40,7 @@ fn read_backends<'a>(
         let Some(backend) = read_backend(kind, &element) else { continue };
         let place = |it: &IngressBackend| (it.service.clone(), it.port);
         if backends.iter().any(|(_, known)| place(known) == place(&backend)) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         backends.push((element, backend));
     }
@@ -48,14 +48,14 @@ fn read_backends<'a>(
 }
 
 fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend> {
-    let fields = element.fields(&["name", "port", "tls"])?;
-    let service = fields.require("name").and_then(Field::label);
-    let port_fields = fields.require("port")?.fields(&["number", "protocol"])?;
-    let port = port_fields.require("number").and_then(Field::port);
+    let fields = element.read_fields(&["name", "port", "tls"])?;
+    let service = fields.require("name").and_then(Field::read_label);
+    let port_fields = fields.require("port")?.read_fields(&["number", "protocol"])?;
+    let port = port_fields.require("number").and_then(Field::read_port);
     let protocol = port_fields.require("protocol")?;
     let entry = match kind {
-        IngressKind::IngressBackend => protocol.word(&WORDS[..3]),
-        IngressKind::AccessControl => protocol.word(WORDS),
+        IngressKind::IngressBackend => protocol.read_choice(&WORDS[..3]),
+        IngressKind::AccessControl => protocol.read_choice(WORDS),
     };
     let entry = with_tls(&fields, entry?);
     Some(IngressBackend { service: service?, port: port?, entry: entry? })
@@ -65,17 +65,17 @@ fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend
 fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
     let (mut proof, mut server_names) = (Proof::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
-        let tls = field.fields(&["skipClientCertValidation", "sniHosts"])?;
+        let tls = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
         if let Some(skip) = tls.find("skipClientCertValidation")
-            && skip.flag()?
+            && skip.read_flag()?
         {
             proof = Proof::Skipped;
         }
         if let Some(field) = tls.find("sniHosts") {
-            server_names = field.each(LIST_MAX, |name| Some(name.name()?.to_string()));
+            server_names = field.read_each(LIST_MAX, |name| Some(name.read_name()?.to_string()));
         }
         if entry.is_clear() && (proof == Proof::Skipped || !server_names.is_empty()) {
-            field.refuse(
+            field.reject(
                 "has TLS settings, but the port is opened without TLS",
                 "remove it, or use `protocol: https`",
             );
@@ -95,16 +95,16 @@ fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) 
     let names_somebody = sources.iter().any(|it| !is_place(&it));
     let names_places = sources.iter().any(|it| is_place(&it));
     match entry {
-        Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.refuse(
+        Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.reject(
             "allows no client: clients without TLS are identified by address only",
             "add a source of the kind Service or IPRange, or use `protocol: https`",
         ),
-        Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.refuse(
+        Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.reject(
             "requires client certificates, but no source names a principal",
             "add a source of the kind AuthenticatedPrincipal, or set \
              `tls.skipClientCertValidation` to true",
         ),
-        Entry::Https { proof: Proof::Skipped, .. } if names_somebody => element.refuse(
+        Entry::Https { proof: Proof::Skipped, .. } if names_somebody => element.reject(
             "skips validation of client certificates, but a source requires it",
             "remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`",
         ),
@@ -120,7 +120,7 @@ fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
     for element in elements {
         let Some(source) = read_source(&element) else { continue };
         if sources.contains(&source) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         sources.push(source);
     }
@@ -129,29 +129,33 @@ fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
 }
 
 fn read_source(element: &Field<'_>) -> Option<IngressSource> {
-    let fields = element.fields(&["kind", "name", "namespace"])?;
+    let fields = element.read_fields(&["kind", "name", "namespace"])?;
     let kinds = [("Service", 0), ("IPRange", 1), ("AuthenticatedPrincipal", 2)];
-    let kind = fields.require("kind").and_then(|field| field.word(&kinds));
+    let kind = fields.require("kind").and_then(|field| field.read_choice(&kinds));
     let name = fields.require("name");
     let (kind, name) = (kind?, name?);
     if kind == 0 {
-        let namespace = fields.require("namespace").and_then(Field::label);
+        let namespace = fields.require("namespace").and_then(Field::read_label);
         return Some(IngressSource::Service(ServiceName {
-            name: name.label()?,
+            name: name.read_label()?,
             namespace: namespace?,
         }));
     }
-    fields.unsupported("namespace", "is not supported for sources of this kind", "remove it");
+    fields.reject_unsupported(
+        "namespace",
+        "is not supported for sources of this kind",
+        "remove it",
+    );
     if kind == 1 {
-        let range = name.parsed(
+        let range = name.read_with(
             |text| text.parse::<IpRange>().ok(),
             "a range of addresses",
             "use a CIDR range, such as 10.1.0.0/16 or 10.1.2.3/32",
         );
         return range.map(IngressSource::Range);
     }
-    name.parsed(
-        principal,
+    name.read_with(
+        parse_principal,
         "a mesh identity or the name of an external client",
         "use ACCOUNT.NAMESPACE.TRUST-DOMAIN, such as ingress-nginx.ingress-nginx.cluster.local, or \
          a name from the `subjectAltNames` of an AccessCert",
@@ -159,7 +163,7 @@ fn read_source(element: &Field<'_>) -> Option<IngressSource> {
 }
 
 /// Parses a SPIFFE id, or a certificate name as used by these meshes. The mesh's trust domain is unknown here.
-fn principal(text: &str) -> Option<IngressSource> {
+fn parse_principal(text: &str) -> Option<IngressSource> {
     match text.parse() {
         Ok(id) => Some(IngressSource::Principal(id)),
         Err(_) if !text.contains('.') => None,
@@ -174,7 +178,7 @@ pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<R
     for element in not_empty(field, "name an HTTPRouteGroup, or omit it to allow all requests")? {
         let Some(group) = read_group(&element, namespace) else { continue };
         if groups.contains(&group) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         groups.push(group);
     }
@@ -182,28 +186,28 @@ pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<R
 }
 
 fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
-    let fields = element.fields(&["apiGroup", "kind", "name"])?;
+    let fields = element.read_fields(&["apiGroup", "kind", "name"])?;
     let kind = fields.require("kind")?;
-    if kind.text()? == "UpstreamTrafficSetting" {
-        kind.refuse(
+    if kind.read_text()? == "UpstreamTrafficSetting" {
+        kind.reject(
             "\"UpstreamTrafficSetting\" is not supported here",
             "remove it: such a setting applies to services of the mesh",
         );
         return None;
     }
-    kind.word(&[("HTTPRouteGroup", ())])?;
+    kind.read_choice(&[("HTTPRouteGroup", ())])?;
     if let Some(group) = fields.find("apiGroup") {
-        group.word(&[("specs.smi-spec.io/v1alpha4", ()), ("specs.smi-spec.io", ())])?;
+        group.read_choice(&[("specs.smi-spec.io/v1alpha4", ()), ("specs.smi-spec.io", ())])?;
     }
-    let name = fields.require("name").and_then(Field::name)?;
+    let name = fields.require("name").and_then(Field::read_name)?;
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
 /// Reads a non-empty list.
 pub(super) fn not_empty<'a>(field: &Field<'a>, remedy: &str) -> Option<Vec<Field<'a>>> {
-    let elements = field.list(LIST_MAX)?;
+    let elements = field.read_list(LIST_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", remedy);
+        field.reject("is empty", remedy);
         return None;
     }
     Some(elements)

@@ -13,23 +13,23 @@ use crate::field::{Field, Fields};
 /// Reads one of `inline`, `file`, and `url` with `refresh`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
-        field.refuse("is a text, not a map", "write a map with the text as `inline`");
+        field.reject("is a text, not a map", "write a map with the text as `inline`");
         return None;
     }
     if let Some(path) = field.plain_text().and_then(path_of) {
         let remedy = format!("write a map with its path: {{file: \"{path}\"}}");
-        field.refuse(format!("is {}, not a map", field.shown()), remedy);
+        field.reject(format!("is {}, not a map", field.quoted_value()), remedy);
         return None;
     }
-    let fields = field.fields(&["inline", "file", "url", "refresh"])?;
+    let fields = field.read_fields(&["inline", "file", "url", "refresh"])?;
     let key = only_one(&fields, &["inline", "file", "url"])?;
     if let (Some(refresh), false) = (fields.find("refresh"), key == "url") {
-        refresh.refuse("applies to `url` only", "remove it; files are watched");
+        refresh.reject("applies to `url` only", "remove it; files are watched");
     }
     match key {
-        "inline" => inline(fields.find("inline")?),
-        "file" => file(fields.find("file")?).map(KeySource::File).map(IssuerKeys::At),
-        _ => server(&fields).map(KeySource::Server).map(IssuerKeys::At),
+        "inline" => read_inline(fields.find("inline")?),
+        "file" => read_file_path(fields.find("file")?).map(KeySource::File).map(IssuerKeys::At),
+        _ => read_server(&fields).map(KeySource::Server).map(IssuerKeys::At),
     }
 }
 
@@ -38,16 +38,16 @@ fn is_url(text: &str) -> bool {
 }
 
 /// Reads a file path. A file name that looks like a URL is rejected.
-fn file(field: &Field<'_>) -> Option<PathBuf> {
-    let path = field.file()?;
-    let text = field.text()?;
+fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
+    let path = field.read_path()?;
+    let text = field.read_text()?;
     let remedy = match path_of(text) {
         Some(path) => format!("write the path alone: \"{path}\""),
         None if !is_url(text) => return Some(path),
         None if KeyServer::parse(text, REFRESH_DEFAULT).is_ok() => "write it as `url`".to_owned(),
         None => "write the path of a file, as in `/etc/leno/keys.json`".to_owned(),
     };
-    field.refuse(format!("{} is a URL, not the path of a file", field.shown()), remedy);
+    field.reject(format!("{} is a URL, not the path of a file", field.quoted_value()), remedy);
     None
 }
 
@@ -62,8 +62,8 @@ fn path_of(text: &str) -> Option<&str> {
 }
 
 /// Reads an inline JWK set. Sidecars determine whether its keys are usable.
-fn inline(inline: &Field<'_>) -> Option<IssuerKeys> {
-    let text = inline.text()?;
+fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
+    let text = inline.read_text()?;
     let problem = if text.len() > IssuerKeys::BYTES_MAX {
         Some(format!("has {} bytes, of which {} are read", text.len(), IssuerKeys::BYTES_MAX))
     } else {
@@ -84,17 +84,17 @@ fn inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     match problem {
         None => Some(IssuerKeys::Set(text.into())),
         Some(problem) => {
-            inline.refuse(problem, "copy the content of the issuer's `jwks_uri`");
+            inline.reject(problem, "copy the content of the issuer's `jwks_uri`");
             None
         }
     }
 }
 
-fn server(fields: &Fields<'_>) -> Option<KeyServer> {
+fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
     let bounds = (KeyServer::REFRESH_MIN, KeyServer::REFRESH_MAX);
     let refresh = time_or(fields, "refresh", bounds, REFRESH_DEFAULT);
     let field = fields.find("url")?;
-    match KeyServer::parse(field.text()?, refresh?) {
+    match KeyServer::parse(field.read_text()?, refresh?) {
         Ok(server) => {
             if server.server.scheme == Scheme::Http && !is_here(&server.server.host) {
                 field.warn(
@@ -104,7 +104,7 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
                 );
             }
             let literal = server.server.host.parse::<IpAddr>();
-            if literal.is_ok_and(|it| AddressClass::of(it) == AddressClass::Special) {
+            if literal.is_ok_and(|it| AddressClass::from_address(it) == AddressClass::Special) {
                 field.warn(
                     "is a special address: keys are fetched from it only if the operator permits \
                      it",
@@ -114,7 +114,7 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
             Some(server)
         }
         Err(why) => {
-            let text = field.text().unwrap_or_default();
+            let text = field.read_text().unwrap_or_default();
             let remedy = match (&why, path_of(text)) {
                 (_, Some(path)) => format!("write its path as `file`: \"{path}\""),
                 (InvalidEndpoint::Scheme, None) if text.starts_with(['/', '.']) => {
@@ -123,7 +123,7 @@ fn server(fields: &Fields<'_>) -> Option<KeyServer> {
                 _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`"
                     .to_owned(),
             };
-            field.refuse(
+            field.reject(
                 format!("{} is not a valid JWKS endpoint: {why}", field.shown_url()),
                 remedy,
             );

@@ -6,28 +6,28 @@ use leno_model::{
     ClaimHeader, HeaderEdits, JwtIssuer, JwtPlace, JwtValidation, Name, PolicyScope, Required,
 };
 
-use super::access_policy::elements;
+use super::access_policy::read_elements;
 use super::http_route::{header_name, read_match};
 use super::issuer_keys;
 use super::request_test::only_one;
-use super::service_policy::{targets, time_or};
+use super::service_policy::{read_targets, time_or};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, JwtValidation)> {
-    let fields = spec.fields(&["targetRefs", "issuers", "required", "requiredFor"])?;
-    let scope = targets(&fields, namespace);
-    let required = required(&fields);
+    let fields = spec.read_fields(&["targetRefs", "issuers", "required", "requiredFor"])?;
+    let scope = read_targets(&fields, namespace);
+    let required = read_required(&fields);
     let field = fields.require("issuers")?;
     let mut issuers: Vec<JwtIssuer> = Vec::new();
-    let elements = field.list(ISSUERS_MAX)?;
+    let elements = field.read_list(ISSUERS_MAX)?;
     if elements.is_empty() {
-        field.refuse("names no issuer", "add an issuer");
+        field.reject("names no issuer", "add an issuer");
         return None;
     }
     for element in &elements {
-        let Some(issuer) = issuer(element) else { continue };
+        let Some(issuer) = read_issuer(element) else { continue };
         if issuers.iter().any(|known| known.issuer == issuer.issuer) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         issuers.push(issuer);
     }
@@ -35,11 +35,15 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
 }
 
 /// Reads `required: true`, or `requiredFor` with request matches.
-fn required(fields: &Fields<'_>) -> Option<Required> {
-    let requests =
-        elements(fields, "requiredFor", "or omit it if no request requires a token", read_match)?;
+fn read_required(fields: &Fields<'_>) -> Option<Required> {
+    let requests = read_elements(
+        fields,
+        "requiredFor",
+        "or omit it if no request requires a token",
+        read_match,
+    )?;
     let always = match fields.find("required") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
     match (always, requests.is_empty()) {
@@ -48,14 +52,14 @@ fn required(fields: &Fields<'_>) -> Option<Required> {
         (false, false) => Some(Required::Of(requests)),
         (true, false) => {
             let problem = "has both `required` and `requiredFor`";
-            fields.here().refuse(problem, "keep one of them");
+            fields.map_field().reject(problem, "keep one of them");
             None
         }
     }
 }
 
-fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
-    let fields = element.fields(&[
+fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
+    let fields = element.read_fields(&[
         "issuer",
         "audiences",
         "jwks",
@@ -66,37 +70,42 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "forwardClaims",
         "forwardToken",
     ])?;
-    let issuer = fields.require("issuer").and_then(text);
-    let aud = elements(&fields, "audiences", "or leave it out for any", text);
+    let issuer = fields.require("issuer").and_then(read_compared_text);
+    let aud = read_elements(&fields, "audiences", "or leave it out for any", read_compared_text);
     let keys = fields.require("jwks").and_then(issuer_keys::read);
     let places = match fields.find("from") {
         None => {
             let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
             Some(vec![JwtPlace::Header { name, prefix }])
         }
-        Some(_) => elements(&fields, "from", "or leave it out for `authorization`", place),
+        Some(_) => read_elements(
+            &fields,
+            "from",
+            "or leave it out for `authorization`",
+            read_token_location,
+        ),
     };
     let leeway =
         time_or(&fields, "leeway", (Duration::ZERO, JwtIssuer::LEEWAY_MAX), LEEWAY_DEFAULT);
     let requires_expiration = match fields.find("requireExpiration") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => true,
     };
     let max_age = match fields.find("maxAge") {
         Some(_) => Some(time_or(&fields, "maxAge", MAX_AGES, JwtIssuer::MAX_AGE_MAX)?),
         None => None,
     };
-    let forwards = elements(&fields, "forwardClaims", "or leave it out", forward)?;
+    let forwards = read_elements(&fields, "forwardClaims", "or leave it out", read_claim_header)?;
     let twice = |(index, it): (usize, &ClaimHeader)| {
         forwards.iter().take(index).any(|known| known.header == it.header)
     };
     if let (Some(field), true) =
         (fields.find("forwardClaims"), forwards.iter().enumerate().any(twice))
     {
-        field.refuse("has two claims in one header", "use another header for one of them");
+        field.reject("has two claims in one header", "use another header for one of them");
     }
     let passes_token = match fields.find("forwardToken") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
     Some(JwtIssuer {
@@ -113,43 +122,43 @@ fn issuer(element: &Field<'_>) -> Option<JwtIssuer> {
 }
 
 /// Reads `{header}` with a `prefix`, or `{query}`.
-fn place(element: &Field<'_>) -> Option<JwtPlace> {
-    let fields = element.fields(&["header", "prefix", "query"])?;
+fn read_token_location(element: &Field<'_>) -> Option<JwtPlace> {
+    let fields = element.read_fields(&["header", "prefix", "query"])?;
     if only_one(&fields, &["header", "query"])? == "query" {
         if let Some(prefix) = fields.find("prefix") {
-            prefix.refuse("requires `header`", "remove it");
+            prefix.reject("requires `header`", "remove it");
         }
-        return fields.find("query").and_then(text).map(JwtPlace::Query);
+        return fields.find("query").and_then(read_compared_text).map(JwtPlace::Query);
     }
     let field = fields.find("header")?;
-    let name = header_name(field, field.text()?)?;
+    let name = header_name(field, field.read_text()?)?;
     let prefix = match fields.find("prefix") {
-        Some(field) => field.text()?.to_owned(),
+        Some(field) => field.read_text()?.to_owned(),
         None => String::new(),
     };
     Some(JwtPlace::Header { name, prefix })
 }
 
-fn forward(element: &Field<'_>) -> Option<ClaimHeader> {
-    let fields = element.fields(&["claim", "header"])?;
-    let claim = fields.require("claim").and_then(text);
+fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
+    let fields = element.read_fields(&["claim", "header"])?;
+    let claim = fields.require("claim").and_then(read_compared_text);
     let field = fields.require("header")?;
-    let header = header_name(field, field.text()?)?;
+    let header = header_name(field, field.read_text()?)?;
     if !HeaderEdits::is_name(&header) || !HeaderEdits::may_edit(&header) {
-        let problem = format!("{} is a header of the protocol", field.shown());
-        field.refuse(problem, "use another header, such as `x-user`");
+        let problem = format!("{} is a header of the protocol", field.quoted_value());
+        field.reject(problem, "use another header, such as `x-user`");
         return None;
     }
     Some(ClaimHeader { claim: claim?, header })
 }
 
 /// Reads a text for comparison.
-pub(super) fn text(field: &Field<'_>) -> Option<String> {
+pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
     let fits = |text: &str| {
         let fits = !text.is_empty() && text.len() <= TEXT_BYTES_MAX;
         (fits && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.parsed(fits, "a text to compare", "use 1 to 512 bytes without control characters")
+    field.read_with(fits, "a text to compare", "use 1 to 512 bytes without control characters")
 }
 
 /// Limit of issuers per policy.

@@ -13,10 +13,10 @@ use super::request_test::read_match;
 use crate::field::Field;
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Lane> {
-    let fields = spec.fields(&["service", "rules"])?;
+    let fields = spec.read_fields(&["service", "rules"])?;
     let name = TagRouteName { namespace: head.namespace, name: head.name };
-    let service = fields.require("service").and_then(Field::label);
-    let elements = fields.require("rules").and_then(|rules| rules.list(RULES_MAX));
+    let service = fields.require("service").and_then(Field::read_label);
+    let elements = fields.require("rules").and_then(|rules| rules.read_list(RULES_MAX));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate().filter_map(|(index, element)| {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
@@ -30,9 +30,9 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Lane> {
 }
 
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
-    let fields = element.fields(&["precedence", "match", "marks"])?;
+    let fields = element.read_fields(&["precedence", "match", "marks"])?;
     let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.number(0, PRECEDENCE_MAX)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, PRECEDENCE_MAX)?).ok()?,
         None => 0,
     };
     let matches = match fields.find("match") {
@@ -40,21 +40,21 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
         None => TagMatch::default(),
     };
     let field = fields.require("marks")?;
-    let elements = field.list(MARKS_MAX)?;
+    let elements = field.read_list(MARKS_MAX)?;
     let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
     let total: u32 = marks.iter().map(|mark| mark.percent).sum();
     // Missing ones have been rejected already.
     if marks.len() == elements.len() && (total == 0 || total > 100) {
-        field.refuse(format!("has {total} percent in all"), "use 1 to 100 in all");
+        field.reject(format!("has {total} percent in all"), "use 1 to 100 in all");
         return None;
     }
     Some(LaneRule { origin, precedence, matches, marks })
 }
 
 fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
-    let fields = element.fields(&["percent", "headers"])?;
+    let fields = element.read_fields(&["percent", "headers"])?;
     let percent = match fields.find("percent") {
-        Some(field) => field.number(0, 100)?,
+        Some(field) => field.read_number(0, 100)?,
         None => 100,
     };
     let field = fields.require("headers")?;
@@ -65,23 +65,23 @@ fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
 /// Reads headers to add, with lower-case names; hop-by-hop headers are rejected.
 pub(super) fn read_headers(field: &Field<'_>) -> Option<BTreeMap<String, String>> {
     let mut headers = BTreeMap::new();
-    for (name, value) in field.entries()? {
+    for (name, value) in field.read_entries()? {
         let name = header_name(&value, name)?;
-        let text = value.literal()?;
+        let text = value.read_literal()?;
         let visible = |byte: u8| byte == b'\t' || (0x20..0x7f).contains(&byte);
         if !text.bytes().all(visible) || text.trim() != text {
             value
-                .refuse("is not the value of a header", "use printable ASCII without outer blanks");
+                .reject("is not the value of a header", "use printable ASCII without outer blanks");
             return None;
         }
         if RESERVED.contains(&name.as_str()) {
-            value.refuse(format!("{name} is not for applications"), "use a header of your own");
+            value.reject(format!("{name} is not for applications"), "use a header of your own");
             return None;
         }
         headers.insert(name, text);
     }
     if headers.is_empty() {
-        field.refuse("names no header", "name one, such as `x-lane: gray`");
+        field.reject("names no header", "name one, such as `x-lane: gray`");
         return None;
     }
     Some(headers)

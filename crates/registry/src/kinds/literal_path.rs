@@ -6,17 +6,18 @@ use crate::field::Field;
 
 /// Reads a normalized path of characters that are valid in a request.
 pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
-    let path = value.text()?;
-    if let Some(problem) = abnormality(path) {
-        value.refuse(format!("{} {problem}", value.shown()), EXAMPLE);
+    let path = value.read_text()?;
+    if let Some(problem) = denormalization_reason(path) {
+        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE);
         return None;
     }
     if path.to_ascii_lowercase().contains("%2f") || !has_path_characters(path) {
-        let problem = format!("{} has characters that are not valid in a path", value.shown());
-        let encoded = encoded(path);
+        let problem =
+            format!("{} has characters that are not valid in a path", value.quoted_value());
+        let encoded = percent_encode(path);
         match encoded != path && encoded.len() <= PATH_BYTES_MAX {
             true => value.propose_word(problem, &encoded),
-            false => value.refuse(problem, EXAMPLE),
+            false => value.reject(problem, EXAMPLE),
         }
         return None;
     }
@@ -26,33 +27,33 @@ pub(super) fn literal_path(value: &Field<'_>) -> Option<String> {
 /// Reads a normalized path in decoded form, without escapes and parameters. Spaces and non-ASCII letters are
 /// allowed.
 pub(super) fn decoded_path(value: &Field<'_>) -> Option<String> {
-    let path = value.text()?;
-    if let Some(problem) = abnormality(path) {
-        value.refuse(format!("{} {problem}", value.shown()), EXAMPLE);
+    let path = value.read_text()?;
+    if let Some(problem) = denormalization_reason(path) {
+        value.reject(format!("{} {problem}", value.quoted_value()), EXAMPLE);
         return None;
     }
     if path.contains(';') || has_escapes(path) {
         let problem = format!(
             "{} has escapes or parameters, but deny rules match decoded paths",
-            value.shown()
+            value.quoted_value()
         );
-        match decoded(path).filter(|decoded| may_be_decoded(decoded)) {
+        match percent_decode(path).filter(|decoded| may_be_decoded(decoded)) {
             Some(decoded) => value.propose_word(problem, &decoded),
-            None => value.refuse(problem, EXPRESSION),
+            None => value.reject(problem, EXPRESSION),
         }
         return None;
     }
     if !may_be_decoded(path) {
         let problem =
-            format!("{} has characters that are not valid in a decoded path", value.shown());
-        value.refuse(problem, EXPRESSION);
+            format!("{} has characters that are not valid in a decoded path", value.quoted_value());
+        value.reject(problem, EXPRESSION);
         return None;
     }
     Some(path.to_owned())
 }
 
 /// Returns the reason that a path is not normalized.
-fn abnormality(path: &str) -> Option<&'static str> {
+fn denormalization_reason(path: &str) -> Option<&'static str> {
     if !path.starts_with('/') {
         Some("does not start with `/`")
     } else if path.len() > PATH_BYTES_MAX {
@@ -84,7 +85,7 @@ fn is_path_byte(byte: u8) -> bool {
 }
 
 /// Percent-encodes the bytes that are invalid in a path. `?` and `#` end a path.
-fn encoded(path: &str) -> String {
+fn percent_encode(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for (at, byte) in path.bytes().enumerate() {
         let is_escape = byte == b'%' && path.get(at..at + 3).is_some_and(has_path_characters);
@@ -109,7 +110,7 @@ fn has_escapes(path: &str) -> bool {
 }
 
 /// Returns the path without escapes and parameters, if it is valid text.
-fn decoded(path: &str) -> Option<String> {
+fn percent_decode(path: &str) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let Some((byte, after)) = rest.split_first() {
@@ -123,7 +124,7 @@ fn decoded(path: &str) -> Option<String> {
     let text = String::from_utf8(bytes).ok()?;
     let elements = text.split('/').map(|it| it.split(';').next().unwrap_or_default());
     let decoded = elements.collect::<Vec<_>>().join("/");
-    (abnormality(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
+    (denormalization_reason(&decoded).is_none() && !has_escapes(&decoded)).then_some(decoded)
 }
 
 /// A `?` begins the query, a `#` the fragment; a backslash counts as a slash.
@@ -146,13 +147,13 @@ mod tests {
         reader: impl Fn(&Field<'_>) -> Option<String>,
     ) -> Result<String, Vec<Note>> {
         let node = Node { mark: Mark::default(), value: Value::Text(text.to_owned()) };
-        let notes = Notes::of(None);
+        let notes = Notes::for_file(None);
         let path = reader(&Field::root(&node, &notes));
         path.ok_or_else(|| notes.into_parts().0)
     }
 
     /// Applies the replacement of the only diagnostic.
-    fn proposed(notes: &[Note]) -> Option<String> {
+    fn apply_proposal(notes: &[Note]) -> Option<String> {
         let [note] = notes else { panic!("one mistake has one note") };
         let text = note.remedy.strip_prefix("did you mean `")?.strip_suffix("`?")?;
         Some(text.to_owned())
@@ -174,9 +175,9 @@ mod tests {
             }
             assert_eq!(read(encoded, literal_path).ok().as_deref(), Some(encoded), "{encoded}");
             let notes = read(decoded, literal_path).unwrap_err();
-            assert_eq!(proposed(&notes).as_deref(), Some(encoded), "{decoded}");
+            assert_eq!(apply_proposal(&notes).as_deref(), Some(encoded), "{decoded}");
             let notes = read(encoded, decoded_path).unwrap_err();
-            assert_eq!(proposed(&notes).as_deref(), Some(decoded), "{encoded}");
+            assert_eq!(apply_proposal(&notes).as_deref(), Some(decoded), "{encoded}");
         }
     }
 
@@ -199,7 +200,7 @@ mod tests {
             ("/%ff", None),
         ] {
             let notes = read(path, decoded_path).unwrap_err();
-            assert_eq!(proposed(&notes).as_deref(), proposal, "{path}");
+            assert_eq!(apply_proposal(&notes).as_deref(), proposal, "{path}");
             let is_complete = proposal.is_some() || notes[0].remedy == EXPRESSION;
             assert!(is_complete, "{path}: {}", notes[0].remedy);
         }

@@ -5,20 +5,20 @@ use std::time::Duration;
 use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, WarmUp};
 
 use super::http_route::header_name;
-use super::service_policy::{number_or, percent_or, targets, time};
+use super::service_policy::{number_or, percent_or, read_duration_within, read_targets};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
-    let fields = spec.fields(&["targetRefs", "algorithm", "choices", "key", "warmUp"])?;
-    let scope = targets(&fields, namespace);
+    let fields = spec.read_fields(&["targetRefs", "algorithm", "choices", "key", "warmUp"])?;
+    let scope = read_targets(&fields, namespace);
     let algorithm = read_algorithm(&fields);
     let warm_up = match fields.find("warmUp") {
         Some(field) => Some(read_warm_up(field)?),
         None => None,
     };
     let algorithm = algorithm?;
-    if let (Some(field), Some(_)) = (fields.find("warmUp"), algorithm.key()) {
-        field.refuse(
+    if let (Some(field), Some(_)) = (fields.find("warmUp"), algorithm.hash_key()) {
+        field.reject(
             "is not supported with a key, which selects its endpoint regardless of age",
             "remove it, or use another algorithm",
         );
@@ -28,16 +28,16 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
 
 fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     let word = match fields.find("algorithm") {
-        Some(field) => field.word(ALGORITHMS)?,
+        Some(field) => field.read_choice(ALGORITHMS)?,
         None => Algorithm::PeakEwma,
     };
     let compares = matches!(word, Algorithm::PeakEwma | Algorithm::LeastRequest);
     if let (Some(field), false) = (fields.find("choices"), compares) {
-        field.refuse("requires PeakEwma or LeastRequest", "remove it, or use one of these");
+        field.reject("requires PeakEwma or LeastRequest", "remove it, or use one of these");
     }
     let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
     if let (Some(field), false) = (fields.find("key"), hashes) {
-        field.refuse("requires RingHash or Maglev", "remove it, or use one of these");
+        field.reject("requires RingHash or Maglev", "remove it, or use one of these");
     }
     let choices = || {
         let most = LoadBalancing::CHOICES_MAX.into();
@@ -55,12 +55,12 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
 
 /// Reads `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
 fn read_key(field: &Field<'_>) -> Option<HashKey> {
-    let fields = field.fields(&["header", "cookie", "source"])?;
+    let fields = field.read_fields(&["header", "cookie", "source"])?;
     let given = |key: &&str| fields.find(key).is_some();
     let [key] =
         ["header", "cookie", "source"].into_iter().filter(|it| given(it)).collect::<Vec<_>>()[..]
     else {
-        field.refuse(
+        field.reject(
             "must have exactly one key",
             "use one of `header`, `cookie` and `source: true`",
         );
@@ -68,21 +68,21 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
     };
     let value = fields.require(key)?;
     match key {
-        "header" => header_name(value, value.text()?).map(HashKey::Header),
+        "header" => header_name(value, value.read_text()?).map(HashKey::Header),
         "cookie" => {
-            let name = value.text()?;
+            let name = value.read_text()?;
             // RFC 6265 §4.1.1: a cookie name is a token.
             let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
             if name.is_empty() || !name.bytes().all(token) {
-                let problem = format!("{} is not the name of a cookie", value.shown());
-                value.refuse(problem, "use letters, digits and `-`");
+                let problem = format!("{} is not the name of a cookie", value.quoted_value());
+                value.reject(problem, "use letters, digits and `-`");
                 return None;
             }
             Some(HashKey::Cookie(name.to_owned()))
         }
         _ => {
-            if !value.boolean()? {
-                value.refuse("has no key", "use `source: true`, or another key");
+            if !value.read_boolean()? {
+                value.reject("has no key", "use `source: true`, or another key");
             }
             Some(HashKey::Source)
         }
@@ -90,9 +90,9 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
 }
 
 fn read_warm_up(field: &Field<'_>) -> Option<WarmUp> {
-    let fields = field.fields(&["time", "minPercent"])?;
+    let fields = field.read_fields(&["time", "minPercent"])?;
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = fields.require("time").and_then(|field| time(field, least, most));
+    let time = fields.require("time").and_then(|field| read_duration_within(field, least, most));
     let percent_min = percent_or(&fields, "minPercent", 1, 10)?;
     Some(WarmUp { time: time?, percent_min })
 }

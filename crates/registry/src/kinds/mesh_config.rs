@@ -26,15 +26,15 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "plaintext",
         "floor",
     ];
-    let fields = spec.fields(KNOWN)?;
+    let fields = spec.read_fields(KNOWN)?;
     let mut config = MeshConfig::default();
     if let Some(field) = fields.find("trustDomain") {
-        config.trust_domain = TrustDomain(field.name()?);
+        config.trust_domain = TrustDomain(field.read_name()?);
     }
     if let Some(field) = fields.find("floor") {
         config.floor = Box::new(read_floor(field)?);
     }
-    let admission = admission(&fields)?;
+    let admission = read_admission(&fields)?;
     // Exempted namespaces may need a weaker setting of the mesh.
     if config.floor.except_namespaces.is_empty() {
         refuse_below_floor(
@@ -47,19 +47,20 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     config.mode = admission.mode.unwrap_or(config.mode);
     config.plaintext = admission.plaintext.unwrap_or(config.plaintext);
     if let Some(field) = fields.find("egress") {
-        config.egress = field.word(&words(Egress::ALL, Egress::as_str))?;
+        config.egress = field.read_choice(&named_choices(Egress::ALL, Egress::as_str))?;
     }
     if let Some(field) = fields.find("apiServerEgress") {
-        config.api_server_egress = field.word(&words(Egress::ALL, Egress::as_str))?;
+        config.api_server_egress =
+            field.read_choice(&named_choices(Egress::ALL, Egress::as_str))?;
     }
-    for revoked in fields.each("revoked", REVOKED_MAX, read_revoked) {
+    for revoked in fields.read_each("revoked", REVOKED_MAX, read_revoked) {
         match revoked {
             Revoked::Account(account) => drop(config.revoked.insert(account)),
             Revoked::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
         }
     }
     if let Some(field) = fields.find("namespaces") {
-        config.namespaces = namespaces(field, &config.floor)?;
+        config.namespaces = read_namespaces(field, &config.floor)?;
     }
     config.sight = Box::new(sight::read(&fields)?);
     Some(config)
@@ -73,12 +74,12 @@ enum Revoked {
 
 fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
     let kinds = [("ServiceAccount", false), ("Workload", true), ("Pod", true)];
-    let fields = field.fields(&["kind", "name", "namespace", "uid"])?;
-    let is_workload = fields.require("kind").and_then(|kind| kind.word(&kinds));
-    let name = fields.require("name").and_then(Field::name);
-    let namespace = fields.require("namespace").and_then(Field::label);
+    let fields = field.read_fields(&["kind", "name", "namespace", "uid"])?;
+    let is_workload = fields.require("kind").and_then(|kind| kind.read_choice(&kinds));
+    let name = fields.require("name").and_then(Field::read_name);
+    let namespace = fields.require("namespace").and_then(Field::read_label);
     if !is_workload? {
-        fields.unsupported("uid", "is not supported for a ServiceAccount", "remove it");
+        fields.reject_unsupported("uid", "is not supported for a ServiceAccount", "remove it");
         return Some(Revoked::Account(ServiceAccount { namespace: namespace?, name: name? }));
     }
     let uid = match fields.find("uid") {
@@ -90,9 +91,9 @@ fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
 }
 
 fn read_uid(field: &Field<'_>) -> Option<Uid> {
-    let uid = Uid::new(field.text()?).ok();
+    let uid = Uid::new(field.read_text()?).ok();
     if uid.is_none() {
-        field.refuse(
+        field.reject(
             "is not the UID of a pod",
             "use `metadata.uid` of the pod: letters, digits and `-`",
         );
@@ -101,38 +102,42 @@ fn read_uid(field: &Field<'_>) -> Option<Uid> {
 }
 
 /// Reads the inbound authorization settings of a mesh, namespace or workload.
-pub(super) fn admission(fields: &Fields<'_>) -> Option<Admission> {
+pub(super) fn read_admission(fields: &Fields<'_>) -> Option<Admission> {
     let mode = match fields.find("trafficMode") {
-        Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
+        Some(field) => {
+            Some(field.read_choice(&named_choices(TrafficMode::ALL, TrafficMode::as_str))?)
+        }
         None => None,
     };
     let plaintext = match fields.find("plaintext") {
-        Some(field) => Some(field.word(&words(Plaintext::ALL, Plaintext::as_str))?),
+        Some(field) => Some(field.read_choice(&named_choices(Plaintext::ALL, Plaintext::as_str))?),
         None => None,
     };
     Some(Admission { mode, plaintext })
 }
 
-fn words<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
+fn named_choices<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
     all.iter().map(|meaning| (word(*meaning), *meaning)).collect()
 }
 
-fn namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admission>> {
+fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admission>> {
     let mut namespaces = BTreeMap::new();
-    for element in field.list(NAMESPACES_MAX)? {
-        let Some(fields) = element.fields(&["name", "trafficMode", "plaintext"]) else { continue };
-        let name = fields.require("name").and_then(Field::label);
-        let admission = admission(&fields);
+    for element in field.read_list(NAMESPACES_MAX)? {
+        let Some(fields) = element.read_fields(&["name", "trafficMode", "plaintext"]) else {
+            continue;
+        };
+        let name = fields.require("name").and_then(Field::read_label);
+        let admission = read_admission(&fields);
         let (Some(name), Some(admission)) = (name, admission) else { continue };
         if admission == Admission::default() {
-            element.refuse("has no settings", "add `trafficMode` or `plaintext`");
+            element.reject("has no settings", "add `trafficMode` or `plaintext`");
         }
         if !floor.except_namespaces.contains(&name) {
             let remedy = format!("add {name} to spec.floor.exceptNamespaces");
             refuse_below_floor(&fields, floor, admission, &remedy);
         }
         if namespaces.insert(name, admission).is_some() {
-            element.refuse("names a namespace that is already listed", "remove one of the two");
+            element.reject("names a namespace that is already listed", "remove one of the two");
         }
     }
     Some(namespaces)
@@ -147,14 +152,16 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         "sidecarImages",
         "exceptNamespaces",
     ];
-    let fields = field.fields(KNOWN)?;
+    let fields = field.read_fields(KNOWN)?;
     let mode = match fields.find("trafficMode") {
-        Some(field) => Some(field.word(&words(TrafficMode::ALL, TrafficMode::as_str))?),
+        Some(field) => {
+            Some(field.read_choice(&named_choices(TrafficMode::ALL, TrafficMode::as_str))?)
+        }
         None => None,
     };
     // Each field has one allowed word: a minimum cannot permit more than no minimum.
     let is_set = |key: &str, word: &'static str| match fields.find(key) {
-        Some(field) => field.word(&[(word, true)]),
+        Some(field) => field.read_choice(&[(word, true)]),
         None => Some(false),
     };
     let floor = Floor {
@@ -163,39 +170,39 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         injection_required: is_set("injection", "required")?,
         exclusions_refused: is_set("exclusions", "refuse")?,
         sidecar_images: fields
-            .each("sidecarImages", FLOOR_IMAGES_MAX, read_repository)
+            .read_each("sidecarImages", FLOOR_IMAGES_MAX, read_repository)
             .into_iter()
             .collect(),
         except_namespaces: fields
-            .each("exceptNamespaces", NAMESPACES_MAX, Field::label)
+            .read_each("exceptNamespaces", NAMESPACES_MAX, Field::read_label)
             .into_iter()
             .collect(),
     };
     // An empty list would permit any image, while its author may intend none.
     let is_empty = |it: &&Field<'_>| matches!(it.value(), Value::List(list) if list.is_empty());
     if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
-        images.refuse("permits no image", "name repositories, or remove it");
+        images.reject("permits no image", "name repositories, or remove it");
     }
     if matches!(field.value(), Value::Map(map) if map.is_empty()) {
-        field.refuse("sets no floor", format!("remove it, or use {}", one_of(KNOWN)));
+        field.reject("sets no floor", format!("remove it, or use {}", one_of(KNOWN)));
     }
     Some(floor)
 }
 
 fn read_repository(element: &Field<'_>) -> Option<String> {
-    let text = element.text()?;
+    let text = element.read_text()?;
     let is_odd = |c: char| c.is_whitespace() || c.is_control();
     let repository = repository_of(text);
     if text.is_empty() || text.len() > REPOSITORY_BYTES_MAX || text.contains(is_odd) {
-        element.refuse(
-            format!("{} is not a repository", element.shown()),
+        element.reject(
+            format!("{} is not a repository", element.quoted_value()),
             "use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below",
         );
         return None;
     }
     if repository != text {
-        element.refuse(
-            format!("{} has a tag or a digest", element.shown()),
+        element.reject(
+            format!("{} has a tag or a digest", element.quoted_value()),
             format!("use the repository: {repository}"),
         );
         return None;
@@ -205,10 +212,10 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
 
 /// Rejects settings of the same object below the minimum.
 fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, remedy: &str) {
-    for overruled in floor.overruled(admission) {
+    for overruled in floor.overruled_settings(admission) {
         if let Some(field) = fields.find(overruled.field) {
             let in_force = overruled.in_force;
-            field.refuse(
+            field.reject(
                 format!("is below spec.floor.{}", overruled.field),
                 format!("use {in_force}, or {remedy}"),
             );

@@ -7,40 +7,40 @@ use super::refuse_other_kinds;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
-    let fields = config.fields(&["backendRef", "percent", "fraction"])?;
+    let fields = config.read_fields(&["backendRef", "percent", "fraction"])?;
     let backend = fields.require("backendRef")?;
-    let named = backend.fields(&["group", "kind", "name", "namespace", "port"])?;
+    let named = backend.read_fields(&["group", "kind", "name", "namespace", "port"])?;
     refuse_other_kinds(&named, false);
     let service = read_service(&named, namespace);
-    let port = named.require("port").and_then(Field::port);
-    let weight = share(&fields);
+    let port = named.require("port").and_then(Field::read_port);
+    let weight = read_share(&fields);
     Some(WeightedBackend::new(service?, port?, weight?))
 }
 
 /// Reads the share of requests in parts per million.
-fn share(fields: &Fields<'_>) -> Option<u32> {
+fn read_share(fields: &Fields<'_>) -> Option<u32> {
     match (fields.find("percent"), fields.find("fraction")) {
         (None, None) => Some(WHOLE_PPM),
-        (Some(percent), None) => Some(percent.number(0, 100)? * (WHOLE_PPM / 100)),
+        (Some(percent), None) => Some(percent.read_number(0, 100)? * (WHOLE_PPM / 100)),
         (None, Some(fraction)) => {
-            let parts = fraction.fields(&["numerator", "denominator"])?;
+            let parts = fraction.read_fields(&["numerator", "denominator"])?;
             let most = i32::MAX.unsigned_abs();
             let denominator = match parts.find("denominator") {
-                Some(field) => field.number(1, most)?,
+                Some(field) => field.read_number(1, most)?,
                 None => 100,
             };
             let field = parts.require("numerator")?;
-            let numerator = field.number(0, denominator)?;
+            let numerator = field.read_number(0, denominator)?;
             let share = u64::from(numerator) * u64::from(WHOLE_PPM) / u64::from(denominator);
             if numerator > 0 && share == 0 {
                 let problem = "is less than a millionth: no request would be copied";
-                fraction.refuse(problem, "use a fraction of 1/1000000 or more");
+                fraction.reject(problem, "use a fraction of 1/1000000 or more");
                 return None;
             }
             u32::try_from(share).ok()
         }
         (Some(_), Some(fraction)) => {
-            fraction.refuse("repeats `percent`", "remove one of the two");
+            fraction.reject("repeats `percent`", "remove one of the two");
             None
         }
     }

@@ -8,12 +8,12 @@ use leno_model::{
 };
 
 use super::literal_path::literal_path;
-use super::service_policy::{number_or, percent_or, targets, time_or};
+use super::service_policy::{number_or, percent_or, read_targets, time_or};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, OutlierRemoval)> {
-    let fields = spec.fields(&[
+    let fields = spec.read_fields(&[
         "targetRefs",
         "failures",
         "grpcStatuses",
@@ -27,11 +27,11 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
         "probes",
         "healthCheck",
     ])?;
-    let scope = targets(&fields, namespace);
-    let failures = failures(&fields);
+    let scope = read_targets(&fields, namespace);
+    let failures = read_failure_classes(&fields);
     let window = time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10));
     let steps = number_or(&fields, "steps", (1, 60), 10);
-    let (rate, consecutive) = limits(&fields)?;
+    let (rate, consecutive) = read_limits(&fields)?;
     let percent = percent_or(&fields, "maxRemovedPercent", 1, 50);
     let keep = number_or(&fields, "keepAtLeast", (1, ENDPOINTS_MAX), 1);
     let probes = number_or(&fields, "probes", (1, 1000), 1);
@@ -54,13 +54,13 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
 }
 
 /// Reads the failure rate and the consecutive failures; both defaults apply only if neither field is present.
-fn limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
+fn read_limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
     let rate = match fields.find("rate") {
-        Some(field) => Some(rate(field)?),
+        Some(field) => Some(read_failure_rate(field)?),
         None => None,
     };
     let consecutive = match fields.find("consecutive") {
-        Some(field) => Some(field.number(1, COUNT_MAX)?),
+        Some(field) => Some(field.read_number(1, COUNT_MAX)?),
         None => None,
     };
     Some(match (rate, consecutive) {
@@ -69,15 +69,15 @@ fn limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
     })
 }
 
-fn rate(field: &Field<'_>) -> Option<FailureRate> {
-    let fields = field.fields(&["percent", "minimumRequests"])?;
-    let percent = fields.require("percent").and_then(|percent| percent.number(1, 100));
+fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
+    let fields = field.read_fields(&["percent", "minimumRequests"])?;
+    let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
     let requests_min = number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20);
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
 /// Reads the failure classes from the fields `failures` and `grpcStatuses`.
-pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
+pub(super) fn read_failure_classes(fields: &Fields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
     if words.is_none() && statuses.is_none() {
@@ -90,18 +90,21 @@ pub(super) fn failures(fields: &Fields<'_>) -> Option<FailureClasses> {
             grpc: vec![UNAVAILABLE],
         });
     }
-    for word in words.into_iter().flat_map(|field| field.each(CLASSES.len(), |f| f.word(CLASSES))) {
+    for word in words
+        .into_iter()
+        .flat_map(|field| field.read_each(CLASSES.len(), |f| f.read_choice(CLASSES)))
+    {
         *word(&mut classes) = true;
     }
     if let Some(field) = statuses {
-        classes.grpc = field.each(GRPC.len(), |status| status.word(GRPC));
+        classes.grpc = field.read_each(GRPC.len(), |status| status.read_choice(GRPC));
         classes.grpc.sort_unstable();
         classes.grpc.dedup();
     }
     let says_nothing =
         |field: &Field<'_>| matches!(field.value(), Value::List(list) if list.is_empty());
     if classes.is_empty() && words.into_iter().chain(statuses).all(says_nothing) {
-        fields.here().refuse(
+        fields.map_field().reject(
             "has no failure conditions",
             "list classes in `failures` or `grpcStatuses`, or remove both for the default",
         );
@@ -116,11 +119,11 @@ fn back_off(fields: &Fields<'_>) -> Option<RemovalBackOff> {
     let Some(field) = fields.find("backOff") else {
         return Some(RemovalBackOff { base, most, jitter_percent: 50 });
     };
-    let fields = field.fields(&["base", "max", "jitterPercent"])?;
+    let fields = field.read_fields(&["base", "max", "jitterPercent"])?;
     let base = time_or(&fields, "base", (BASE_MIN, TIME_MAX), base)?;
     let most = time_or(&fields, "max", (BASE_MIN, TIME_MAX), most.max(base))?;
     if most < base {
-        field.refuse("has a `max` below its `base`", "raise `max`, or lower `base`");
+        field.reject("has a `max` below its `base`", "raise `max`, or lower `base`");
     }
     let jitter_percent = percent_or(&fields, "jitterPercent", 0, 50)?;
     Some(RemovalBackOff { base, most, jitter_percent })
@@ -128,7 +131,7 @@ fn back_off(fields: &Fields<'_>) -> Option<RemovalBackOff> {
 
 /// Reads the active health check; the defaults are those of OSM.
 fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
-    let fields = field.fields(&[
+    let fields = field.read_fields(&[
         "httpGet",
         "grpc",
         "interval",
@@ -143,7 +146,7 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
     let timeout = time_or(&fields, "timeout", bounds, Duration::from_secs(1).min(interval))?;
     if timeout > interval {
         field
-            .refuse("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
+            .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
     }
     let failures = number_or(&fields, "failureThreshold", (1, 1000), 3);
     let successes = number_or(&fields, "successThreshold", (1, 1000), 1);
@@ -159,25 +162,25 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
 fn health_probe(field: &Field<'_>, fields: &Fields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
         (Some(get), None) => {
-            let path = get.fields(&["path"])?.require("path").and_then(literal_path)?;
+            let path = get.read_fields(&["path"])?.require("path").and_then(literal_path)?;
             Some(HealthProbe::Http { path })
         }
         (None, Some(grpc)) => {
-            let fields = grpc.fields(&["service"])?;
+            let fields = grpc.read_fields(&["service"])?;
             let service = match fields.find("service") {
                 Some(service) => {
-                    service.parsed(grpc_service, "the name of a gRPC service", SERVICE)?
+                    service.read_with(grpc_service, "the name of a gRPC service", SERVICE)?
                 }
                 None => String::new(),
             };
             Some(HealthProbe::Grpc { service })
         }
         (None, None) => {
-            field.refuse("has no probe", "give `httpGet` or `grpc`");
+            field.reject("has no probe", "give `httpGet` or `grpc`");
             None
         }
         (Some(_), Some(_)) => {
-            field.refuse("has two probes", "give `httpGet` or `grpc`, not both");
+            field.reject("has two probes", "give `httpGet` or `grpc`, not both");
             None
         }
     }

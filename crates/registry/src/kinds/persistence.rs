@@ -11,7 +11,7 @@ use crate::field::{Field, Fields};
 /// `sessionName`, `idleTimeout` and `cookieConfig`.
 pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let field = rule.find("sessionPersistence")?;
-    let fields = field.fields(&[
+    let fields = field.read_fields(&[
         "type",
         "absoluteTimeout",
         "cookie",
@@ -21,12 +21,12 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
         "cookieConfig",
     ])?;
     let is_header = match fields.find("type") {
-        Some(kind) => kind.word(&[("Cookie", false), ("Header", true)])?,
+        Some(kind) => kind.read_choice(&[("Cookie", false), ("Header", true)])?,
         None => false,
     };
     refuse_other_carrier(&fields, is_header);
     let config =
-        |key: &str, known: &[&'static str]| fields.find(key).and_then(|it| it.fields(known));
+        |key: &str, known: &[&'static str]| fields.find(key).and_then(|it| it.read_fields(known));
     let cookie = config("cookie", &["name", "path", "lifetimeType"]);
     let header = config("header", &["name"]);
     let before = config("cookieConfig", &["lifetimeType"]);
@@ -40,7 +40,7 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let time = |key: &str| fields.find(key).and_then(read_time);
     let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
     if carrier == Carries::LastingCookie && fields.find("absoluteTimeout").is_none() {
-        field.refuse("has a permanent cookie without a lifetime", "add `absoluteTimeout`");
+        field.reject("has a permanent cookie without a lifetime", "add `absoluteTimeout`");
     }
     if rule.find("backendRefs").is_none() {
         field.warn("has no effect: the rule has no backend", "remove it, or add a backend");
@@ -48,7 +48,7 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let of_carrier = if is_header { &header } else { &cookie };
     let name = of_carrier.as_ref().and_then(|it| it.find("name"));
     if let (Some(_), Some(before)) = (name, fields.find("sessionName")) {
-        before.refuse("repeats the session name", "remove it");
+        before.reject("repeats the session name", "remove it");
     }
     let name = match name.or(fields.find("sessionName")) {
         Some(name) => Some(read_name(name, carrier)?),
@@ -68,12 +68,12 @@ fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
         false => (&["header"], "is for headers, but `type` is `Cookie`"),
     };
     for field in others.iter().filter_map(|key| fields.find(key)) {
-        field.refuse(problem, "remove one of the two");
+        field.reject(problem, "remove one of the two");
     }
     if fields.find("cookie").is_some()
         && let Some(before) = fields.find("cookieConfig")
     {
-        before.refuse("is also defined by `cookie`", "remove it");
+        before.reject("is also defined by `cookie`", "remove it");
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
     if let Some((_, (_, name))) = named.iter().enumerate().find(|it| is_shared(*it))
         && let Some(field) = fields.find("rules")
     {
-        field.refuse(
+        field.reject(
             format!(
                 "have two rules with a session {name:?}, which would overwrite each other's \
                  sessions"
@@ -100,22 +100,22 @@ pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
 
 fn read_lifetime(cookie: &Fields<'_>) -> Carries {
     let words = &[("Session", Carries::Cookie), ("Permanent", Carries::LastingCookie)];
-    let lifetime = cookie.find("lifetimeType").and_then(|field| field.word(words));
+    let lifetime = cookie.find("lifetimeType").and_then(|field| field.read_choice(words));
     lifetime.unwrap_or(Carries::Cookie)
 }
 
 fn read_cookie_path(field: &Field<'_>) -> Option<String> {
-    let path = field.text()?;
+    let path = field.read_text()?;
     if Persistence::is_path(path) {
         return Some(path.to_owned());
     }
-    let problem = format!("{} is not the path of a cookie", field.shown());
-    field.refuse(problem, "use `/` and up to 1023 visible characters but `;`");
+    let problem = format!("{} is not the path of a cookie", field.quoted_value());
+    field.reject(problem, "use `/` and up to 1023 visible characters but `;`");
     None
 }
 
 fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
-    let text = field.text()?;
+    let text = field.read_text()?;
     let name = match carrier {
         Carries::Header => text.to_ascii_lowercase(),
         Carries::Cookie | Carries::LastingCookie => text.to_owned(),
@@ -124,19 +124,21 @@ fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
         return Some(name);
     }
     let problem = match carrier {
-        Carries::Header => format!("{} is not a header that can carry a session", field.shown()),
+        Carries::Header => {
+            format!("{} is not a header that can carry a session", field.quoted_value())
+        }
         Carries::Cookie | Carries::LastingCookie => {
-            format!("{} is not the name of a cookie", field.shown())
+            format!("{} is not the name of a cookie", field.quoted_value())
         }
     };
-    field.refuse(problem, "use up to 256 letters, digits, `-` and `_`, such as \"cart-session\"");
+    field.reject(problem, "use up to 256 letters, digits, `-` and `_`, such as \"cart-session\"");
     None
 }
 
 fn read_time(field: &Field<'_>) -> Option<Duration> {
     let time = read_duration(field)?;
     if time.is_zero() {
-        field.refuse("is zero", "use a duration such as \"1h\", or remove it");
+        field.reject("is zero", "use a duration such as \"1h\", or remove it");
         return None;
     }
     Some(time)

@@ -5,19 +5,20 @@ use leno_model::{
     RateRule,
 };
 
-use super::access_policy::{elements, read_peer};
+use super::access_policy::{read_elements, read_peer};
 use super::http_route::{header_name, read_match};
-use super::service_policy::{number_or, targets, time};
+use super::service_policy::{number_or, read_duration_within, read_targets};
 use super::{answer, global_limit};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
-    let fields = spec.fields(&["targetRefs", "connections", "rules", "concurrency", "global"])?;
-    let scope = targets(&fields, namespace);
+    let fields =
+        spec.read_fields(&["targetRefs", "connections", "rules", "concurrency", "global"])?;
+    let scope = read_targets(&fields, namespace);
     let connections = match fields.find("connections") {
         Some(field) => {
-            let fields = field.fields(&["count", "in", "burst"])?;
+            let fields = field.read_fields(&["count", "in", "burst"])?;
             Some(read_rate(&fields, "count")?)
         }
         None => None,
@@ -25,11 +26,11 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
     let mut rules: Vec<RateRule> = Vec::new();
     let mut says_something = connections.is_some();
     if let Some(field) = fields.find("rules") {
-        for (index, element) in field.list(RULES_MAX)?.iter().enumerate() {
+        for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
             says_something = true;
             let Some(rule) = read_rule(element, (namespace, index)) else { continue };
             if rules.iter().any(|known| known.name == rule.name) {
-                element.refuse("its name is used by another rule", "use another name");
+                element.reject("its name is used by another rule", "use another name");
             }
             rules.push(rule);
         }
@@ -49,18 +50,18 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
         None => None,
     };
     if !says_something {
-        spec.refuse("has no limits", "add `rules`, `connections`, `concurrency` or `global`");
+        spec.reject("has no limits", "add `rules`, `connections`, `concurrency` or `global`");
         return None;
     }
     Some((scope?, RateLimits { connections, rules, concurrency, global }))
 }
 
 fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
-    let fields = field.fields(&["requests", "adaptive", "answer"])?;
-    let requests = fields.require("requests")?.number(1, Rate::COUNT_MAX)?;
+    let fields = field.read_fields(&["requests", "adaptive", "answer"])?;
+    let requests = fields.require("requests")?.read_number(1, Rate::COUNT_MAX)?;
     let adaptive = match fields.find("adaptive") {
         Some(field) => {
-            let fields = field.fields(&["least", "slowerPercent"])?;
+            let fields = field.read_fields(&["least", "slowerPercent"])?;
             let least = number_or(&fields, "least", (1, requests), LEAST_DEFAULT.min(requests))?;
             let percent = number_or(&fields, "slowerPercent", (1, SLOWER_MAX), SLOWER_DEFAULT)?;
             Some(AdaptiveConcurrency { least, slower_percent: u16::try_from(percent).ok()? })
@@ -75,21 +76,22 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
 }
 
 fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {
-    let fields = element.fields(&[
+    let fields = element.read_fields(&[
         "name", "matches", "from", "each", "buckets", "requests", "in", "burst", "last", "answer",
     ])?;
     let name = match fields.find("name") {
-        Some(field) => field.name()?.to_string(),
+        Some(field) => field.read_name()?.to_string(),
         None => format!("rules[{index}]"),
     };
-    let requests = elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let peers = elements(&fields, "from", "or omit it for all clients", |field| {
+    let requests =
+        read_elements(&fields, "matches", "or leave it out for all requests", read_match);
+    let peers = read_elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, namespace)
     });
     let each = read_each(&fields);
     let rate = read_rate(&fields, "requests");
     let is_last = match fields.find("last") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
     let answer = match fields.find("answer") {
@@ -104,7 +106,7 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
 fn read_each(fields: &Fields<'_>) -> Option<Each> {
     let Some(field) = fields.find("each") else {
         if let Some(buckets) = fields.find("buckets") {
-            buckets.refuse(
+            buckets.reject(
                 "requires several buckets, but there is only one",
                 "add `each`, or remove it",
             );
@@ -113,17 +115,19 @@ fn read_each(fields: &Fields<'_>) -> Option<Each> {
     };
     let buckets = number_or(fields, "buckets", (1, Rate::BUCKETS_MAX), BUCKETS_DEFAULT)?;
     if let Value::Map(_) = field.value() {
-        let header = field.fields(&["header"])?.require("header")?.clone();
-        let name = header_name(&header, header.text()?)?;
+        let header = field.read_fields(&["header"])?.require("header")?.clone();
+        let name = header_name(&header, header.read_text()?)?;
         return Some(Each::Header { name, buckets });
     }
-    field.word(&[("client", ())]).map(|()| Each::Client { buckets })
+    field.read_choice(&[("client", ())]).map(|()| Each::Client { buckets })
 }
 
 /// Reads the rate (count per window) and the burst.
 fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.number(1, Rate::COUNT_MAX));
-    let within = fields.require("in").and_then(|field| time(field, Rate::TIME_MIN, Rate::TIME_MAX));
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
+    let within = fields
+        .require("in")
+        .and_then(|field| read_duration_within(field, Rate::TIME_MIN, Rate::TIME_MAX));
     let (count, time) = (count?, within?);
     let size = number_or(fields, "burst", (1, Rate::SIZE_MAX), count)?;
     Some(Rate { count, time, size })

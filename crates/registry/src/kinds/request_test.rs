@@ -2,14 +2,14 @@
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
-use super::http_route::{header_name, prefix};
+use super::http_route::{header_name, normalize_prefix};
 use super::literal_path::literal_path;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 /// Reads `match`; all parts must match.
 pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
-    let fields = field.fields(&["path", "methods", "headers", "query", "cookies"])?;
+    let fields = field.read_fields(&["path", "methods", "headers", "query", "cookies"])?;
     let path = match fields.find("path") {
         Some(path) => read_path(path),
         None => Some(PathMatch::Any),
@@ -18,7 +18,7 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
     let tests = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
     Some(TagMatch {
         path: path?,
-        methods: fields.each("methods", LIST_MAX, read_method),
+        methods: fields.read_each("methods", LIST_MAX, read_method),
         headers: headers.unwrap_or_default(),
         query: tests("query"),
         cookies: tests("cookies"),
@@ -27,21 +27,21 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
 }
 
 fn read_path(field: &Field<'_>) -> Option<PathMatch> {
-    let fields = field.fields(PATHS)?;
+    let fields = field.read_fields(PATHS)?;
     let key = only_one(&fields, PATHS)?;
     let value = fields.find(key)?;
     match key {
         "exact" => literal_path(value).map(PathMatch::Exact),
-        "prefix" => literal_path(value).map(prefix),
-        _ => value.regex().map(PathMatch::Regex),
+        "prefix" => literal_path(value).map(normalize_prefix),
+        _ => value.read_regex().map(PathMatch::Regex),
     }
 }
 
 fn read_method(field: &Field<'_>) -> Option<String> {
-    let text = field.text()?;
+    let text = field.read_text()?;
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
-        field.refuse(
-            format!("{} is not a method", field.shown()),
+        field.reject(
+            format!("{} is not a method", field.quoted_value()),
             "use one such as GET; methods are written in capital letters",
         );
         return None;
@@ -56,7 +56,7 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     for test in &mut tests {
         let Some(name) = header_name(field, &test.name) else { continue };
         if known.contains(&name) {
-            field.refuse(format!("{name} is defined twice"), "remove one of the two");
+            field.reject(format!("{name} is defined twice"), "remove one of the two");
         }
         known.push(name.clone());
         test.name = name;
@@ -66,9 +66,9 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
 
 /// Reads a map from names to conditions.
 pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
-    let entries = field.entries().unwrap_or_default();
+    let entries = field.read_entries().unwrap_or_default();
     if entries.len() > LIST_MAX {
-        field.refuse(format!("has {} entries", entries.len()), format!("use at most {LIST_MAX}"));
+        field.reject(format!("has {} entries", entries.len()), format!("use at most {LIST_MAX}"));
         return Vec::new();
     }
     let test = |(name, value): (&str, Field<'_>)| {
@@ -84,22 +84,24 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         return Some(ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false });
     }
     let known: Vec<&str> = OPERATORS.iter().copied().chain(["ignoreCase"]).collect();
-    let fields = field.fields(&known)?;
+    let fields = field.read_fields(&known)?;
     let key = only_one(&fields, OPERATORS)?;
     let value = fields.find(key)?;
     let ignore_case = match fields.find("ignoreCase") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => false,
     };
     let text = |relation| {
         let texts = match relation {
-            TextRelation::In => value.each(LIST_MAX, |text| Some(text.text()?.to_owned())),
-            TextRelation::Regex if ignore_case => vec![format!("(?i:{})", value.regex()?)],
-            TextRelation::Regex => vec![value.regex()?],
-            _ => vec![value.text()?.to_owned()],
+            TextRelation::In => {
+                value.read_each(LIST_MAX, |text| Some(text.read_text()?.to_owned()))
+            }
+            TextRelation::Regex if ignore_case => vec![format!("(?i:{})", value.read_regex()?)],
+            TextRelation::Regex => vec![value.read_regex()?],
+            _ => vec![value.read_text()?.to_owned()],
         };
         if texts.is_empty() {
-            value.refuse("is empty, and matches no request", "list at least one text");
+            value.reject("is empty, and matches no request", "list at least one text");
             return None;
         }
         let ignore_case = ignore_case && relation != TextRelation::Regex;
@@ -107,10 +109,10 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
     };
     let number = |relation| {
         if let Some(field) = fields.find("ignoreCase") {
-            field.refuse("is not supported for numbers", "remove it");
+            field.reject("is not supported for numbers", "remove it");
             return None;
         }
-        Some(ValueTest::Number { relation, bound: value.integer()? })
+        Some(ValueTest::Number { relation, bound: value.read_integer()? })
     };
     match key {
         "exact" => text(TextRelation::Exact),
@@ -122,7 +124,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         "atLeast" => number(NumberRelation::AtLeast),
         "below" => number(NumberRelation::Below),
         "atMost" => number(NumberRelation::AtMost),
-        _ => Some(if value.boolean()? { ValueTest::Present } else { ValueTest::Absent }),
+        _ => Some(if value.read_boolean()? { ValueTest::Present } else { ValueTest::Absent }),
     }
 }
 
@@ -133,12 +135,12 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
         [key] => Some(key),
         [] => {
             let remedy = format!("set one of `{}`", keys.join("`, `"));
-            fields.here().refuse("is incomplete", remedy);
+            fields.map_field().reject("is incomplete", remedy);
             None
         }
         several => {
             let problem = format!("has `{}` together", several.join("` and `"));
-            fields.here().refuse(problem, "keep one of them");
+            fields.map_field().reject(problem, "keep one of them");
             None
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, ServiceName};
 
 use super::Head;
-use super::egress::each;
+use super::egress::read_unique;
 use super::http_route::{RETRIES_DEFAULT, RETRY_BACKOFF_DEFAULT, read_duration};
 use super::service_policy::number_or;
 use super::smi::read_account;
@@ -14,10 +14,10 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
-    let fields = spec.fields(&["source", "destinations", "retryPolicy"])?;
+    let fields = spec.read_fields(&["source", "destinations", "retryPolicy"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let source = fields.require("source").and_then(|it| read_source(it, &name.namespace));
-    let services = each(&fields, "destinations", "name the services", read_service);
+    let services = read_unique(&fields, "destinations", "name the services", read_service);
     let retried = fields.require("retryPolicy").and_then(read_policy);
     let (rule, answer_timeout) = retried?;
     Some(RetryPolicy {
@@ -34,7 +34,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
 fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
     let source = read_account(field)?;
     if source.namespace != *own {
-        field.refuse(
+        field.reject(
             format!("is in the namespace {}, not in {own}", source.namespace),
             "put the policy into the namespace of its source",
         );
@@ -44,17 +44,17 @@ fn read_source(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
 }
 
 fn read_service(element: &Field<'_>) -> Option<ServiceName> {
-    let fields = element.fields(&["kind", "name", "namespace"])?;
-    let kind = fields.require("kind").and_then(|kind| kind.word(&[("Service", ())]));
-    let name = fields.require("name").and_then(Field::label);
-    let namespace = fields.require("namespace").and_then(Field::label);
+    let fields = element.read_fields(&["kind", "name", "namespace"])?;
+    let kind = fields.require("kind").and_then(|kind| kind.read_choice(&[("Service", ())]));
+    let name = fields.require("name").and_then(Field::read_label);
+    let namespace = fields.require("namespace").and_then(Field::read_label);
     kind?;
     Some(ServiceName { namespace: namespace?, name: name? })
 }
 
 fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let keys = ["retryOn", "perTryTimeout", "numRetries", "retryBackoffBaseInterval"];
-    let fields = field.fields(&keys)?;
+    let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
     let most = u32::from(RetryRule::ATTEMPTS_MAX);
     let attempts = number_or(&fields, "numRetries", (0, most), RETRIES_DEFAULT.into());
@@ -80,12 +80,12 @@ fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     let text = match field.value() {
         // A single status is a YAML number.
         Value::Number(text) => text.as_str(),
-        _ => field.text()?,
+        _ => field.read_text()?,
     };
     let mut codes = BTreeSet::new();
     for word in text.split(',').map(str::trim) {
-        let Some(statuses) = statuses(word) else {
-            field.refuse(
+        let Some(statuses) = condition_statuses(word) else {
+            field.reject(
                 format!("{word:?} is not a supported condition"),
                 "use statuses from 400 to 599, `5xx` or `4xx`, `gateway-error`, `retriable-4xx`, \
                  `connect-failure`, `refused-stream`, `reset`, or for gRPC `unavailable`, \
@@ -100,7 +100,7 @@ fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
 
 /// Returns the statuses of a retry condition (Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`; Pipy's
 /// statuses and status classes). Failures without a response have none: they are always retried.
-fn statuses(word: &str) -> Option<Vec<u16>> {
+fn condition_statuses(word: &str) -> Option<Vec<u16>> {
     if let Some(status) = word.parse().ok().filter(|status| RetryRule::CODES.contains(status)) {
         return Some(vec![status]);
     }
@@ -136,9 +136,9 @@ mod tests {
             ("retriable-status-codes", None),
             ("", None),
         ] {
-            assert_eq!(statuses(word), expected, "{word}");
+            assert_eq!(condition_statuses(word), expected, "{word}");
         }
-        let all = statuses("5xx").unwrap();
+        let all = condition_statuses("5xx").unwrap();
         assert_eq!((all.first(), all.last(), all.len()), (Some(&500), Some(&599), 100));
     }
 }

@@ -16,19 +16,19 @@ use leno_model::{
 
 use self::rule::{Origins, read_caller_rule, read_flow_rule, read_lane_rule};
 use super::Head;
-use crate::document::{Mark, Node, Value, documents};
+use crate::document::{Mark, Node, Value, parse_documents};
 use crate::field::Field;
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
-    let fields = spec.fields(&["compat", "key", "rules"])?;
-    let compat = fields.require("compat").and_then(|field| field.word(&[("sermant", ())]));
+    let fields = spec.read_fields(&["compat", "key", "rules"])?;
+    let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
     let name = TagRouteName { namespace: head.namespace, name: head.name };
     let key = fields.require("key").and_then(|field| read_key(field, &name.namespace));
     let content = fields.require("rules")?;
     let (key, ()) = (key?, compat?);
     let entries = match content.value() {
         Value::Text(text) => {
-            let node = published(content, text)?;
+            let node = parse_published(content, text)?;
             read_content(&content.standing_for(&node), &key, &name)
         }
         _ => read_content(content, &key, &name),
@@ -47,15 +47,15 @@ enum Key {
 }
 
 fn read_key(field: &Field<'_>, namespace: &Name) -> Option<Key> {
-    let text = field.text()?;
+    let text = field.read_text()?;
     let service = text.strip_prefix("servicecomb.routeRule.");
     match (text, service) {
         ("servicecomb.routeRule", _) => Some(Key::Services),
         ("servicecomb.globalRouteRule", _) => Some(Key::Global),
         (_, Some(service)) => service_name(field, service, namespace).map(Key::Service),
         _ => {
-            field.refuse(
-                format!("{} is not a key of the service-router", field.shown()),
+            field.reject(
+                format!("{} is not a key of the service-router", field.quoted_value()),
                 "use `servicecomb.routeRule.SERVICE`, `servicecomb.routeRule` or \
                  `servicecomb.globalRouteRule`",
             );
@@ -67,7 +67,7 @@ fn read_key(field: &Field<'_>, namespace: &Name) -> Option<Key> {
 fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<ServiceName> {
     let name = Name::new(service).ok().filter(|name| !name.as_str().contains('.'));
     if name.is_none() {
-        field.refuse(
+        field.reject(
             format!("{service:?} is not the name of a Service"),
             "use the name of a Service of this namespace: lower-case letters, digits, `-`",
         );
@@ -76,12 +76,12 @@ fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<Se
 }
 
 /// Parses the text, with lines counted from its position in the enclosing document.
-fn published(field: &Field<'_>, text: &str) -> Option<Node> {
-    let mut documents = match documents(text) {
+fn parse_published(field: &Field<'_>, text: &str) -> Option<Node> {
+    let mut documents = match parse_documents(text) {
         Ok(documents) => documents,
         Err(unreadable) => {
             let line = unreadable.mark.line;
-            field.refuse(format!("{} in line {line} of it", unreadable.problem), "correct it");
+            field.reject(format!("{} in line {line} of it", unreadable.problem), "correct it");
             return None;
         }
     };
@@ -91,11 +91,11 @@ fn published(field: &Field<'_>, text: &str) -> Option<Node> {
             Some(node)
         }
         (None, _) => {
-            field.refuse("is empty", "write the rules as they are published");
+            field.reject("is empty", "write the rules as they are published");
             None
         }
         (Some(_), false) => {
-            field.refuse("contains several YAML documents", "keep only the list of rules");
+            field.reject("contains several YAML documents", "keep only the list of rules");
             None
         }
     }
@@ -143,7 +143,7 @@ fn read_content(
         }
         Key::Services => {
             let mut entries = Vec::new();
-            for (service, field) in content.entries()? {
+            for (service, field) in content.read_entries()? {
                 let service = service_name(&field, service, &name.namespace)?;
                 let rules = read_documents(&field, Twice::First, name)?;
                 entries.push((TagScope::Service(service, None), rules));
@@ -170,11 +170,11 @@ enum RuleKind {
 fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Option<SermantRules> {
     let mut rules = SermantRules::default();
     let mut seen = [false; 3];
-    for document in content.list(DOCUMENTS_MAX)? {
+    for document in content.read_list(DOCUMENTS_MAX)? {
         let fields = document.any_fields()?;
         warn_unknown(&document, &["kind", "description", "rules"]);
         let kind_field = fields.require("kind")?;
-        let kind = match kind_field.text()? {
+        let kind = match kind_field.read_text()? {
             "routematcher.sermant.io/flow" => RuleKind::Flow,
             "routematcher.sermant.io/tag" => RuleKind::Tag,
             "route.sermant.io/lane" => RuleKind::Lane,
@@ -182,7 +182,7 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
                 kind_field.warn(
                     format!(
                         "{} is not a supported kind of rule: the document is ignored",
-                        kind_field.shown()
+                        kind_field.quoted_value()
                     ),
                     "use `routematcher.sermant.io/flow`, `routematcher.sermant.io/tag` or \
                      `route.sermant.io/lane`",
@@ -202,12 +202,12 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
                 continue;
             }
         }
-        let elements = fields.find("rules").and_then(|rules| rules.list(RULES_MAX));
+        let elements = fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX));
         read_rules(&mut rules, kind, &elements.unwrap_or_default(), &Origins { name })?;
     }
     let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
     if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
-        content.refuse(
+        content.reject(
             format!("has more than {STEMS_MAX} different paths in its flow rules"),
             "use fewer, or a TagRoute",
         );
@@ -220,11 +220,11 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
 }
 
 /// Sermant stores it in a Java `int`.
-fn precedence(field: &Field<'_>) -> Option<i32> {
-    let precedence = i32::try_from(field.integer()?);
+fn read_precedence(field: &Field<'_>) -> Option<i32> {
+    let precedence = i32::try_from(field.read_integer()?);
     if precedence.is_err() {
         let range = format!("use a number from {} to {}", i32::MIN, i32::MAX);
-        field.refuse(format!("{} is out of range", field.shown()), range);
+        field.reject(format!("{} is out of range", field.quoted_value()), range);
     }
     precedence.ok()
 }
@@ -241,7 +241,7 @@ fn read_rules(
     for element in elements {
         let field = element.any_fields()?;
         precedences.push(match field.find("precedence") {
-            Some(field) => precedence(field)?,
+            Some(field) => read_precedence(field)?,
             None => 0,
         });
     }
@@ -253,7 +253,7 @@ fn read_rules(
         RuleKind::Lane => rules.lanes.clear(),
     }
     for (index, element) in order {
-        let place = (origins.at(index), precedences.get(index).copied().unwrap_or(0));
+        let place = (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
             RuleKind::Flow => flow.extend(read_flow_rule(element, place)?),
             RuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
@@ -268,7 +268,7 @@ fn read_rules(
 
 /// Warns about fields that Sermant ignores; they are no reason to reject a document that it accepts.
 fn warn_unknown(field: &Field<'_>, known: &[&str]) {
-    for (key, field) in field.entries().unwrap_or_default() {
+    for (key, field) in field.read_entries().unwrap_or_default() {
         if !known.contains(&key) {
             field.warn("is an unknown field, and ignored", "remove it");
         }

@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, Name, SermantCommon, SermantConfig, SermantRule};
 
-use super::service_policy::{number_or, share};
-use crate::document::{Node, documents};
+use super::service_policy::{number_or, read_share};
+use crate::document::{Node, parse_documents};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
-    let fields = spec.fields(&["compat", "config"])?;
-    let compat = fields.require("compat").and_then(|field| field.word(&[("sermant", ())]));
+    let fields = spec.read_fields(&["compat", "config"])?;
+    let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
     let config = fields.require("config")?;
-    let mut nodes = match documents(config.text()?) {
+    let mut nodes = match parse_documents(config.read_text()?) {
         Ok(nodes) => nodes,
         Err(error) => {
-            config.refuse(error.problem, "correct the syntax");
+            config.reject(error.problem, "correct the syntax");
             return None;
         }
     };
     let [node] = nodes.as_mut_slice() else {
-        config.refuse("is not one document", "write the content of sermant.removal.config");
+        config.reject("is not one document", "write the content of sermant.removal.config");
         return None;
     };
-    node.shift(config.line().saturating_sub(1));
+    node.shift_lines(config.line().saturating_sub(1));
     let node: &Node = node;
     compat?;
-    read_config(&config.inside(node))
+    read_config(&config.embedded_field(node))
 }
 
 fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
-    let fields = config.fields(&[
+    let fields = config.read_fields(&[
         "enableRemoval",
         "expireTime",
         "exceptions",
@@ -43,7 +43,7 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         "rules",
     ])?;
     let enabled = match fields.find("enableRemoval") {
-        Some(field) => field.flag()?,
+        Some(field) => field.read_flag()?,
         None => false,
     };
     if !enabled {
@@ -53,13 +53,13 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         );
     }
     let common = SermantCommon {
-        failures: exceptions(&fields)?,
-        expire: milliseconds(&fields, "expireTime", 60_000)?,
-        recovery: milliseconds(&fields, "recoveryTime", 30_000)?,
-        window: milliseconds(&fields, "windowsTime", 1_000)?,
+        failures: read_exceptions(&fields)?,
+        expire: read_milliseconds(&fields, "expireTime", 60_000)?,
+        recovery: read_milliseconds(&fields, "recoveryTime", 30_000)?,
+        window: read_milliseconds(&fields, "windowsTime", 1_000)?,
         windows: number_or(&fields, "windowsNum", (1, 1_000), 10)?,
     };
-    let (rules, default_rule) = rules(&fields)?;
+    let (rules, default_rule) = read_rules(&fields)?;
     Some(match enabled {
         true => SermantConfig { common, rules, default_rule },
         false => SermantConfig { common, rules: Vec::new(), default_rule: None },
@@ -68,28 +68,29 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
 
 type Rules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
 
-fn rules(fields: &Fields<'_>) -> Option<Rules> {
+fn read_rules(fields: &Fields<'_>) -> Option<Rules> {
     let Some(field) = fields.find("rules") else {
         return Some((Vec::new(), Some(DEFAULT_RULE)));
     };
     let mut own: Vec<(Name, SermantRule)> = Vec::new();
     let mut default = None;
-    for element in field.list(RULES_MAX)? {
-        let fields = element.fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
+    for element in field.read_list(RULES_MAX)? {
+        let fields =
+            element.read_fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
         let key = fields.require("key")?;
         let rule = SermantRule {
             scale_up_limit_ppm: share_or(&fields, "scaleUpLimit", DEFAULT_RULE.scale_up_limit_ppm)?,
             min_instances: number_or(&fields, "minInstanceNum", (0, 1_000_000), 1)?,
             error_rate_ppm: share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
         };
-        let twice = match key.text()? {
+        let twice = match key.read_text()? {
             "default-rule" => default.replace(rule).is_some(),
             text => {
                 // Nacos prefixes the service name with a group.
                 let name = text.rsplit("@@").next().unwrap_or(text);
                 let Ok(name) = Name::new(name) else {
-                    key.refuse(
-                        format!("{} is not the name of a service here", key.shown()),
+                    key.reject(
+                        format!("{} is not the name of a service here", key.quoted_value()),
                         "use the name of a Service of this namespace, or `default-rule`",
                     );
                     continue;
@@ -100,7 +101,7 @@ fn rules(fields: &Fields<'_>) -> Option<Rules> {
             }
         };
         if twice {
-            element.refuse("has the key of another rule", "remove one of the two");
+            element.reject("has the key of another rule", "remove one of the two");
         }
     }
     own.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -109,24 +110,24 @@ fn rules(fields: &Fields<'_>) -> Option<Rules> {
 
 fn share_or(fields: &Fields<'_>, key: &str, default: u32) -> Option<u32> {
     match fields.find(key) {
-        Some(field) => share(field),
+        Some(field) => read_share(field),
         None => Some(default),
     }
 }
 
-fn milliseconds(fields: &Fields<'_>, key: &str, default: u32) -> Option<Duration> {
+fn read_milliseconds(fields: &Fields<'_>, key: &str, default: u32) -> Option<Duration> {
     let number = number_or(fields, key, (1, 24 * 3_600_000), default)?;
     Some(Duration::from_millis(number.into()))
 }
 
-fn exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
+fn read_exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let Some(field) = fields.find("exceptions") else {
         classes.timeout = true;
         return Some(classes);
     };
-    for element in field.list(EXCEPTIONS_MAX)? {
-        match element.word(EXCEPTIONS)? {
+    for element in field.read_list(EXCEPTIONS_MAX)? {
+        match element.read_choice(EXCEPTIONS)? {
             Exception::Timeout => classes.timeout = true,
             Exception::Connect => classes.connect = true,
             Exception::Reset => classes.reset = true,

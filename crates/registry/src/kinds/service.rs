@@ -19,12 +19,12 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         .copied()
         .chain(UNSUPPORTED.iter().map(|(key, _)| *key))
         .collect();
-    let fields = spec.fields(&known)?;
+    let fields = spec.read_fields(&known)?;
     refuse_unsupported(&fields);
-    let selector = fields.find("selector").map(Field::texts).unwrap_or_default();
-    let elements = fields.require("ports")?.list(PORTS_MAX)?;
+    let selector = fields.find("selector").map(Field::read_text_map).unwrap_or_default();
+    let elements = fields.require("ports")?.read_list(PORTS_MAX)?;
     if elements.is_empty() {
-        fields.require("ports")?.refuse("is empty", "list at least one port");
+        fields.require("ports")?.reject("is empty", "list at least one port");
     }
     let mut numbers = HashSet::new();
     let mut names = HashSet::new();
@@ -35,12 +35,12 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         };
         if !numbers.insert(port.port) {
             let problem = format!("port {} is listed twice", port.port);
-            element.refuse(problem, "remove one of the two");
+            element.reject(problem, "remove one of the two");
         }
         if let Some(name) = &port.name
             && !names.insert(name.clone())
         {
-            element.refuse("its name is used by another port", "use another name");
+            element.reject("its name is used by another port", "use another name");
         }
         ports.push(port);
     }
@@ -49,21 +49,24 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
         selector,
         ports,
         addresses: BTreeSet::new(),
-        unready: fields.find("publishNotReadyAddresses").and_then(Field::boolean).unwrap_or(false),
+        unready: fields
+            .find("publishNotReadyAddresses")
+            .and_then(Field::read_boolean)
+            .unwrap_or(false),
         families: Families::Both,
     })
 }
 
 fn refuse_unsupported(fields: &Fields<'_>) {
     for (key, remedy) in UNSUPPORTED {
-        fields.unsupported(key, "is not supported", remedy);
+        fields.reject_unsupported(key, "is not supported", remedy);
     }
     let only = |key: &str, value: &str, remedy: &str| {
         if let Some(field) = fields.find(key)
-            && let Some(text) = field.text()
+            && let Some(text) = field.read_text()
             && text != value
         {
-            field.refuse(format!("{} is not supported", field.shown()), remedy);
+            field.reject(format!("{} is not supported", field.quoted_value()), remedy);
         }
     };
     only(
@@ -77,20 +80,26 @@ fn refuse_unsupported(fields: &Fields<'_>) {
 }
 
 fn read_port(element: &Field<'_>) -> Option<ServicePort> {
-    let fields =
-        element.fields(&["name", "port", "targetPort", "protocol", "appProtocol", "nodePort"])?;
-    fields.unsupported("nodePort", "is not supported", "remove it");
+    let fields = element.read_fields(&[
+        "name",
+        "port",
+        "targetPort",
+        "protocol",
+        "appProtocol",
+        "nodePort",
+    ])?;
+    fields.reject_unsupported("nodePort", "is not supported", "remove it");
     if let Some(field) = fields.find("protocol")
-        && let Some(text) = field.text()
+        && let Some(text) = field.read_text()
         && text != "TCP"
     {
-        field.refuse(
-            format!("{} is not supported", field.shown()),
+        field.reject(
+            format!("{} is not supported", field.quoted_value()),
             "use TCP; set the application protocol in `appProtocol`",
         );
     }
-    let name = fields.find("name").map(Field::label);
-    let port = fields.require("port").and_then(Field::port);
+    let name = fields.find("name").map(Field::read_label);
+    let port = fields.require("port").and_then(Field::read_port);
     let target = fields.find("targetPort").map(read_target);
     let protocol = read_protocol(&fields);
     let port = port?;
@@ -105,16 +114,16 @@ fn read_port(element: &Field<'_>) -> Option<ServicePort> {
 fn read_target(field: &Field<'_>) -> Option<TargetPort> {
     match field.value() {
         Value::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
-            field.label().map(TargetPort::Name)
+            field.read_label().map(TargetPort::Name)
         }
-        _ => field.port().map(TargetPort::Number),
+        _ => field.read_port().map(TargetPort::Number),
     }
 }
 
 /// Reads the protocol from `appProtocol`, or from the prefix of the port's name, as in OSM.
 fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
     if let Some(field) = fields.find("appProtocol") {
-        return field.word(APP_PROTOCOLS);
+        return field.read_choice(APP_PROTOCOLS);
     }
     let name = fields.find("name").map(Field::value);
     match name {

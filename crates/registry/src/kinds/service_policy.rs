@@ -7,7 +7,7 @@ use leno_model::{
     ServicePolicyName, ServiceRule,
 };
 
-use super::http_route::duration;
+use super::http_route::parse_duration;
 use super::upstream_rate_limit::Burst;
 use super::{
     Head, circuit_breaker, external_authorization, fault_injection, hedging, jwt_validation,
@@ -37,7 +37,7 @@ pub(super) fn read(
             (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
-            let burst = Burst::of(version);
+            let burst = Burst::for_version(version);
             let (scope, both) = upstream_traffic_setting::read((&name.namespace, burst), spec)?;
             (scope, ServiceRule::UpstreamTrafficSetting(Box::new(both)))
         }
@@ -74,59 +74,64 @@ pub(super) fn read(
 }
 
 /// Reads the services in `targetRefs`.
-pub(super) fn targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicyScope> {
+pub(super) fn read_targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicyScope> {
     let field = fields.require("targetRefs")?;
-    let elements = field.list(TARGETS_MAX)?;
+    let elements = field.read_list(TARGETS_MAX)?;
     if elements.is_empty() {
-        field.refuse("is empty", "name the service that the policy applies to");
+        field.reject("is empty", "name the service that the policy applies to");
         return None;
     }
     let mut targets: Vec<RouteParent> = Vec::new();
     for element in &elements {
-        let Some(target) = target(element, namespace) else { continue };
+        let Some(target) = read_target(element, namespace) else { continue };
         if targets.contains(&target) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         targets.push(target);
     }
     Some(PolicyScope::Services(targets))
 }
 
-fn target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
-    let fields = element.fields(&["group", "kind", "name", "namespace", "port"])?;
+fn read_target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
+    let fields = element.read_fields(&["group", "kind", "name", "namespace", "port"])?;
     refuse_other_kinds(&fields, false);
-    let name = fields.require("name").and_then(Field::label);
+    let name = fields.require("name").and_then(Field::read_label);
     if let Some(field) = fields.find("namespace")
-        && field.label()? != *namespace
+        && field.read_label()? != *namespace
     {
-        field.refuse(
-            format!("{} is not the policy's namespace, {namespace}", field.shown()),
+        field.reject(
+            format!("{} is not the policy's namespace, {namespace}", field.quoted_value()),
             "put the policy into the namespace of the service",
         );
         return None;
     }
     let port = match fields.find("port") {
-        Some(field) => Some(field.port()?),
+        Some(field) => Some(field.read_port()?),
         None => None,
     };
     Some(RouteParent { service: ServiceName { namespace: namespace.clone(), name: name? }, port })
 }
 
 /// Reads a duration from `least` to `most`.
-pub(super) fn time(field: &Field<'_>, least: Duration, most: Duration) -> Option<Duration> {
+pub(super) fn read_duration_within(
+    field: &Field<'_>,
+    least: Duration,
+    most: Duration,
+) -> Option<Duration> {
     let example = TIME_EXAMPLE.clamp(least, most);
-    let (first, last, example) = (written(least), written(most), written(example));
+    let (first, last, example) =
+        (format_duration(least), format_duration(most), format_duration(example));
     let bounds = format!("use a time with a unit, from {first} to {last}, such as \"{example}\"");
-    let time = field.parsed(duration, "a duration", &bounds)?;
+    let time = field.read_with(parse_duration, "a duration", &bounds)?;
     if !(least..=most).contains(&time) {
-        field.refuse(format!("{} is out of range", field.shown()), bounds);
+        field.reject(format!("{} is out of range", field.quoted_value()), bounds);
         return None;
     }
     Some(time)
 }
 
 /// Returns a duration as written in documents.
-fn written(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     let milliseconds = time.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let unit = units
@@ -144,7 +149,7 @@ pub(super) fn time_or(
     default: Duration,
 ) -> Option<Duration> {
     match fields.find(key) {
-        Some(field) => time(field, least, most),
+        Some(field) => read_duration_within(field, least, most),
         None => Some(default),
     }
 }
@@ -157,15 +162,15 @@ pub(super) fn number_or(
     default: u32,
 ) -> Option<u32> {
     match fields.find(key) {
-        Some(field) => field.number(least, most),
+        Some(field) => field.read_number(least, most),
         None => Some(default),
     }
 }
 
 /// Reads an optional limit of at least `least`.
-pub(super) fn limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
+pub(super) fn read_limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
     match fields.find(key) {
-        Some(field) => field.number(least, u32::MAX).map(Some),
+        Some(field) => field.read_number(least, u32::MAX).map(Some),
         None => Some(None),
     }
 }
@@ -177,21 +182,21 @@ pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8)
 }
 
 /// Reads a decimal from 0 to 1 with at most six decimals, in parts per million.
-pub(super) fn share(field: &Field<'_>) -> Option<u32> {
+pub(super) fn read_share(field: &Field<'_>) -> Option<u32> {
     let found = match field.value() {
-        Value::Number(text) => millionths(text),
+        Value::Number(text) => parse_millionths(text),
         _ => None,
     };
     if found.is_none() {
-        field.refuse(
-            format!("{} is not a share", field.shown()),
+        field.reject(
+            format!("{} is not a share", field.quoted_value()),
             "use a number from 0 to 1 with at most six decimals, such as 0.6",
         );
     }
     found
 }
 
-fn millionths(text: &str) -> Option<u32> {
+fn parse_millionths(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if decimals.len() > 6 || !digits(whole) || !digits(decimals) || text == "." {
@@ -215,14 +220,14 @@ mod tests {
     fn the_time_of_a_message_is_read_and_within_the_bounds() {
         let time = Duration::from_millis;
         for (least, most) in [(1, 100), (1_000, 86_400_000), (10_000, 3_600_000), (1_500, 2_500)] {
-            let example = written(TIME_EXAMPLE.clamp(time(least), time(most)));
-            let read = duration(&example).unwrap();
+            let example = format_duration(TIME_EXAMPLE.clamp(time(least), time(most)));
+            let read = parse_duration(&example).unwrap();
             assert!((time(least)..=time(most)).contains(&read), "{example}");
             for bound in [least, most] {
-                assert_eq!(duration(&written(time(bound))), Some(time(bound)));
+                assert_eq!(parse_duration(&format_duration(time(bound))), Some(time(bound)));
             }
         }
-        assert_eq!(written(time(604_800_000)), "168h");
+        assert_eq!(format_duration(time(604_800_000)), "168h");
     }
 
     #[test]
@@ -240,7 +245,7 @@ mod tests {
             ("1e-1", None),
             (".", None),
         ] {
-            assert_eq!(millionths(text), expected, "{text}");
+            assert_eq!(parse_millionths(text), expected, "{text}");
         }
     }
 }

@@ -11,25 +11,25 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn traffic_target(head: Head, spec: &Field<'_>) -> Option<TrafficTarget> {
-    let fields = spec.fields(&["destination", "sources", "rules"])?;
+    let fields = spec.read_fields(&["destination", "sources", "rules"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let destination =
         fields.require("destination").and_then(|field| read_destination(field, &name.namespace));
     if let Some(field) = fields.require("sources") {
         warn_if_empty(field, "no client is allowed");
     }
-    let sources = fields.each("sources", LIST_MAX, read_account);
+    let sources = fields.read_each("sources", LIST_MAX, read_account);
     if let Some(field) = fields.require("rules") {
         warn_if_empty(field, "no request is allowed");
     }
-    let rules = fields.each("rules", LIST_MAX, |rule| read_rule(rule, &name.namespace));
+    let rules = fields.read_each("rules", LIST_MAX, |rule| read_rule(rule, &name.namespace));
     Some(TrafficTarget { name, destination: destination?, sources, rules })
 }
 
 fn read_destination(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
     let account = read_account(field)?;
     if account.namespace != *own {
-        field.refuse(
+        field.reject(
             format!(
                 "The traffic target namespace ({own}) must match spec.Destination.Namespace ({})",
                 account.namespace
@@ -42,29 +42,29 @@ fn read_destination(field: &Field<'_>, own: &Name) -> Option<ServiceAccount> {
 }
 
 pub(super) fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
-    let fields = field.fields(&["kind", "name", "namespace"])?;
-    let kind = fields.require("kind").and_then(|kind| kind.word(&[("ServiceAccount", ())]));
-    let name = fields.require("name").and_then(Field::name);
-    let namespace = fields.require("namespace").and_then(Field::label);
+    let fields = field.read_fields(&["kind", "name", "namespace"])?;
+    let kind = fields.require("kind").and_then(|kind| kind.read_choice(&[("ServiceAccount", ())]));
+    let name = fields.require("name").and_then(Field::read_name);
+    let namespace = fields.require("namespace").and_then(Field::read_label);
     kind?;
     Some(ServiceAccount { namespace: namespace?, name: name? })
 }
 
 fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
-    let fields = rule.fields(&["kind", "name", "matches"])?;
-    let name = fields.require("name").and_then(Field::name);
+    let fields = rule.read_fields(&["kind", "name", "matches"])?;
+    let name = fields.require("name").and_then(Field::read_name);
     let kind = fields.require("kind")?;
     if matches!(kind.value(), Value::Text(text) if text == "UDPRoute") {
-        kind.refuse(
+        kind.reject(
             "\"UDPRoute\" is not supported: the mesh carries no UDP",
             "remove the rule, or use `HTTPRouteGroup` or `TCPRoute`",
         );
         return None;
     }
-    let http = kind.word(&[("HTTPRouteGroup", true), ("TCPRoute", false)])?;
+    let http = kind.read_choice(&[("HTTPRouteGroup", true), ("TCPRoute", false)])?;
     let namespace = namespace.clone();
     if !http {
-        fields.unsupported(
+        fields.reject_unsupported(
             "matches",
             "is not supported for a TCPRoute, which allows all ports",
             "remove it",
@@ -72,7 +72,8 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
         let route = TcpRouteName { namespace, name: name? };
         return Some(TargetRule::Tcp { route });
     }
-    let matches = fields.each("matches", LIST_MAX, |field| Some(field.text()?.to_owned()));
+    let matches =
+        fields.read_each("matches", LIST_MAX, |field| Some(field.read_text()?.to_owned()));
     if matches.is_empty() {
         rule.warn(
             "has no `matches`, and allows no request",
@@ -90,14 +91,14 @@ fn warn_if_empty(field: &Field<'_>, consequence: &str) {
 }
 
 pub(super) fn http_route_group(head: Head, spec: &Field<'_>) -> Option<HttpRouteGroup> {
-    let fields = spec.fields(&["matches"])?;
+    let fields = spec.read_fields(&["matches"])?;
     let mut matches: Vec<NamedMatch> = Vec::new();
-    for element in fields.require("matches")?.list(LIST_MAX)? {
+    for element in fields.require("matches")?.read_list(LIST_MAX)? {
         let Some(named) = read_match(&element) else {
             continue;
         };
         if matches.iter().any(|known| known.name == named.name) {
-            element.refuse(
+            element.reject(
                 format!("the name {:?} is used by another match", named.name),
                 "use another name",
             );
@@ -111,10 +112,10 @@ pub(super) fn http_route_group(head: Head, spec: &Field<'_>) -> Option<HttpRoute
 }
 
 fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
-    let fields = element.fields(&["name", "pathRegex", "methods", "headers"])?;
-    let name = fields.require("name").and_then(Field::text);
+    let fields = element.read_fields(&["name", "pathRegex", "methods", "headers"])?;
+    let name = fields.require("name").and_then(Field::read_text);
     let path = match fields.find("pathRegex") {
-        Some(field) => field.regex().map(|regex| match regex.as_str() {
+        Some(field) => field.read_regex().map(|regex| match regex.as_str() {
             "" | ".*" => PathMatch::Any,
             _ => PathMatch::Regex(regex),
         }),
@@ -132,7 +133,7 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
 pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
     let mut any = false;
-    for method in fields.each("methods", LIST_MAX, |field| field.word(METHODS)) {
+    for method in fields.read_each("methods", LIST_MAX, |field| field.read_choice(METHODS)) {
         any |= method == "*";
         if !methods.iter().any(|known| known == method) {
             methods.push(method.to_owned());
@@ -147,17 +148,17 @@ pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
 /// Reads a list of maps with one entry each, or one map; all entries must match.
 fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     let maps = match field.value() {
-        Value::List(_) => field.list(LIST_MAX).unwrap_or_default(),
+        Value::List(_) => field.read_list(LIST_MAX).unwrap_or_default(),
         _ => vec![field.clone()],
     };
     let mut headers: Vec<FieldMatch> = Vec::new();
-    for (name, value) in maps.iter().filter_map(Field::entries).flatten() {
-        let regex = value.regex();
+    for (name, value) in maps.iter().filter_map(Field::read_entries).flatten() {
+        let regex = value.read_regex();
         let (Some(name), Some(regex)) = (header_name(&value, name), regex) else {
             continue;
         };
         if headers.iter().any(|known| known.name == name) {
-            value.refuse(format!("{name} is defined twice"), "combine the two into one expression");
+            value.reject(format!("{name} is defined twice"), "combine the two into one expression");
         }
         headers.push(FieldMatch { name, value: ValueMatch::Regex(regex) });
     }
@@ -165,19 +166,19 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
 }
 
 pub(super) fn tcp_route(head: Head, spec: &Field<'_>) -> Option<TcpRoute> {
-    let fields = spec.fields(&["matches"])?;
-    let matches = fields.require("matches")?.fields(&["ports"])?;
+    let fields = spec.read_fields(&["matches"])?;
+    let matches = fields.require("matches")?.read_fields(&["ports"])?;
     let ports = match matches.find("ports") {
         None => PortSet::All,
         Some(field) => {
             if matches!(field.value(), Value::List(list) if list.is_empty()) {
-                field.refuse(
+                field.reject(
                     "is empty, which is ambiguous",
                     "list the allowed ports, or leave `ports` out to allow all",
                 );
                 return None;
             }
-            PortSet::Only(field.each(LIST_MAX, Field::port))
+            PortSet::Only(field.read_each(LIST_MAX, Field::read_port))
         }
     };
     Some(TcpRoute { name: TcpRouteName { namespace: head.namespace, name: head.name }, ports })

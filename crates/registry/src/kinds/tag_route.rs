@@ -16,24 +16,26 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
-    let fields = spec.fields(&["service", "port", "scope", "otherwise", "rules", "sameTag"])?;
+    let fields =
+        spec.read_fields(&["service", "port", "scope", "otherwise", "rules", "sameTag"])?;
     let name = TagRouteName { namespace: head.namespace, name: head.name };
     let scope = read_scope(&fields, &name.namespace);
     let otherwise = fields.find("otherwise").map(read_otherwise);
-    let elements = fields.find("rules").and_then(|rules| rules.list(RULES_MAX)).unwrap_or_default();
+    let elements =
+        fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX)).unwrap_or_default();
     if !elements.is_empty() && otherwise.is_none() {
         fields.require("otherwise")?;
     }
     let otherwise = otherwise.flatten().unwrap_or_default();
     let mut rules = Vec::new();
     for (index, element) in elements.iter().enumerate() {
-        let origin = origin(&name, index);
+        let origin = rule_origin(&name, index);
         rules.extend(read_rule(element, origin, &otherwise));
     }
     rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
     let by_caller = read_same_tag(&fields, &name);
     if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
-        spec.refuse("has no rules", "add `rules` or `sameTag`");
+        spec.reject("has no rules", "add `rules` or `sameTag`");
     }
     let rules = TagRules { rules, otherwise, by_caller };
     Some(TagRoute { name, scope: scope?, rules, created: 0 })
@@ -43,7 +45,7 @@ fn is_empty_list(field: &Field<'_>) -> bool {
     matches!(field.value(), Value::List(list) if list.is_empty())
 }
 
-fn origin(name: &TagRouteName, index: usize) -> RuleOrigin {
+fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index }
 }
@@ -53,15 +55,15 @@ fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
     let port = fields.find("port");
     if key == "scope" {
         if let Some(port) = port {
-            port.refuse("requires `service`", "remove it, or name a `service`");
+            port.reject("requires `service`", "remove it, or name a `service`");
         }
         let scopes =
             [("namespace", TagScope::Namespace(namespace.clone())), ("mesh", TagScope::Mesh)];
-        return fields.find(key)?.word(&scopes);
+        return fields.find(key)?.read_choice(&scopes);
     }
-    let name = fields.find(key)?.label()?;
+    let name = fields.find(key)?.read_label()?;
     let port = match port {
-        Some(port) => Some(port.port()?),
+        Some(port) => Some(port.read_port()?),
         None => None,
     };
     Some(TagScope::Service(ServiceName { namespace: namespace.clone(), name }, port))
@@ -73,17 +75,17 @@ fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
         &[("any", Some(Otherwise::Any)), ("default", Some(Otherwise::Default)), ("fail", None)];
     let words = match field.value() {
         Value::List(_) => {
-            let words = field.each(WORDS.len(), |word| word.word(WORDS));
+            let words = field.read_each(WORDS.len(), |word| word.read_choice(WORDS));
             if words.is_empty() {
-                field.refuse("is empty", "use `any`, `default` or `fail`");
+                field.reject("is empty", "use `any`, `default` or `fail`");
             }
             words
         }
-        _ => vec![field.word(WORDS)?],
+        _ => vec![field.read_choice(WORDS)?],
     };
     let (last, before) = words.split_last()?;
     if before.iter().any(|word| *word != Some(Otherwise::Default)) || before.contains(last) {
-        field.refuse(
+        field.reject(
             "has an unreachable value",
             "use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`",
         );
@@ -93,7 +95,7 @@ fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
 }
 
 fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -> Option<TagRule> {
-    let fields = element.fields(&[
+    let fields = element.read_fields(&[
         "precedence",
         "from",
         "match",
@@ -103,7 +105,7 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -
         "sticky",
     ])?;
     let precedence = match fields.find("precedence") {
-        Some(field) => i32::try_from(field.number(0, PRECEDENCE_MAX)?).ok()?,
+        Some(field) => i32::try_from(field.read_number(0, PRECEDENCE_MAX)?).ok()?,
         None => 0,
     };
     let from = match fields.find("from") {
@@ -131,85 +133,87 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -
 }
 
 fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
-    let fields = field.fields(&["service", "namespace", "tags"])?;
+    let fields = field.read_fields(&["service", "namespace", "tags"])?;
     let namespace = match fields.find("namespace") {
-        Some(field) => field.label()?,
+        Some(field) => field.read_label()?,
         None => namespace.clone(),
     };
     let service = match fields.find("service") {
-        Some(field) => Some(ServiceName { namespace, name: field.label()? }),
+        Some(field) => Some(ServiceName { namespace, name: field.read_label()? }),
         None => None,
     };
     let tags = fields.find("tags").map(read_tests).unwrap_or_default();
     if service.is_none() && tags.is_empty() {
-        field.refuse("is empty", "name a `service` or `tags`, or remove it");
+        field.reject("is empty", "name a `service` or `tags`, or remove it");
         return None;
     }
     Some(Callers { service, tags, ..Callers::default() })
 }
 
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
-    let elements = field.list(TARGETS_MAX)?;
+    let elements = field.read_list(TARGETS_MAX)?;
     let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
     // Missing ones have been rejected already.
     if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
-        field.refuse("has no target with a weight above 0", "add one");
+        field.reject("has no target with a weight above 0", "add one");
         return None;
     }
     Some(TagSplit { targets, weights: Weights::Relative })
 }
 
 fn read_target(element: &Field<'_>) -> Option<TagTarget> {
-    let fields = element.fields(&["weight", "tags", "instances"])?;
+    let fields = element.read_fields(&["weight", "tags", "instances"])?;
     let weight = match fields.find("weight") {
-        Some(field) => field.number(0, WEIGHT_MAX)?,
+        Some(field) => field.read_number(0, WEIGHT_MAX)?,
         None => 1,
     };
     let set = match only_one(&fields, &["tags", "instances"])? {
         "tags" => TagSet::All(read_tags(fields.find("tags")?)?),
         _ => fields
             .find("instances")?
-            .word(&[("default", TagSet::Default), ("any", TagSet::Every)])?,
+            .read_choice(&[("default", TagSet::Default), ("any", TagSet::Every)])?,
     };
     Some(TagTarget { weight, set })
 }
 
 fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
-    let tags = field.texts();
+    let tags = field.read_text_map();
     if tags.is_empty() {
-        field.refuse("names no tag", "name one, or use `instances: any`");
+        field.reject("names no tag", "name one, or use `instances: any`");
         return None;
     }
     Some(tags.into_iter().map(|(name, value)| (name, TagValue::Is(value))).collect())
 }
 
 fn read_sticky(field: &Field<'_>) -> Option<Sticky> {
-    let fields = field.fields(&["header", "cookie"])?;
+    let fields = field.read_fields(&["header", "cookie"])?;
     let key = only_one(&fields, &["header", "cookie"])?;
     let value = fields.find(key)?;
     match key {
-        "header" => header_name(value, value.text()?).map(Sticky::Header),
-        _ => Some(Sticky::Cookie(value.text()?.to_owned())),
+        "header" => header_name(value, value.read_text()?).map(Sticky::Header),
+        _ => Some(Sticky::Cookie(value.read_text()?.to_owned())),
     }
 }
 
 fn read_same_tag(fields: &Fields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
-    let elements = fields.find("sameTag").and_then(|list| list.list(TARGETS_MAX));
+    let elements = fields.find("sameTag").and_then(|list| list.read_list(TARGETS_MAX));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate();
-    rules.filter_map(|(index, element)| read_preference(element, origin(name, index))).collect()
+    rules
+        .filter_map(|(index, element)| read_preference(element, rule_origin(name, index)))
+        .collect()
 }
 
 fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule> {
-    let fields = element.fields(&["tags", "minPercent", "minTotal"])?;
+    let fields = element.read_fields(&["tags", "minPercent", "minTotal"])?;
     let field = fields.require("tags")?;
-    let tags = field.each(TARGETS_MAX, |tag| Some(tag.text()?.to_owned()));
+    let tags = field.read_each(TARGETS_MAX, |tag| Some(tag.read_text()?.to_owned()));
     if tags.is_empty() {
-        field.refuse("names no tag", "name one, such as `zone`");
+        field.reject("names no tag", "name one, such as `zone`");
         return None;
     }
     let number = |key: &str, most| match fields.find(key) {
-        Some(field) => field.number(0, most),
+        Some(field) => field.read_number(0, most),
         None => Some(0),
     };
     let present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };

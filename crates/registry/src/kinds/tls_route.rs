@@ -7,7 +7,7 @@ use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
-    let fields = spec.fields(&["parentRefs", "hostnames", "rules"])?;
+    let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
     let hostnames = read_hostnames(&fields);
@@ -22,14 +22,14 @@ pub(super) fn read_backends(
     route: &RouteName,
 ) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
-    let [rule] = &rules.list(RULES_MAX)?[..] else {
-        rules.refuse("is empty", "add a rule with `backendRefs`");
+    let [rule] = &rules.read_list(RULES_MAX)?[..] else {
+        rules.reject("is empty", "add a rule with `backendRefs`");
         return None;
     };
-    let rule_fields = rule.fields(&["name", "backendRefs"])?;
+    let rule_fields = rule.read_fields(&["name", "backendRefs"])?;
     let listed = rule_fields.require("backendRefs");
     let backends = rule_fields
-        .each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
+        .read_each("backendRefs", BACKENDS_MAX, |backend| read_backend(backend, &route.namespace));
     if backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so its sessions are closed",
@@ -44,8 +44,8 @@ pub(super) fn read_backends(
 pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
     let hostnames = read_patterns(field)?;
-    if field.list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {
-        field.refuse("is empty", "list the server names that the route matches");
+    if field.read_list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {
+        field.reject("is empty", "list the server names that the route matches");
     }
     (!hostnames.is_empty()).then_some(hostnames)
 }
@@ -58,12 +58,12 @@ pub(super) fn read_host(
 ) -> Option<HostPattern> {
     let is_ascii = field.plain_text().is_none_or(str::is_ascii);
     let international = "write it as the DNS has it, such as xn--mller-kva.example";
-    field.parsed(parse, "a host name", if is_ascii { remedy } else { international })
+    field.read_with(parse, "a host name", if is_ascii { remedy } else { international })
 }
 
 /// Reads host names without duplicates.
 pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
-    let elements = field.list(HOSTNAMES_MAX)?;
+    let elements = field.read_list(HOSTNAMES_MAX)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
         let remedy = "use one in lower case such as shop.example.com or *.example.com";
@@ -71,7 +71,7 @@ pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
             continue;
         };
         if hostnames.contains(&pattern) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         hostnames.push(pattern);
     }

@@ -9,7 +9,7 @@ use super::http_route::WEIGHT_MAX;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>, version: &str) -> Option<TrafficSplit> {
-    let fields = spec.fields(&["service", "backends", "matches"])?;
+    let fields = spec.read_fields(&["service", "backends", "matches"])?;
     let name = RouteName { namespace: head.namespace, name: head.name };
     let root = fields.require("service").and_then(|field| read_root(field, &name.namespace));
     let backends = read_backends(&fields, &name.namespace);
@@ -29,8 +29,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>, version: &str) -> Option<Traffi
 fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     let root = read_service(field, namespace)?;
     if root.namespace != *namespace {
-        field.refuse(
-            format!("{} is not in the split's namespace, {namespace}", field.shown()),
+        field.reject(
+            format!("{} is not in the split's namespace, {namespace}", field.quoted_value()),
             "put the TrafficSplit into the namespace of its root",
         );
         return None;
@@ -41,81 +41,81 @@ fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
 fn read_backends(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
     let field = fields.require("backends")?;
     let mut backends: Vec<SplitBackend> = Vec::new();
-    let elements = field.list(BACKENDS_MAX)?;
+    let elements = field.read_list(BACKENDS_MAX)?;
     for element in &elements {
         let Some(backend) = read_backend(element, namespace) else {
             continue;
         };
         if backends.iter().any(|known| known.service == backend.service) {
-            element.refuse("is listed twice", "remove one of the two, and add up their weights");
+            element.reject("is listed twice", "remove one of the two, and add up their weights");
         }
         backends.push(backend);
     }
     if elements.is_empty() {
-        field.refuse("is empty", "list the services that take a share");
+        field.reject("is empty", "list the services that take a share");
         return None;
     }
     if backends.iter().all(|backend| backend.weight == 0) && backends.len() == elements.len() {
-        field.refuse("has no weight above 0", "give at least one backend a weight above 0");
+        field.reject("has no weight above 0", "give at least one backend a weight above 0");
         return None;
     }
     Some(backends)
 }
 
 fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
-    let fields = element.fields(&["service", "weight"])?;
+    let fields = element.read_fields(&["service", "weight"])?;
     let service = fields.require("service").and_then(|field| read_service(field, namespace));
-    let weight = fields.require("weight").and_then(|field| field.number(0, WEIGHT_MAX));
+    let weight = fields.require("weight").and_then(|field| field.read_number(0, WEIGHT_MAX));
     Some(SplitBackend { service: service?, weight: weight? })
 }
 
 /// Reads a service name as clients write it, or as `NAMESPACE/NAME`.
 fn read_service(field: &Field<'_>, own: &Name) -> Option<ServiceName> {
     let remedy = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
-    field.parsed(|text| service(text, own), "the name of a service", remedy)
+    field.read_with(|text| parse_service(text, own), "the name of a service", remedy)
 }
 
 /// Parses `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.
-fn service(text: &str, own: &Name) -> Option<ServiceName> {
+fn parse_service(text: &str, own: &Name) -> Option<ServiceName> {
     if let Some((namespace, name)) = text.split_once('/') {
-        return Some(ServiceName { namespace: label(namespace)?, name: label(name)? });
+        return Some(ServiceName { namespace: parse_label(namespace)?, name: parse_label(name)? });
     }
     let mut parts = text.split('.');
-    let name = label(parts.next()?)?;
+    let name = parse_label(parts.next()?)?;
     let namespace = match parts.next() {
-        Some(namespace) => label(namespace)?,
+        Some(namespace) => parse_label(namespace)?,
         None => own.clone(),
     };
     let mut suffix = ["svc", "cluster", "local"].iter();
     parts.all(|part| suffix.next() == Some(&part)).then_some(ServiceName { namespace, name })
 }
 
-fn label(text: &str) -> Option<Name> {
+fn parse_label(text: &str) -> Option<Name> {
     Name::new(text).ok().filter(|name| !name.as_str().contains('.'))
 }
 
 /// Reads the route groups. An empty list is rejected: it could mean no request or every request.
 fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec<RouteGroupName>> {
     if version.ends_with("/v1alpha2") {
-        field.refuse(
+        field.reject(
             "is not a field of v1alpha2",
             "use `apiVersion: split.smi-spec.io/v1alpha4`, or remove it",
         );
         return None;
     }
     let mut groups: Vec<RouteGroupName> = Vec::new();
-    let elements = field.list(GROUPS_MAX)?;
+    let elements = field.read_list(GROUPS_MAX)?;
     for element in &elements {
         let Some(group) = read_group(element, namespace) else {
             continue;
         };
         if groups.contains(&group) {
-            element.refuse("is listed twice", "remove one of the two");
+            element.reject("is listed twice", "remove one of the two");
         }
         groups.push(group);
     }
     if elements.is_empty() {
-        field.refuse(
+        field.reject(
             "is empty, which is ambiguous",
             "list the HTTPRouteGroups whose requests are split, or leave `matches` out",
         );
@@ -125,12 +125,12 @@ fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec
 }
 
 fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
-    let fields = element.fields(&["apiGroup", "kind", "name"])?;
+    let fields = element.read_fields(&["apiGroup", "kind", "name"])?;
     if let Some(group) = fields.find("apiGroup") {
-        group.word(&[("specs.smi-spec.io", ())])?;
+        group.read_choice(&[("specs.smi-spec.io", ())])?;
     }
-    fields.require("kind").and_then(|kind| kind.word(&[("HTTPRouteGroup", ())]));
-    let name = fields.require("name").and_then(Field::name)?;
+    fields.require("kind").and_then(|kind| kind.read_choice(&[("HTTPRouteGroup", ())]));
+    let name = fields.require("name").and_then(Field::read_name)?;
     Some(RouteGroupName { namespace: namespace.clone(), name })
 }
 
@@ -160,7 +160,7 @@ mod tests {
             ("Stock", None),
             ("", None),
         ] {
-            let read = service(text, &own).map(|service| service.to_string());
+            let read = parse_service(text, &own).map(|service| service.to_string());
             assert_eq!(read.as_deref(), expected, "{text}");
         }
     }

@@ -14,20 +14,21 @@ pub(super) fn read(
     name: &ServicePolicyName,
     spec: &Field<'_>,
 ) -> Option<(PolicyScope, LoadBalancing)> {
-    let fields = spec.fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
+    let fields =
+        spec.read_fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
     let time = time_or(&fields, "duration", (least, most), DURATION_DEFAULT);
     let percent_min = percent_or(&fields, "minWeight", 1, 10);
     let whole = number_or(&fields, "maxWeight", (0, 100), 100);
     if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), whole) {
-        field.refuse(
+        field.reject(
             "is not 100: an endpoint after slow start always gets its full share",
             "use 100, or give the service fewer requests with a route",
         );
     }
     check_aggression(&fields);
     let is_on = match fields.find("enable") {
-        Some(field) => field.boolean()?,
+        Some(field) => field.read_boolean()?,
         None => true,
     };
     let (time, percent_min) = (time?, percent_min?);
@@ -43,7 +44,7 @@ pub(super) fn read(
 fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
     let is_service = !name.name.as_str().contains('.');
     if !is_service {
-        spec.refuse(
+        spec.reject(
             format!("applies to the Service of the same name, and {} does not exist", name.name),
             "give it the name of a Service of its namespace",
         );
@@ -54,10 +55,10 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
 /// Accepts only the default: shares grow linearly here.
 fn check_aggression(fields: &Fields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
-    let is_even = field.literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
+    let is_even = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_even {
-        field.refuse(
-            format!("{} is not linear growth, and no other is supported", field.shown()),
+        field.reject(
+            format!("{} is not linear growth, and no other is supported", field.quoted_value()),
             "use 1, or remove it",
         );
     }

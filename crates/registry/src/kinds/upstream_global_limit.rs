@@ -14,13 +14,13 @@ use crate::field::{Field, Fields};
 
 /// Reads `global`: the rate limit service, and the descriptors of every request.
 pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
-    let parts = global.fields(&["tcp", "http"])?;
-    parts.unsupported(
+    let parts = global.read_fields(&["tcp", "http"])?;
+    parts.reject_unsupported(
         "tcp",
         "is not supported: a service counts requests here",
         "remove it, and limit connections with `local.tcp`",
     );
-    let fields = parts.require("http")?.fields(&[
+    let fields = parts.require("http")?.read_fields(&[
         "rateLimitService",
         "domain",
         "descriptors",
@@ -29,79 +29,82 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         "enableXRateLimitHeaders",
         "responseStatusCode",
     ])?;
-    let at = fields.require("rateLimitService").and_then(server);
+    let at = fields.require("rateLimitService").and_then(read_server);
     let (least, most) = (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX);
     let timeout = time_or(&fields, "timeout", (least, most), TIMEOUT_DEFAULT);
     let opens = flag_or(&fields, "failOpen", true)?;
     let unanswered = if opens { Unanswered::Allow } else { Unanswered::Deny };
     let check_service = CheckService { at: at?, timeout: timeout?, unanswered };
     let status = match fields.find("responseStatusCode") {
-        Some(field) => Some(u16::try_from(field.number(400, 599)?).ok()?),
+        Some(field) => Some(u16::try_from(field.read_number(400, 599)?).ok()?),
         None => None,
     };
     Some(GlobalLimit {
         check_service,
-        domain: fields.require("domain").and_then(Field::text)?.to_owned(),
-        descriptors: descriptors(&fields, &RequestMatch::default())?,
+        domain: fields.require("domain").and_then(Field::read_text)?.to_owned(),
+        descriptors: read_descriptors(&fields, &RequestMatch::default())?,
         answer: FixedAnswer { status, ..FixedAnswer::default() },
         tells: flag_or(&fields, "enableXRateLimitHeaders", false)?,
     })
 }
 
 /// Reads the field `descriptors` for requests that match `like`; empty if absent.
-pub(super) fn descriptors(fields: &Fields<'_>, like: &RequestMatch) -> Option<Vec<Descriptor>> {
+pub(super) fn read_descriptors(
+    fields: &Fields<'_>,
+    like: &RequestMatch,
+) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
-    let elements = field.list(DESCRIPTORS_MAX)?;
-    elements.iter().map(|element| descriptor(element, like)).collect()
+    let elements = field.read_list(DESCRIPTORS_MAX)?;
+    elements.iter().map(|element| read_descriptor(element, like)).collect()
 }
 
-fn descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
-    let list = element.fields(&["entries"])?.require("entries")?.list(ENTRIES_MAX)?;
+fn read_descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descriptor> {
+    let list = element.read_fields(&["entries"])?.require("entries")?.read_list(ENTRIES_MAX)?;
     if list.is_empty() {
-        element.refuse("has no entries, so no descriptor is sent", "add one, or remove it");
+        element.reject("has no entries, so no descriptor is sent", "add one, or remove it");
         return None;
     }
     let mut request = like.clone();
-    let entries: Option<Vec<_>> = list.iter().map(|it| entry(it, &mut request)).collect();
+    let entries: Option<Vec<_>> = list.iter().map(|it| read_entry(it, &mut request)).collect();
     let requests = if request == RequestMatch::default() { Vec::new() } else { vec![request] };
     Some(Descriptor { requests, entries: entries?, hits: 1 })
 }
 
 /// Reads one of the four descriptor entry types and adds its conditions to `request`.
-fn entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
+fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
     let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
-    let parts = element.fields(&keys)?;
+    let parts = element.read_fields(&keys)?;
     let which = only_one(&parts, &keys)?;
     let field = parts.find(which)?;
     let (default, value, fields) = match which {
         "genericKey" => {
-            let fields = field.fields(&["value", "key"])?;
-            ("generic_key", DescriptorValue::Text(text(&fields, "value")?), fields)
+            let fields = field.read_fields(&["value", "key"])?;
+            ("generic_key", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
-        "remoteAddress" => ("remote_address", DescriptorValue::Address, field.fields(&[])?),
+        "remoteAddress" => ("remote_address", DescriptorValue::Address, field.read_fields(&[])?),
         "requestHeader" => {
-            let fields = field.fields(&["name", "key"])?;
+            let fields = field.read_fields(&["name", "key"])?;
             fields.require("key")?;
             let name = fields.require("name")?;
-            ("", DescriptorValue::Header(header_name(name, name.text()?)?), fields)
+            ("", DescriptorValue::Header(header_name(name, name.read_text()?)?), fields)
         }
         _ => {
-            let fields = field.fields(&["value", "headers", "key", "expectMatch"])?;
+            let fields = field.read_fields(&["value", "headers", "key", "expectMatch"])?;
             if !flag_or(&fields, "expectMatch", true)? {
-                field.refuse(
+                field.reject(
                     "describes requests that do not match, which is not supported",
                     "remove `expectMatch`, and describe those that match",
                 );
                 return None;
             }
-            for header in fields.require("headers")?.list(ENTRIES_MAX)? {
+            for header in fields.require("headers")?.read_list(ENTRIES_MAX)? {
                 request.headers.push(header_match(&header)?);
             }
-            ("header_match", DescriptorValue::Text(text(&fields, "value")?), fields)
+            ("header_match", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
     };
     let key = match fields.find("key") {
-        Some(field) => field.text()?.to_owned(),
+        Some(field) => field.read_text()?.to_owned(),
         None => default.to_owned(),
     };
     Some(DescriptorEntry { key, value })
@@ -109,22 +112,22 @@ fn entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEn
 
 fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
     const HOW: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
-    let fields =
-        element.fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
+    let fields = element
+        .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
     let name = fields.require("name")?;
-    let name = header_name(name, name.text()?)?;
+    let name = header_name(name, name.read_text()?)?;
     let which = only_one(&fields, &HOW)?;
     let field = fields.find(which)?;
-    let literal = || field.text().map(regex::escape);
+    let literal = || field.read_text().map(regex::escape);
     let value = match which {
-        "exact" => ValueMatch::Exact(field.text()?.to_owned()),
-        "regex" => ValueMatch::Regex(field.regex()?),
+        "exact" => ValueMatch::Exact(field.read_text()?.to_owned()),
+        "regex" => ValueMatch::Regex(field.read_regex()?),
         "prefix" => ValueMatch::Regex(format!("{}.*", literal()?)),
         "suffix" => ValueMatch::Regex(format!(".*{}", literal()?)),
         "contains" => ValueMatch::Regex(format!(".*{}.*", literal()?)),
         _ => {
-            if !field.boolean()? {
-                field.refuse("is false, which is not supported", "remove the header");
+            if !field.read_boolean()? {
+                field.reject("is false, which is not supported", "remove the header");
                 return None;
             }
             ValueMatch::Regex(".*".to_owned())
@@ -133,28 +136,28 @@ fn header_match(element: &Field<'_>) -> Option<FieldMatch> {
     Some(FieldMatch { name, value })
 }
 
-fn server(field: &Field<'_>) -> Option<CheckServiceAddress> {
-    let fields = field.fields(&["host", "port"])?;
+fn read_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
+    let fields = field.read_fields(&["host", "port"])?;
     let host = fields.require("host");
-    let port = fields.require("port").and_then(Field::port);
+    let port = fields.require("port").and_then(Field::read_port);
     let (host, port) = (host?, port?);
-    match Server::parse(&format!("http://{}:{port}", host.text()?)) {
+    match Server::parse(&format!("http://{}:{port}", host.read_text()?)) {
         Ok(server) => Some(CheckServiceAddress::Outside(server)),
         Err(why) => {
-            let problem = format!("{} is not a valid host: {why}", host.shown());
-            host.refuse(problem, "use a host name or an address");
+            let problem = format!("{} is not a valid host: {why}", host.quoted_value());
+            host.reject(problem, "use a host name or an address");
             None
         }
     }
 }
 
-fn text(fields: &Fields<'_>, key: &str) -> Option<String> {
-    fields.require(key)?.text().map(str::to_owned)
+fn read_required_text(fields: &Fields<'_>, key: &str) -> Option<String> {
+    fields.require(key)?.read_text().map(str::to_owned)
 }
 
 fn flag_or(fields: &Fields<'_>, key: &str, default: bool) -> Option<bool> {
     match fields.find(key) {
-        Some(field) => field.boolean(),
+        Some(field) => field.read_boolean(),
         None => Some(default),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{Descriptor, Each, FixedAnswer, PathMatch, Rate, RateLimits, RateRule};
 
-use super::answer::headers;
+use super::answer::read_headers;
 use super::upstream_global_limit as global;
 use crate::field::{Field, Fields};
 
@@ -18,14 +18,14 @@ pub(super) enum Burst {
 }
 
 impl Burst {
-    pub(super) fn of(version: &str) -> Self {
+    pub(super) fn for_version(version: &str) -> Self {
         match version.starts_with("policy.flomesh.io/") {
             true => Self::Instead,
             false => Self::Added,
         }
     }
 
-    fn size(self, count: u32, burst: u32) -> u32 {
+    fn bucket_size(self, count: u32, burst: u32) -> u32 {
         match (self, burst) {
             (Self::Added, burst) => count.saturating_add(burst),
             (Self::Instead, 0) => count,
@@ -41,17 +41,17 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     for (index, route) in route_list(spec)?.iter().enumerate() {
         let (path, said) = read_route(route, (index, burst), &mut limits.rules)?;
         if let Some(fields) = said {
-            let fields = fields.fields(&["descriptors"])?;
+            let fields = fields.read_fields(&["descriptors"])?;
             fields.require("descriptors")?;
-            descriptors.extend(global::descriptors(&fields, &global::at_path(path))?);
+            descriptors.extend(global::read_descriptors(&fields, &global::at_path(path))?);
         }
     }
     let Some(field) = spec.find("rateLimit") else {
-        return whole(spec, limits, descriptors);
+        return add_descriptors(spec, limits, descriptors);
     };
-    let fields = field.fields(&["local", "global"])?;
+    let fields = field.read_fields(&["local", "global"])?;
     if fields.find("local").is_none() && fields.find("global").is_none() {
-        field.refuse("has no limits", "add `local` or `global`");
+        field.reject("has no limits", "add `local` or `global`");
     }
     if let Some(local) = fields.find("local") {
         read_local(local, burst, &mut limits)?;
@@ -60,7 +60,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
         // Envoy sends a route's descriptors in place of the general ones; here both are sent.
         let limit = global::read(field)?;
         if !limit.descriptors.is_empty() && !descriptors.is_empty() {
-            field.refuse(
+            field.reject(
                 "describes all requests, but routes have their own descriptors, which Envoy sends \
                  instead",
                 "describe either all requests or those of routes",
@@ -68,11 +68,11 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
         }
         limits.global = Some(Box::new(limit));
     }
-    whole(spec, limits, descriptors)
+    add_descriptors(spec, limits, descriptors)
 }
 
 /// Adds the descriptors of routes, which are sent to the configured rate limit service.
-fn whole(
+fn add_descriptors(
     spec: &Fields<'_>,
     mut limits: RateLimits,
     descriptors: Vec<Descriptor>,
@@ -81,7 +81,7 @@ fn whole(
         Some(limit) => limit.descriptors.extend(descriptors),
         None if descriptors.is_empty() => return Some(limits),
         None => {
-            spec.here().refuse(
+            spec.map_field().reject(
                 "has descriptors for routes, but no rate limit service",
                 "add `rateLimit.global.http`",
             );
@@ -89,7 +89,7 @@ fn whole(
         }
     }
     if limits.global.as_ref().is_some_and(|limit| limit.descriptors.is_empty()) {
-        spec.here().refuse(
+        spec.map_field().reject(
             "names a rate limit service, but has no descriptors",
             "add `descriptors` to `rateLimit.global.http`, or to routes",
         );
@@ -103,9 +103,9 @@ fn read_route<'a>(
     (index, burst): (usize, Burst),
     rules: &mut Vec<RateRule>,
 ) -> Option<(String, Option<Field<'a>>)> {
-    let fields = route.fields(&["path", "rateLimit"])?;
+    let fields = route.read_fields(&["path", "rateLimit"])?;
     let field = fields.require("path")?;
-    let path = field.regex()?;
+    let path = field.read_regex()?;
     let is_said = |rule: &RateRule| {
         rule.requests.iter().any(|request| match &request.path {
             PathMatch::Regex(said) => *said == path,
@@ -113,18 +113,18 @@ fn read_route<'a>(
         })
     };
     if rules.iter().any(is_said) {
-        field.refuse("has a limit in an earlier route", "remove one of the two");
+        field.reject("has a limit in an earlier route", "remove one of the two");
         return Some((path, None));
     }
     let limit = fields.find("rateLimit");
     let parts = match limit {
-        Some(field) => Some(field.fields(&["local", "global"])?),
+        Some(field) => Some(field.read_fields(&["local", "global"])?),
         None => None,
     };
     let part = |key| parts.as_ref().and_then(|parts| parts.find(key));
     let (local, global) = (part("local"), part("global"));
     if local.is_none() && global.is_none() {
-        route.refuse("has no limits", "add `rateLimit`, or remove the route");
+        route.reject("has no limits", "add `rateLimit`, or remove the route");
     }
     if let Some(local) = local {
         let rule = read_requests(local, (format!("httpRoutes[{index}]"), burst))?;
@@ -139,29 +139,29 @@ fn read_route<'a>(
 
 /// Reads the local limits, counted per sidecar.
 fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Option<()> {
-    let fields = local.fields(&["tcp", "http"])?;
+    let fields = local.read_fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
-        let fields = tcp.fields(&["connections", "unit", "burst"])?;
+        let fields = tcp.read_fields(&["connections", "unit", "burst"])?;
         limits.connections = Some(read_rate(&fields, "connections", burst)?);
     }
     if let Some(http) = fields.find("http") {
         limits.rules.push(read_requests(http, ("rateLimit.local.http".to_owned(), burst))?);
     }
     if fields.find("tcp").is_none() && fields.find("http").is_none() {
-        local.refuse("has no limits", "add `http` or `tcp`");
+        local.reject("has no limits", "add `http` or `tcp`");
     }
     Some(())
 }
 
 fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
     match spec.find("httpRoutes") {
-        Some(field) => field.list(ROUTES_MAX),
+        Some(field) => field.read_list(ROUTES_MAX),
         None => Some(Vec::new()),
     }
 }
 
 fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<RateRule> {
-    let fields = field.fields(&[
+    let fields = field.read_fields(&[
         "requests",
         "unit",
         "burst",
@@ -169,18 +169,21 @@ fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<Ra
         "responseHeadersToAdd",
     ])?;
     let status = match fields.find("responseStatusCode") {
-        Some(field) => match field.number(0, 599)? {
+        Some(field) => match field.read_number(0, 599)? {
             // The schema's default, written out.
             0 => None,
             status if (400..=599).contains(&status) => u16::try_from(status).ok(),
             _ => {
-                field.refuse(format!("{} is not an error status", field.shown()), "use 400 to 599");
+                field.reject(
+                    format!("{} is not an error status", field.quoted_value()),
+                    "use 400 to 599",
+                );
                 return None;
             }
         },
         None => None,
     };
-    let headers = headers(&fields, "responseHeadersToAdd");
+    let headers = read_headers(&fields, "responseHeadersToAdd");
     Some(RateRule {
         name,
         requests: Vec::new(),
@@ -193,14 +196,14 @@ fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<Ra
 }
 
 fn read_rate(fields: &Fields<'_>, key: &str, burst: Burst) -> Option<Rate> {
-    let count = fields.require(key).and_then(|field| field.number(1, Rate::COUNT_MAX));
-    let time = fields.require("unit").and_then(|field| field.word(UNITS));
+    let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
+    let time = fields.require("unit").and_then(|field| field.read_choice(UNITS));
     let more = match fields.find("burst") {
-        Some(field) => field.number(0, Rate::COUNT_MAX)?,
+        Some(field) => field.read_number(0, Rate::COUNT_MAX)?,
         None => 0,
     };
     let count = count?;
-    Some(Rate { count, time: time?, size: burst.size(count, more) })
+    Some(Rate { count, time: time?, size: burst.bucket_size(count, more) })
 }
 
 const UNITS: &[(&str, Duration)] = &[

@@ -7,11 +7,11 @@ use leno_model::{
     ServiceName, Slow, TooMany, Trip,
 };
 
-use super::answer::body;
+use super::answer::read_body;
 use super::circuit_breaker::{
     COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, connect_timeout, slow_from,
 };
-use super::service_policy::{limit, share, time};
+use super::service_policy::{read_duration_within, read_limit, read_share};
 use super::upstream_rate_limit::{self, Burst};
 use crate::field::{Field, Fields};
 
@@ -19,15 +19,15 @@ pub(super) fn read(
     (namespace, burst): (&Name, Burst),
     spec: &Field<'_>,
 ) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
-    let fields = spec.fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
-    let service = fields.require("host").and_then(|field| host(field, namespace));
+    let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
+    let service = fields.require("host").and_then(|field| parse_host(field, namespace));
     let breaker = match fields.find("connectionSettings") {
         Some(settings) => connection_settings(settings)?,
         None => CircuitBreaker::default(),
     };
     let limits = upstream_rate_limit::read(&fields, burst)?;
     if breaker == CircuitBreaker::default() && limits.is_empty() {
-        spec.refuse("has no limits", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
+        spec.reject("has no limits", "add `connectionSettings`, `rateLimit` or `httpRoutes`");
         return None;
     }
     let parent = RouteParent { service: service?, port: None };
@@ -35,27 +35,27 @@ pub(super) fn read(
 }
 
 fn connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
-    let parts = settings.fields(&["tcp", "http"])?;
+    let parts = settings.read_fields(&["tcp", "http"])?;
     let mut rule = CircuitBreaker::default();
     if let Some(field) = parts.find("tcp") {
-        let tcp = field.fields(&["maxConnections", "connectTimeout"])?;
-        rule.limits.connections = limit(&tcp, "maxConnections", 0)?.filter(bounded);
+        let tcp = field.read_fields(&["maxConnections", "connectTimeout"])?;
+        rule.limits.connections = read_limit(&tcp, "maxConnections", 0)?.filter(is_bounded);
         if let Some(field) = tcp.find("connectTimeout") {
             rule.connect_timeout = Some(connect_timeout(field)?);
         }
     }
     if let Some(field) = parts.find("http") {
-        http(field, &mut rule)?;
+        read_http(field, &mut rule)?;
     }
     if rule == CircuitBreaker::default() {
-        settings.refuse("has no limits", "add a limit, or remove it");
+        settings.reject("has no limits", "add a limit, or remove it");
         return None;
     }
     Some(rule)
 }
 
-fn http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
-    let fields = field.fields(&[
+fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
+    let fields = field.read_fields(&[
         "maxRequests",
         "maxRequestsPerConnection",
         "maxPendingRequests",
@@ -63,25 +63,25 @@ fn http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
         "circuitBreaking",
     ])?;
     // The schema's default, written out.
-    if limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| bounded(&most)) {
-        fields.unsupported(
+    if read_limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|most| is_bounded(&most)) {
+        fields.reject_unsupported(
             "maxRequestsPerConnection",
             "is not supported: requests to an endpoint share one link",
             "remove it; `maxRequests` limits concurrent requests",
         );
     }
-    rule.limits.requests = limit(&fields, "maxRequests", 0)?.filter(bounded);
-    rule.limits.pending = limit(&fields, "maxPendingRequests", 1)?.filter(bounded);
-    rule.limits.retries = limit(&fields, "maxRetries", 0)?.filter(bounded);
+    rule.limits.requests = read_limit(&fields, "maxRequests", 0)?.filter(is_bounded);
+    rule.limits.pending = read_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
+    rule.limits.retries = read_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
     if let Some(field) = fields.find("circuitBreaking") {
-        let (trip, answer) = breaking(field)?;
+        let (trip, answer) = read_circuit_breaking(field)?;
         (rule.trip, rule.answer) = (Some(trip), answer);
     }
     Some(())
 }
 
-fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
-    let fields = field.fields(&[
+fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
+    let fields = field.read_fields(&[
         "statTimeWindow",
         "minRequestAmount",
         "degradedTimeWindow",
@@ -93,26 +93,31 @@ fn breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
         "degradedStatusCode",
         "degradedResponseContent",
     ])?;
-    let window = fields.require("statTimeWindow").and_then(|it| time(it, WINDOW_MIN, TIME_MAX));
-    let open_for = fields.require("degradedTimeWindow").and_then(|it| time(it, OPEN_MIN, TIME_MAX));
-    let requests_min = fields.require("minRequestAmount").and_then(|it| it.number(1, COUNT_MAX));
+    let window = fields
+        .require("statTimeWindow")
+        .and_then(|it| read_duration_within(it, WINDOW_MIN, TIME_MAX));
+    let open_for = fields
+        .require("degradedTimeWindow")
+        .and_then(|it| read_duration_within(it, OPEN_MIN, TIME_MAX));
+    let requests_min =
+        fields.require("minRequestAmount").and_then(|it| it.read_number(1, COUNT_MAX));
     let failed = too_many(&fields, ("errorAmountThreshold", "errorRatioThreshold"))?;
     let slow = read_slow(&fields)?;
     if failed == TooMany::default() && slow.is_none() {
-        field.refuse("never opens", "add `errorRatioThreshold` or another threshold");
+        field.reject("never opens", "add `errorRatioThreshold` or another threshold");
     }
     let status = match fields.find("degradedStatusCode") {
         Some(field) => {
-            let status = u16::try_from(field.number(200, 599)?).ok()?;
+            let status = u16::try_from(field.read_number(200, 599)?).ok()?;
             if !FixedAnswer::may_have(status) {
-                field.refuse("has no body", "use a status that permits a body, such as 409");
+                field.reject("has no body", "use a status that permits a body, such as 409");
                 return None;
             }
             status
         }
         None => STATUS_DEFAULT,
     };
-    let body = body(&fields, "degradedResponseContent")?;
+    let body = read_body(&fields, "degradedResponseContent")?;
     let window = window?;
     let trip = Trip {
         failures: FailureClasses {
@@ -141,7 +146,7 @@ fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
     let from = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if too_many == TooMany::default() {
-                field.refuse("has no effect alone", "add `slowRatioThreshold`, or remove it");
+                field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
             slow_from(field)?
         }
@@ -153,9 +158,9 @@ fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
 /// Reads the thresholds for an amount and for a ratio.
 fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMany> {
     let share_ppm = match fields.find(ratio) {
-        Some(field) => match share(field)? {
+        Some(field) => match read_share(field)? {
             0 => {
-                field.refuse("is 0", "use a ratio above 0");
+                field.reject("is 0", "use a ratio above 0");
                 return None;
             }
             ppm => Some(ppm),
@@ -163,15 +168,15 @@ fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMan
         None => None,
     };
     let number = match fields.find(amount) {
-        Some(field) => Some(field.number(1, COUNT_MAX)?),
+        Some(field) => Some(field.read_number(1, COUNT_MAX)?),
         None => None,
     };
     Some(TooMany { share_ppm, number })
 }
 
 /// Parses `NAME.NAMESPACE`, with or without a cluster domain suffix.
-fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
-    let text = field.text()?;
+fn parse_host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
+    let text = field.read_text()?;
     let short = text.strip_suffix(".svc.cluster.local").or(text.strip_suffix(".svc"));
     let found = short.unwrap_or(text).split_once('.').and_then(|(name, space)| {
         let label = |text: &str| Name::new(text).ok().filter(|name| !name.as_str().contains('.'));
@@ -180,15 +185,15 @@ fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     match found {
         Some(service) if service.namespace == *namespace => Some(service),
         Some(service) => {
-            field.refuse(
+            field.reject(
                 format!("is in the namespace {}, not in {namespace}", service.namespace),
                 "put the policy into the namespace of the service",
             );
             None
         }
         None => {
-            field.refuse(
-                format!("{} is not the host name of a service", field.shown()),
+            field.reject(
+                format!("{} is not the host name of a service", field.quoted_value()),
                 "use NAME.NAMESPACE.svc.cluster.local",
             );
             None
@@ -197,7 +202,7 @@ fn host(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
 }
 
 /// True unless the limit is the schema's value for "no limit".
-fn bounded(limit: &u32) -> bool {
+fn is_bounded(limit: &u32) -> bool {
     *limit != u32::MAX
 }
 

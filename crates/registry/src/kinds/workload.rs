@@ -9,15 +9,15 @@ use leno_model::{
 };
 
 use super::Head;
-use super::mesh_config::admission;
+use super::mesh_config::read_admission;
 use super::service_policy::number_or;
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
-    let fields = spec.fields(FIELDS)?;
+    let fields = spec.read_fields(FIELDS)?;
     let account = match fields.find("serviceAccount") {
-        Some(field) => field.name(),
+        Some(field) => field.read_name(),
         None => Name::new(ACCOUNT_DEFAULT).ok(),
     };
     let address = match fields.find("address") {
@@ -25,7 +25,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
         None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     };
     let ports = read_ports(&fields);
-    let admission = admission(&fields);
+    let admission = read_admission(&fields);
     let run = fields.find("run").map(read_command).unwrap_or_default();
     let run_options = Box::new(read_run_options(&fields, &ports));
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
@@ -58,7 +58,7 @@ fn accept_account(fields: &Fields<'_>, namespace: &Name, name: &Name) -> bool {
     let reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if reserved {
         let field = fields.find("serviceAccount");
-        field.unwrap_or(fields.here()).refuse(
+        field.unwrap_or(fields.map_field()).reject(
             format!("{CONTROL_NAMESPACE}/{CONTROL_ACCOUNT} is the account of the control plane"),
             "use another account or another namespace",
         );
@@ -67,13 +67,13 @@ fn accept_account(fields: &Fields<'_>, namespace: &Name, name: &Name) -> bool {
 }
 
 fn read_address(field: &Field<'_>) -> Option<IpAddr> {
-    let address: IpAddr = field.parsed(
+    let address: IpAddr = field.read_with(
         |text| text.parse().ok(),
         "an IP address",
         "use one such as 127.0.0.1 or ::1",
     )?;
     if address.is_unspecified() || address.is_multicast() {
-        field.refuse(
+        field.reject(
             format!("{address} is not an address that a sidecar can connect to"),
             "use the address that the application listens on, such as 127.0.0.1",
         );
@@ -83,7 +83,7 @@ fn read_address(field: &Field<'_>) -> Option<IpAddr> {
 }
 
 fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
-    let Some(elements) = fields.find("ports").and_then(|ports| ports.list(PORTS_MAX)) else {
+    let Some(elements) = fields.find("ports").and_then(|ports| ports.read_list(PORTS_MAX)) else {
         return Vec::new();
     };
     let mut ports: Vec<WorkloadPort> = Vec::new();
@@ -92,10 +92,10 @@ fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
             continue;
         };
         if ports.iter().any(|known| known.port == port.port) {
-            element.refuse(format!("port {} is listed twice", port.port), "remove one of the two");
+            element.reject(format!("port {} is listed twice", port.port), "remove one of the two");
         }
         if port.name.is_some() && ports.iter().any(|known| known.name == port.name) {
-            element.refuse("its name is used by another port", "use another name");
+            element.reject("its name is used by another port", "use another name");
         }
         ports.push(port);
     }
@@ -103,11 +103,11 @@ fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
 }
 
 fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
-    let fields = element.fields(&["name", "port", "protocol"])?;
-    let name = fields.find("name").map(Field::label);
-    let port = fields.require("port").and_then(Field::port);
+    let fields = element.read_fields(&["name", "port", "protocol"])?;
+    let name = fields.find("name").map(Field::read_label);
+    let port = fields.require("port").and_then(Field::read_port);
     let protocol = match fields.find("protocol") {
-        Some(field) => field.word(&[
+        Some(field) => field.read_choice(&[
             ("HTTP", Protocol::Http),
             ("HTTP2", Protocol::Http2),
             ("GRPC", Protocol::Grpc),
@@ -124,20 +124,20 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
         return BTreeMap::new();
     };
     if fields.find("run").is_none() {
-        field.refuse(
+        field.reject(
             "applies to the command in `run`, which is not set",
             "add `run`, or set the variables where the application is started",
         );
     }
     let mut env = BTreeMap::new();
-    for (key, value) in field.entries().unwrap_or_default() {
+    for (key, value) in field.read_entries().unwrap_or_default() {
         if key.is_empty() || key.contains(['=', '\0']) {
-            value.refuse(
+            value.reject(
                 format!("{key:?} cannot be the name of a variable"),
                 "use one without `=` and NUL",
             );
         }
-        if let Some(text) = value.literal() {
+        if let Some(text) = value.read_literal() {
             env.insert(key.to_owned(), text);
         }
     }
@@ -147,9 +147,9 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
 /// The program and its arguments.
 fn read_command(field: &Field<'_>) -> Vec<String> {
     let Value::Text(text) = field.value() else {
-        return field.each(RUN_ARGUMENTS_MAX, Field::literal);
+        return field.read_each(RUN_ARGUMENTS_MAX, Field::read_literal);
     };
-    field.refuse(format!("is {}, not a list", field.shown()), command_remedy(text));
+    field.reject(format!("is {}, not a list", field.quoted_value()), command_remedy(text));
     Vec::new()
 }
 
@@ -170,7 +170,7 @@ fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
         if let Some(field) = fields.find(name)
             && fields.find("run").is_none()
         {
-            field.refuse(
+            field.reject(
                 "applies to the command in `run`, which is not set",
                 "add `run`, or set it where the application is started",
             );
@@ -185,9 +185,9 @@ fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
 }
 
 fn read_directory(field: &Field<'_>) -> Option<String> {
-    let text = field.literal()?;
+    let text = field.read_literal()?;
     if !text.starts_with('/') {
-        field.refuse(
+        field.reject(
             format!("{text:?} is not an absolute path"),
             "write the whole path, such as /srv/app",
         );
@@ -197,10 +197,10 @@ fn read_directory(field: &Field<'_>) -> Option<String> {
 }
 
 fn read_user(field: &Field<'_>) -> Option<RunUser> {
-    let text = field.literal()?;
+    let text = field.read_literal()?;
     let user = user_of(&text);
     if user.is_none() {
-        field.refuse(
+        field.reject(
             format!("{text:?} is not a user"),
             "use a name such as www-data, or numbers such as 1000 or \"1000:1000\"",
         );
@@ -223,13 +223,13 @@ fn user_of(text: &str) -> Option<RunUser> {
 }
 
 fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> {
-    let fields = field.fields(&["httpGet"])?;
+    let fields = field.read_fields(&["httpGet"])?;
     let get = fields.require("httpGet")?;
-    let fields = get.fields(&["port", "path"])?;
+    let fields = get.read_fields(&["port", "path"])?;
     let port = fields.require("port")?;
-    let number = port.port()?;
+    let number = port.read_port()?;
     if !ports.iter().any(|known| known.port == number) {
-        port.refuse(
+        port.reject(
             format!("{number} is not a port of the workload"),
             "use the number of one of `ports`",
         );
@@ -237,10 +237,10 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     let path = match fields.find("path") {
         None => "/".to_owned(),
         Some(field) => {
-            let path = field.literal()?;
+            let path = field.read_literal()?;
             let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
             if !is_path {
-                field.refuse(format!("{path:?} is not a path"), "use one such as /ready");
+                field.reject(format!("{path:?} is not a path"), "use one such as /ready");
                 return None;
             }
             path
@@ -250,14 +250,14 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
 }
 
 fn read_listeners(fields: &Fields<'_>, namespace: &Name) -> Vec<OutboundListener> {
-    let elements = fields.find("outbound").and_then(|f| f.list(LISTENERS_MAX));
+    let elements = fields.find("outbound").and_then(|f| f.read_list(LISTENERS_MAX));
     let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
     for element in elements.unwrap_or_default() {
         let Some(listener) = read_listener(&element, namespace) else {
             continue;
         };
         if outbound_listeners.iter().any(|known| known.listen == listener.listen) {
-            element.refuse(
+            element.reject(
                 format!("two outbound listeners use {}", listener.listen),
                 "use another port for one of them",
             );
@@ -268,31 +268,31 @@ fn read_listeners(fields: &Fields<'_>, namespace: &Name) -> Vec<OutboundListener
 }
 
 fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListener> {
-    let fields = element.fields(&["service", "port", "listen"])?;
+    let fields = element.read_fields(&["service", "port", "listen"])?;
     let service = fields.require("service").and_then(|field| {
-        field.parsed(
+        field.read_with(
             |text| service_reference(text, namespace),
             "the name of a service",
             "use `name.namespace`, such as details.bookinfo",
         )
     });
-    let port = fields.require("port").and_then(Field::port);
+    let port = fields.require("port").and_then(Field::read_port);
     let listen = fields.require("listen").and_then(read_listen);
     Some(OutboundListener { service: service?, port: port?, listen: listen? })
 }
 
 fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
-    let listen: SocketAddr = field.parsed(
+    let listen: SocketAddr = field.read_with(
         |text| text.parse().ok(),
         "an address and port",
         "use one such as \"127.0.0.1:19081\"",
     )?;
     if listen.port() == 0 {
-        field.refuse("has port 0", "use a number from 1 to 65535");
+        field.reject("has port 0", "use a number from 1 to 65535");
         return None;
     }
     if listen.ip().is_multicast() {
-        field.refuse("is a multicast address", "use a loopback address");
+        field.reject("is a multicast address", "use a loopback address");
         return None;
     }
     if !listen.ip().is_loopback() {
@@ -318,7 +318,7 @@ fn refuse_listeners_on_own_ports(
             && ports.iter().any(|port| port.port == listen.port())
             && let Some(field) = fields.find("outbound")
         {
-            field.refuse(
+            field.reject(
                 format!("an outbound listener uses {listen}, the address of the application"),
                 "use another port for the listener",
             );

@@ -5,7 +5,7 @@ use leno_model::{
     TrafficMode, Workload, WorkloadPort,
 };
 
-use super::suggestion::{known, suggestion};
+use super::suggestion::{known, suggest_name};
 use super::{Lint, World};
 use crate::rejected::{Place, Warning};
 
@@ -33,7 +33,7 @@ impl World<'_> {
                     ),
                 });
             } else {
-                lint.warn(
+                lint.add_warning(
                     "spec.namespaces".to_owned(),
                     format!("no workload is in the namespace {name}"),
                     "correct the name, or remove the entry",
@@ -45,7 +45,7 @@ impl World<'_> {
     /// Warns about a workload with settings below the mesh minimum.
     pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut Lint<'_>) {
         for it in self.config.overruled_in(&workload.name.namespace, workload.admission) {
-            lint.warn(
+            lint.add_warning(
                 format!("spec.{}", it.field),
                 format!("is below the floor of the MeshConfig, and {} is in force", it.in_force),
                 format!("use {}, or remove the field", it.in_force),
@@ -69,7 +69,7 @@ impl World<'_> {
         }
         let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == mode);
         let calls = if all_strict { "the workload may call no service and " } else { "" };
-        lint.warn(
+        lint.add_warning(
             "spec.serviceAccount".to_owned(),
             format!(
                 "no policy mentions the account {account}: in strict mode {calls}no client may \
@@ -84,10 +84,10 @@ impl World<'_> {
         for (index, name) in policy.accounts.iter().enumerate() {
             let account = ServiceAccount { namespace: namespace.clone(), name: name.clone() };
             if !self.accounts.contains(&account) {
-                lint.warn(
+                lint.add_warning(
                     format!("spec.serviceAccounts[{index}]"),
                     format!("no workload runs under the account {account}"),
-                    suggestion(
+                    suggest_name(
                         (namespace, name),
                         known!(self.accounts.iter()),
                         "add a Workload with it",
@@ -98,7 +98,7 @@ impl World<'_> {
         let about = |workload: &&&Workload| policy.is_about(&workload.account);
         let workloads: Vec<&Workload> = self.workloads.iter().filter(about).copied().collect();
         if workloads.is_empty() && policy.accounts.is_empty() {
-            lint.warn(
+            lint.add_warning(
                 "spec".to_owned(),
                 format!("no workload is in the namespace {namespace}"),
                 "move the policy to the namespace of the called workloads",
@@ -123,8 +123,8 @@ impl World<'_> {
         lint: &mut Lint<'_>,
     ) {
         for (index, peer) in rule.peers.iter().enumerate() {
-            if !self.accounts.iter().any(|account| peer.fits(account)) {
-                lint.warn(
+            if !self.accounts.iter().any(|account| peer.matches_account(account)) {
+                lint.add_warning(
                     format!("{field}.from[{index}]"),
                     format!("no workload runs under an account that matches {peer}"),
                     "correct the names, or add a Workload with such an account",
@@ -134,7 +134,7 @@ impl World<'_> {
         let modes = || workloads.iter().map(|workload| self.config.mode_of(workload));
         let permissive = || modes().all(|mode| mode == TrafficMode::Permissive);
         if rule.action == PolicyAction::Allow && !workloads.is_empty() && permissive() {
-            lint.warn(
+            lint.add_warning(
                 field.to_owned(),
                 "has no effect: permissive mode already allows it".to_owned(),
                 "set `trafficMode` to strict or audit, or remove the rule",
@@ -148,7 +148,7 @@ impl World<'_> {
                     it.ports.is_empty() || it.ports.iter().any(|port| port.port == *number)
                 };
                 if !workloads.is_empty() && !workloads.iter().any(listens) {
-                    lint.warn(
+                    lint.add_warning(
                         format!("{field}.ports[{index}]"),
                         format!("no workload of the policy has a port {number}"),
                         "use ports of the workload, not of the service",
@@ -169,7 +169,7 @@ impl World<'_> {
                      HTTP"
                 }
             };
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.requests"),
                 problem.to_owned(),
                 "remove `requests`, or use ports that speak HTTP",
@@ -188,7 +188,7 @@ fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lin
     };
     let mut before = policy.rules.iter().take_while(|other| !std::ptr::eq(*other, rule));
     if let Some(other) = before.find(everything) {
-        lint.warn(
+        lint.add_warning(
             field.to_owned(),
             format!("has no effect: the rule {} applies first to all of its requests", other.name),
             "remove one of the two, or change `from`, `requests` or `ports`",
@@ -201,7 +201,7 @@ mod tests {
     use leno_model::{Admission, Name, Object};
 
     use super::*;
-    use crate::lint;
+    use crate::lint_objects;
 
     /// In Kubernetes, annotations of a Namespace set its mode; a MeshConfig may be absent.
     #[test]
@@ -210,7 +210,9 @@ mod tests {
         let admission = Admission { mode: Some(TrafficMode::Strict), plaintext: None };
         let mut config = MeshConfig::default();
         config.namespaces.insert(st.clone(), admission);
-        let of = |config: &MeshConfig| lint(&[Object::MeshConfig(config.clone())])[0].to_string();
+        let of = |config: &MeshConfig| {
+            lint_objects(&[Object::MeshConfig(config.clone())])[0].to_string()
+        };
         assert!(
             of(&config).starts_with("MeshConfig: spec.namespaces: no workload"),
             "{}",

@@ -33,7 +33,7 @@ pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut Lint<'_>) {
 
 pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
-    if is_osm && let Some(limits) = policy.rule.limits() {
+    if is_osm && let Some(limits) = policy.rule.rate_limits() {
         let said = limits.rules.iter().flat_map(|rule| &rule.requests);
         for request in said {
             if let PathMatch::Regex(path) = &request.path {
@@ -82,13 +82,13 @@ fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
     lint_anchors(path, &field, lint);
     let inner = path.strip_prefix('^').unwrap_or(path);
     if begins_with_no_slash(inner) {
-        lint.warn(
+        lint.add_warning(
             field,
             format!("can never match: {path:?} does not begin with /"),
             format!("write {:?}", format!("/{inner}")),
         );
     } else if inner.starts_with('/') && !inner.contains(SPECIAL) {
-        lint.warn(
+        lint.add_warning(
             field,
             format!(
                 "matches {inner} and no path below it: an expression is compared with the whole \
@@ -103,7 +103,7 @@ fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
     let ValueMatch::Regex(value) = &said.value else { return };
     lint_anchors(value, field, lint);
     if HOSTS.contains(&said.name.as_str()) && has_bare_dot(value) {
-        lint.warn(
+        lint.add_warning(
             field.to_owned(),
             format!("an unescaped . in {value:?} stands for any character, not only for a dot"),
             r"write \. for a dot",
@@ -115,7 +115,7 @@ fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
 fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
     let ends = text.ends_with('$') && !text.ends_with(r"\$");
     if text.starts_with('^') || ends {
-        lint.warn(
+        lint.add_warning(
             field.to_owned(),
             format!("the anchors of {text:?} have no effect: the whole value is always compared"),
             "remove ^ at the beginning and $ at the end",

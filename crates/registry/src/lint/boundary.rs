@@ -5,8 +5,8 @@ use leno_model::{
     RouteGroupName, ServiceName, Sponsor, Workload, check_subject,
 };
 
-use super::suggestion::{known, suggestion};
-use super::{Lint, Reference, World, selects};
+use super::suggestion::{known, suggest_name};
+use super::{Lint, Reference, World, is_selected};
 
 impl World<'_> {
     pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut Lint<'_>) {
@@ -24,7 +24,7 @@ impl World<'_> {
                 }
                 IngressSource::Principal(id) if id.trust_domain != self.config.trust_domain => {
                     let (own, domain) = (&self.config.trust_domain, &id.trust_domain);
-                    lint.warn(
+                    lint.add_warning(
                         format!("{field}.name"),
                         format!("is in the trust domain {domain}, but this mesh is {own}"),
                         format!("use ACCOUNT.NAMESPACE.{own}"),
@@ -40,9 +40,9 @@ impl World<'_> {
     /// A name in our own trust domain is an account; any other must be an external principal.
     fn lint_named(&self, name: &Name, field: String, lint: &mut Lint<'_>) {
         let own = &self.config.trust_domain;
-        let is_account = IngressSource::Named(name.clone()).account(own).is_some();
+        let is_account = IngressSource::Named(name.clone()).account_in(own).is_some();
         if !is_account && !self.external_principals.contains(name) {
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.name"),
                 format!("is not an account of this mesh ({own}), and no AccessCert names it"),
                 format!("use ACCOUNT.NAMESPACE.{own}, or write an AccessCert with this name"),
@@ -55,14 +55,14 @@ impl World<'_> {
         for (index, subject) in cert.subjects.iter().enumerate() {
             if let Err(why) = check_subject(subject, sponsor, &self.config.trust_domain) {
                 let field = format!("spec.subjectAltNames[{index}]");
-                lint.warn(field, why.to_string(), "use a name outside the mesh");
+                lint.add_warning(field, why.to_string(), "use a name outside the mesh");
             }
         }
     }
 
     pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut Lint<'_>) {
         if self.config.egress == Egress::Allow {
-            lint.warn(
+            lint.add_warning(
                 "spec".to_owned(),
                 "has no effect while the MeshConfig allows all egress".to_owned(),
                 "set `spec.egress` of the MeshConfig to deny, or remove it",
@@ -71,10 +71,10 @@ impl World<'_> {
         for (index, source) in policy.sources.iter().enumerate() {
             if !self.accounts.contains(source) {
                 let wanted = (&source.namespace, &source.name);
-                lint.warn(
+                lint.add_warning(
                     format!("spec.sources[{index}].name"),
                     format!("no workload runs under the account {source}"),
-                    suggestion(
+                    suggest_name(
                         wanted,
                         known!(self.accounts.iter()),
                         "add a Workload with this account",
@@ -98,9 +98,9 @@ impl World<'_> {
             Reference { service: &service, port: None, field: field.clone(), name_field: "name" };
         self.lint_reference(&reference, lint);
         let Some(service) = self.services.get(&service) else { return };
-        let mut behind = self.workloads.iter().filter(|it| selects(service, it)).peekable();
+        let mut behind = self.workloads.iter().filter(|it| is_selected(service, it)).peekable();
         if behind.peek().is_some() && !behind.any(|it| has_port(it, backend.port)) {
-            lint.warn(
+            lint.add_warning(
                 format!("{field}.port.number"),
                 format!("no workload of the service has a port {}", backend.port),
                 "use the port of the workloads, not of the service",
@@ -123,7 +123,7 @@ impl World<'_> {
         if let Some(first) =
             self.openings.iter().filter(opens_the_same).min_by_key(|it| it.precedence())
         {
-            lint.warn(
+            lint.add_warning(
                 format!("spec.backends[{index}]"),
                 format!("the {} opens this port and takes precedence", first.name),
                 "merge the sources of both",
@@ -135,10 +135,10 @@ impl World<'_> {
         for (index, group) in groups.iter().enumerate() {
             if !self.groups.contains_key(group) {
                 let wanted = (&group.namespace, &group.name);
-                lint.warn(
+                lint.add_warning(
                     format!("spec.matches[{index}].name"),
                     format!("there is no HTTPRouteGroup {group}, so it allows no request"),
-                    suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                    suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
                 );
             }
         }

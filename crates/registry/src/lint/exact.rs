@@ -14,7 +14,7 @@ pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
 }
 
 pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
-    match policy.rule.guard() {
+    match policy.rule.server_check() {
         Some(Guard::Authorization(rule)) => {
             lint_requests(&rule.requests, "spec.matches", "checks", lint);
         }
@@ -30,7 +30,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
 fn lint_requests(requests: &[RequestMatch], field: &str, verb: &str, lint: &mut Lint<'_>) {
     for (request, index) in requests.iter().zip(0..) {
         let PathMatch::Exact(path) = &request.path else { continue };
-        lint.warn(
+        lint.add_warning(
             format!("{field}[{index}].path.type"),
             format!(
                 "{verb} {path} and no path below it, where an application may serve the same \

@@ -21,7 +21,7 @@ impl World<'_> {
                     })
             });
             if let Some(first) = first {
-                lint.warn(
+                lint.add_warning(
                     format!("spec.parentRefs[{index}]"),
                     format!(
                         "the TCPRoute {} is attached to the same port and takes precedence",

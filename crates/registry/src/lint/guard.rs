@@ -5,16 +5,16 @@ use leno_model::{
     ServicePolicy, ServicePort, TargetPort, Workload,
 };
 
-use super::{Lint, Reference, World, selects};
+use super::{Lint, Reference, World, is_selected};
 
 impl World<'_> {
     /// Checks that the check service of a policy exists and is not the policy's own target.
     pub(super) fn lint_check_service(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
-        let authorization = match policy.rule.guard() {
+        let authorization = match policy.rule.server_check() {
             Some(Guard::Authorization(asked)) => Some((&asked.check_service, "spec.service")),
             Some(Guard::Tokens(_)) | None => None,
         };
-        let global = policy.rule.limits().and_then(|limits| limits.global.as_deref());
+        let global = policy.rule.rate_limits().and_then(|limits| limits.global.as_deref());
         let global = global.map(|limit| (&limit.check_service, "spec.global.service"));
         for (check_service, field) in authorization.into_iter().chain(global) {
             let CheckServiceAddress::Service { service, port } = &check_service.at else {
@@ -22,7 +22,7 @@ impl World<'_> {
             };
             let (field, port) = (field.to_owned(), *port);
             if policy.closeness(service, port).is_some() {
-                lint.warn(
+                lint.add_warning(
                     field.clone(),
                     format!(
                         "checks its own check requests: each request to port {port} of {service} \
@@ -48,11 +48,12 @@ impl World<'_> {
         }
         let all = || self.services.values().flat_map(|service| of_service(service));
         let about = |(service, port): &(&Service, &ServicePort)| {
-            let mut behind = workloads.iter().filter(|workload| selects(service, workload));
+            let mut behind = workloads.iter().filter(|workload| is_selected(service, workload));
             behind.any(|workload| leads_to(port, workload, rule))
         };
         let required = |(service, port): (&Service, &ServicePort)| {
-            let guards = PortGuard::of(self.policies.iter().copied(), &service.name, port.port);
+            let guards =
+                PortGuard::for_port(self.policies.iter().copied(), &service.name, port.port);
             guards.into_iter().find_map(|it| match it.guard {
                 Guard::Tokens(tokens) => Some(tokens.required),
                 Guard::Authorization(_) => None,
@@ -63,7 +64,7 @@ impl World<'_> {
             PolicyAction::Deny => {
                 let open = all().filter(about).find(|at| required(*at) != Some(Required::Always));
                 let Some((service, port)) = open else { return };
-                lint.warn(
+                lint.add_warning(
                     field,
                     format!(
                         "does not apply to requests without a token, and no token is required at \
@@ -76,7 +77,7 @@ impl World<'_> {
             PolicyAction::Allow => {
                 let mut ports = all().filter(about).peekable();
                 if ports.peek().is_some() && ports.all(|at| required(at).is_none()) {
-                    lint.warn(
+                    lint.add_warning(
                         field,
                         "can never match: no JwtValidation verifies tokens for these workloads"
                             .to_owned(),

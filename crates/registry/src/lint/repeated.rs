@@ -30,7 +30,7 @@ struct Canonical<'a> {
 type FieldKey<'a> = (&'a str, bool, &'a str);
 
 impl<'a> Canonical<'a> {
-    fn of(request: &'a RequestMatch) -> Self {
+    fn from_match(request: &'a RequestMatch) -> Self {
         let keys = |fields: &'a [FieldMatch]| {
             let key = |field: &'a FieldMatch| match &field.value {
                 ValueMatch::Exact(value) => (&*field.name, false, &**value),
@@ -50,11 +50,11 @@ impl<'a> Canonical<'a> {
 }
 
 impl<'a> Matches<'a> {
-    pub(super) fn add(&mut self, route: &'a HttpRoute) {
+    pub(super) fn add_route(&mut self, route: &'a HttpRoute) {
         let services: BTreeSet<&ServiceName> =
             route.parents.iter().map(|parent| &parent.service).collect();
         for (number, rule) in route.rules.iter().enumerate() {
-            for request in rule.matches.iter().map(Canonical::of) {
+            for request in rule.matches.iter().map(Canonical::from_match) {
                 for service in &services {
                     let held = self.0.entry((*service, request.clone())).or_default();
                     // The first rule of a route is sufficient.
@@ -67,7 +67,7 @@ impl<'a> Matches<'a> {
     }
 
     /// Returns the first preceding route with such a match.
-    fn before(&self, route: &'a HttpRoute, request: &Canonical<'a>) -> Option<Held<'a>> {
+    fn find_preceding(&self, route: &'a HttpRoute, request: &Canonical<'a>) -> Option<Held<'a>> {
         // A preceding route has all parents of this one, so checking the first suffices.
         let first = &route.parents.first()?.service;
         let held = self.0.get(&(first, request.clone()))?;
@@ -80,16 +80,16 @@ impl<'a> World<'a> {
     pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut Lint<'_>) {
         let mut own: HashMap<Canonical<'_>, usize> = HashMap::new();
         for (place, rule) in route.rules.iter().enumerate() {
-            for (index, request) in rule.matches.iter().map(Canonical::of).enumerate() {
+            for (index, request) in rule.matches.iter().map(Canonical::from_match).enumerate() {
                 let before = own.get(&request).filter(|number| **number < place);
                 let before = before.map(|number| format!("spec.rules[{number}]"));
                 let others = || {
-                    let (other, number) = self.matches.before(route, &request)?;
+                    let (other, number) = self.matches.find_preceding(route, &request)?;
                     let (kind, name) = (other.kind.as_str(), &other.name);
                     Some(format!("rules[{number}] of the {kind} {name}, which takes precedence,"))
                 };
                 if let Some(first) = before.or_else(others) {
-                    lint.warn(
+                    lint.add_warning(
                         format!("spec.rules[{place}].matches[{index}]"),
                         format!("never applies: {first} matches the same requests"),
                         "remove one of the two, or change its matches",
@@ -120,7 +120,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     };
     let Some(first) = takes_all else { return };
     for place in first + 1..count {
-        lint.warn(
+        lint.add_warning(
             format!("spec.rules[{place}]"),
             format!("never applies: rules[{first}] matches every request first"),
             "move it before that rule, or restrict the requests of that rule",
@@ -135,7 +135,7 @@ pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
     let mut rules = rules.into_iter();
     let Some(all) = rules.find(|rule| rule.matches == TagMatch::default()) else { return };
     for rule in rules {
-        lint.warn(
+        lint.add_warning(
             format!("spec.rules[{}]", rule.origin.index),
             format!("never applies: rules[{}] matches every request first", all.origin.index),
             "give it a greater `precedence`, or the other a `match`",

@@ -2,8 +2,8 @@
 
 use leno_model::{Idle, IdleCause, RetryPolicy, ServiceName, no_requests};
 
-use super::service_policy::remedy;
-use super::suggestion::{known, suggestion};
+use super::service_policy::idle_hint;
+use super::suggestion::{known, suggest_name};
 use super::{Lint, Reference, World};
 
 impl World<'_> {
@@ -11,10 +11,10 @@ impl World<'_> {
         let source = &policy.source;
         if !self.accounts.contains(source) {
             let wanted = (&source.namespace, &source.name);
-            lint.warn(
+            lint.add_warning(
                 "spec.source.name".to_owned(),
                 format!("no workload runs under the account {source}"),
-                suggestion(
+                suggest_name(
                     wanted,
                     known!(self.accounts.iter()),
                     "add a Workload with this account",
@@ -33,7 +33,7 @@ impl World<'_> {
             };
             if let Some(first) = self.retries.iter().filter(before).min_by_key(|it| it.precedence())
             {
-                lint.warn(
+                lint.add_warning(
                     field,
                     format!("has no effect: Retry {} applies to the same requests", first.name),
                     "remove one of the two",
@@ -42,7 +42,7 @@ impl World<'_> {
         }
         let is_opaque = |service: &ServiceName| self.is_opaque_at_each_port(service);
         if policy.services.iter().all(is_opaque) {
-            lint.warn(
+            lint.add_warning(
                 "spec.destinations".to_owned(),
                 format!("has no effect: {}", no_requests(&policy.services)),
                 "name a service with a port that speaks HTTP, or remove the policy",
@@ -53,10 +53,10 @@ impl World<'_> {
         {
             let index = policy.services.iter().position(|it| *it == idle.service);
             let field = format!("spec.destinations[{}]", index.unwrap_or_default());
-            lint.warn(field, format!("has no effect: {idle}"), remedy(&idle));
+            lint.add_warning(field, format!("has no effect: {idle}"), idle_hint(&idle));
         }
         if policy.rule.attempts == 0 {
-            lint.warn(
+            lint.add_warning(
                 "spec.retryPolicy.numRetries".to_owned(),
                 "is 0: no request is retried, including requests that were never sent".to_owned(),
                 "raise it, or remove the policy to retry requests that were never sent",

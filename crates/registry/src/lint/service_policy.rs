@@ -6,8 +6,8 @@ use leno_model::{
     ServicePolicyKind, ServicePort, ServiceRule, Standing, Surroundings, TargetPort,
 };
 
-use super::suggestion::{known, suggestion};
-use super::{Lint, Reference, World, selects};
+use super::suggestion::{known, suggest_name};
+use super::{Lint, Reference, World, is_selected};
 
 impl World<'_> {
     pub(super) fn lint_service_policy(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
@@ -33,8 +33,9 @@ impl World<'_> {
 
     /// Warns about a connection limit on ports that carry only requests over links.
     fn lint_connections(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
-        let breaker = policy.rule.breaker().is_some_and(|it| it.limits.connections.is_some());
-        let rate = policy.rule.limits().is_some_and(|it| it.connections.is_some());
+        let breaker =
+            policy.rule.circuit_breaker().is_some_and(|it| it.limits.connections.is_some());
+        let rate = policy.rule.rate_limits().is_some_and(|it| it.connections.is_some());
         if !breaker && !rate {
             return;
         }
@@ -60,7 +61,7 @@ impl World<'_> {
             (rate, "spec.connections", "spec.rateLimit.local.tcp", "limit requests instead"),
         ] {
             if bounds {
-                lint.warn(
+                lint.add_warning(
                     if is_setting { setting } else { field }.to_owned(),
                     "has no effect: requests of these ports share links".to_owned(),
                     remedy,
@@ -71,7 +72,7 @@ impl World<'_> {
 
     /// True if the port may carry bytes without HTTP parsing.
     fn may_be_opaque(&self, service: &Service, port: &ServicePort) -> bool {
-        match self.declared(service, port) {
+        match self.declared_protocol(service, port) {
             Some(protocol) => matches!(protocol, Protocol::Tcp | Protocol::Detect),
             None => true,
         }
@@ -79,11 +80,11 @@ impl World<'_> {
 
     /// Returns the protocol of a port as declared by the service or by all workloads that it selects; `None` if
     /// none is declared, or if the workloads differ.
-    fn declared(&self, service: &Service, port: &ServicePort) -> Option<Protocol> {
+    fn declared_protocol(&self, service: &Service, port: &ServicePort) -> Option<Protocol> {
         if port.protocol.is_some() {
             return port.protocol;
         }
-        let selected = self.workloads.iter().filter(|workload| selects(service, workload));
+        let selected = self.workloads.iter().filter(|workload| is_selected(service, workload));
         let mut spoken =
             selected.flat_map(|workload| &workload.ports).filter(|it| match &port.target {
                 TargetPort::Number(number) => it.port == *number,
@@ -100,10 +101,14 @@ impl World<'_> {
         for (name, _) in &config.rules {
             let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
             if !self.services.contains_key(&service) {
-                lint.warn(
+                lint.add_warning(
                     "spec.config".to_owned(),
                     format!("has a rule for {name}, but there is no Service {service}"),
-                    suggestion((namespace, name), known!(self.services.keys()), "add the Service"),
+                    suggest_name(
+                        (namespace, name),
+                        known!(self.services.keys()),
+                        "add the Service",
+                    ),
                 );
             }
         }
@@ -115,16 +120,16 @@ impl World<'_> {
         let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
         let ports = near
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
-        match Standing::of(policy, ports, self) {
-            Standing::Overruled(winner) => lint.warn(
+        match Standing::for_policy(policy, ports, self) {
+            Standing::Overruled(winner) => lint.add_warning(
                 "metadata.name".to_owned(),
                 format!("has no effect: {winner} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
-            Standing::Idle(idle) => lint.warn(
+            Standing::Idle(idle) => lint.add_warning(
                 target_field(policy, &idle.service),
                 format!("{}: {idle}", idle_problem(&idle)),
-                remedy(&idle),
+                idle_hint(&idle),
             ),
             Standing::Decides | Standing::Nowhere => {}
         }
@@ -137,7 +142,7 @@ impl<'a> Surroundings<'a> for World<'a> {
         near.filter(|policy| policy.name.namespace == service.namespace).collect()
     }
 
-    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+    fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let is_near = |parents: &[RouteParent]| parents.iter().any(|it| it.service == *service);
         let requests = self.routes.iter().copied().filter(|it| is_near(&it.parents));
         let tcp = self.gateway_tcp_routes.iter().copied().filter(|it| is_near(&it.parents));
@@ -150,8 +155,8 @@ impl<'a> Surroundings<'a> for World<'a> {
             splits: splits.collect(),
         };
         let is_opaque = self.is_opaque(service, port);
-        attached.destinations((service, port), is_opaque, |(kind, name), to| {
-            let permits = |it: &&ReferenceGrant| it.permits(kind, &name.namespace, to);
+        attached.compute_destinations((service, port), is_opaque, |(kind, name), to| {
+            let permits = |it: &&ReferenceGrant| it.permits_route(kind, &name.namespace, to);
             name.namespace == to.namespace || self.grants.iter().any(permits)
         })
     }
@@ -159,11 +164,11 @@ impl<'a> Surroundings<'a> for World<'a> {
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let Some(own) = self.services.get(service) else { return false };
         let Some(port) = own.ports.iter().find(|it| it.port == port) else { return false };
-        let behind = self.workloads.iter().filter(|workload| selects(own, workload));
+        let behind = self.workloads.iter().filter(|workload| is_selected(own, workload));
         behind.into_iter().any(|workload| {
             let number = port.target.number_at(workload);
             let others = self.services.values().filter(|other| other.name != *service);
-            let others = others.filter(|other| selects(other, workload));
+            let others = others.filter(|other| is_selected(other, workload));
             let mut ports = others.flat_map(|other| &other.ports);
             ports.any(|port| port.target.number_at(workload) == number)
         })
@@ -190,7 +195,7 @@ impl World<'_> {
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
         let Some(found) = self.services.get(service) else { return false };
         let port = found.ports.iter().find(|it| it.port == port);
-        port.is_some_and(|port| match self.declared(found, port) {
+        port.is_some_and(|port| match self.declared_protocol(found, port) {
             Some(Protocol::Detect) | None => self.is_opaque_by_convention(&found.name, port),
             Some(protocol) => protocol == Protocol::Tcp,
         })
@@ -233,8 +238,8 @@ impl World<'_> {
         else {
             return false;
         };
-        self.workloads.iter().filter(|workload| selects(own, workload)).any(|workload| {
-            let others = self.services.values().filter(|other| selects(other, workload));
+        self.workloads.iter().filter(|workload| is_selected(own, workload)).any(|workload| {
+            let others = self.services.values().filter(|other| is_selected(other, workload));
             let others = others.flat_map(|it| it.ports.iter().map(|port| (&it.name, port)));
             let clear = others.filter(|(name, it)| !self.is_opaque(name, it.port));
             port.target.sees_requests_at(workload, clear.map(|(_, it)| &it.target))
@@ -268,7 +273,7 @@ fn idle_problem(idle: &Idle) -> &'static str {
 }
 
 /// Returns the hint: the change that gives a policy an effect, or its deletion.
-pub(super) fn remedy(idle: &Idle) -> String {
+pub(super) fn idle_hint(idle: &Idle) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
         IdleCause::NoTraffic => "attach it to the service that receives the requests".to_owned(),

@@ -2,7 +2,7 @@
 
 use leno_model::Name;
 
-use crate::suggest::{closest, one_of};
+use crate::suggest::{closest_word, one_of};
 
 /// The name of an existing object.
 pub(super) struct Known<'a> {
@@ -21,7 +21,7 @@ pub(super) use known;
 
 /// Returns the hint for a missing name: the same name in another namespace, a similar name in the same one, or
 /// `otherwise`.
-pub(super) fn suggestion<'a>(
+pub(super) fn suggest_name<'a>(
     (namespace, name): (&Name, &Name),
     known: impl Iterator<Item = Known<'a>>,
     otherwise: &str,
@@ -34,7 +34,7 @@ pub(super) fn suggestion<'a>(
             other_namespaces.push(known.namespace.as_str());
         }
     }
-    match (other_namespaces.as_slice(), closest(name.as_str(), &near)) {
+    match (other_namespaces.as_slice(), closest_word(name.as_str(), &near)) {
         ([], Some(meant)) => format!("did you mean `{meant}`?"),
         ([], None) => otherwise.to_owned(),
         ([one], _) => format!("there is one in the namespace `{one}`: use that namespace"),

@@ -7,8 +7,8 @@ use leno_model::{
     TagRules, TagScope, TagSet, TagValue, Workload,
 };
 
-use super::service_policy::remedy;
-use super::{Lint, Reference, World, selects};
+use super::service_policy::idle_hint;
+use super::{Lint, Reference, World, is_selected};
 
 impl World<'_> {
     pub(super) fn lint_tag_route(&self, route: &TagRoute, lint: &mut Lint<'_>) {
@@ -23,21 +23,25 @@ impl World<'_> {
             TagScope::Service(..) => "spec.service",
             TagScope::Namespace(_) | TagScope::Mesh => "spec.scope",
         };
-        self.lint_effects(field, &[(&route.scope, TagEffects::of(&route.rules, &[]))], lint);
+        self.lint_effects(
+            field,
+            &[(&route.scope, TagEffects::from_rules(&route.rules, &[]))],
+            lint,
+        );
     }
 
     pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut Lint<'_>) {
         for (scope, rules) in &rule.entries {
             let first = self.published.get(scope).filter(|first| ***first != rule.name);
             if let Some(first) = first {
-                lint.warn(
+                lint.add_warning(
                     "spec.key".to_owned(),
                     format!("the SermantRouteRule {first} also has this key, and takes precedence"),
                     "keep one: a configuration center has one value per key",
                 );
             }
             if let Some(native) = self.tag_scopes.get(scope) {
-                lint.warn(
+                lint.add_warning(
                     "spec.key".to_owned(),
                     format!("the TagRoute {native} is for the same service and takes precedence"),
                     "remove one of the two",
@@ -51,7 +55,8 @@ impl World<'_> {
             self.lint_tags(scope, &rules.rules, "route", lint);
         }
         let entries = rule.entries.iter();
-        let entries = entries.map(|(scope, it)| (scope, TagEffects::of(&it.rules, &it.lanes)));
+        let entries =
+            entries.map(|(scope, it)| (scope, TagEffects::from_rules(&it.rules, &it.lanes)));
         self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), lint);
     }
 
@@ -80,7 +85,7 @@ impl World<'_> {
             }
         }
         if let Some(idle) = found {
-            lint.warn(field.to_owned(), format!("has no effect: {idle}"), remedy(&idle));
+            lint.add_warning(field.to_owned(), format!("has no effect: {idle}"), idle_hint(&idle));
         }
     }
 
@@ -104,7 +109,7 @@ impl World<'_> {
     fn lint_tags(&self, scope: &TagScope, rules: &TagRules, key: &str, lint: &mut Lint<'_>) {
         let TagScope::Service(service, _) = scope else { return };
         let Some(service) = self.services.get(service) else { return };
-        let behind = self.workloads.iter().copied().filter(|w| selects(service, w));
+        let behind = self.workloads.iter().copied().filter(|w| is_selected(service, w));
         let behind: Vec<&Workload> = behind.collect();
         if behind.is_empty() {
             return;
@@ -114,7 +119,7 @@ impl World<'_> {
             for (index, target) in rule.split.targets.iter().enumerate() {
                 let empty = !behind.iter().any(|workload| is_in(&target.set, workload));
                 if empty && target.weight > 0 && reported.insert(&target.set) {
-                    lint.warn(
+                    lint.add_warning(
                         format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
                         format!("no workload of the Service {} has them", service.name),
                         "use labels of its workloads",
@@ -145,7 +150,7 @@ fn lint_shadowed(rules: &TagRules, lint: &mut Lint<'_>) {
     let Some(place) = rules.rules.iter().position(takes_all) else { return };
     let Some(all) = rules.rules.get(place) else { return };
     for rule in rules.rules.iter().skip(place + 1) {
-        lint.warn(
+        lint.add_warning(
             format!("spec.rules[{}]", rule.origin.index),
             format!("never applies: rules[{}] matches every request first", all.origin.index),
             "give it a greater `precedence`, or the other a `match`",

@@ -4,7 +4,7 @@ use leno_model::{
     RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, first_because,
 };
 
-use super::suggestion::{known, suggestion};
+use super::suggestion::{known, suggest_name};
 use super::{Lint, Reference, World};
 use crate::suggest::one_of;
 
@@ -45,7 +45,7 @@ impl World<'_> {
         for port in wanted.iter().filter(|port| !known.contains(port)) {
             let roots: Vec<String> = wanted.iter().map(ToString::to_string).collect();
             let roots: Vec<&str> = roots.iter().map(String::as_str).collect();
-            lint.warn(
+            lint.add_warning(
                 format!("spec.backends[{index}].service"),
                 format!(
                     "the Service {} has no port {port}, so its share of requests gets the status \
@@ -66,9 +66,9 @@ impl World<'_> {
         let (own, theirs) = (&split.name.namespace, &backend.service.namespace);
         let mut grants = self.grants.iter();
         if own != theirs
-            && !grants.any(|grant| grant.permits(RouteKind::Split, own, &backend.service))
+            && !grants.any(|grant| grant.permits_route(RouteKind::Split, own, &backend.service))
         {
-            lint.warn(
+            lint.add_warning(
                 format!("spec.backends[{index}].service"),
                 format!(
                     "no ReferenceGrant in {theirs} permits it, so its share of requests gets the \
@@ -82,10 +82,10 @@ impl World<'_> {
     fn lint_split_group(&self, group: &RouteGroupName, index: usize, lint: &mut Lint<'_>) {
         if !self.groups.contains_key(group) {
             let wanted = (&group.namespace, &group.name);
-            lint.warn(
+            lint.add_warning(
                 format!("spec.matches[{index}].name"),
                 format!("there is no HTTPRouteGroup {group}, so it splits no request"),
-                suggestion(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
             );
         }
     }
@@ -101,7 +101,7 @@ impl World<'_> {
                     Some(port) => format!("port {port} of it"),
                     None => "it".to_owned(),
                 };
-                lint.warn(
+                lint.add_warning(
                     "spec.service".to_owned(),
                     format!("the {key} is attached to {place} and takes precedence there"),
                     "use only one of the two per port",
@@ -116,7 +116,7 @@ impl World<'_> {
         if let Some(first) = for_everything.min_by_key(|other| other.precedence())
             && split.groups.is_none()
         {
-            lint.warn(
+            lint.add_warning(
                 "spec.service".to_owned(),
                 format!(
                     "the TrafficSplit {} is for the same service and {}, so this one has no effect",

@@ -6,5 +6,5 @@ mod replay;
 
 #[test]
 fn manifests_hold() {
-    replay::replay("manifest", manifest::check);
+    replay::replay("manifest", manifest::check_manifest);
 }

@@ -1,10 +1,10 @@
 //! Properties of the manifest reader for any file content.
 
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 /// Reading ends without a panic. Accepted objects have a line of the text; rejections have location, problem
 /// and hint; a second reading has the same result.
-pub(crate) fn check(bytes: &[u8]) {
+pub(crate) fn check_manifest(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1);
     let lines = lines.expect("a text of less than 4 GiB");
@@ -21,7 +21,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
     assert_eq!(read_str(NAME, &text), (objects.clone(), rejected));
     let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();
-    for warning in lint(&objects) {
+    for warning in lint_objects(&objects) {
         assert!(!warning.to_string().is_empty());
     }
 }

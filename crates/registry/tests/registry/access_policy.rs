@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 use leno_model::{AccessPolicy, Object, PathMatch, PolicyAction, PortSet};
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -12,7 +12,7 @@ fn read(text: &str) -> Vec<Object> {
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-fn policy(spec: &str) -> AccessPolicy {
+fn policy_with_spec(spec: &str) -> AccessPolicy {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
          metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
@@ -25,7 +25,7 @@ fn policy(spec: &str) -> AccessPolicy {
 
 #[test]
 fn what_a_rule_leaves_out_is_everything() {
-    let read = policy(
+    let read = policy_with_spec(
         "{serviceAccounts: [stock], allow: [{}, {name: mine, from: [{serviceAccount: \"web*\"}], \
          requests: [{methods: [GET, \"*\"], path: {value: /items/}}], ports: [80]}], \
          deny: [{from: [{namespace: \"*\"}]}]}",
@@ -97,7 +97,7 @@ fn refuses_what_could_be_read_two_ways() {
     );
 }
 
-fn check(spec: &str, mode: &str, expected: &Expect) {
+fn check_warnings(spec: &str, mode: &str, expected: &Expect) {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{trafficMode: {mode}}}\n---\n\
@@ -110,19 +110,19 @@ fn check(spec: &str, mode: &str, expected: &Expect) {
          apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
          metadata: {{name: guard, namespace: shop}}\nspec: {spec}\n"
     );
-    let lines: Vec<String> = lint(&read(&text)).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&read(&text)).iter().map(|w| format!("{w}\n")).collect();
     expected.assert_eq(&lines.concat());
 }
 
 #[test]
 fn rules_that_can_never_decide_are_remarked() {
-    check(
+    check_warnings(
         "{serviceAccounts: [stock], deny: [{requests: [{methods: [DELETE]}]}], \
          allow: [{from: [{serviceAccount: \"web*\"}], ports: [80, 5432]}]}",
         "strict",
         &expect![[""]],
     );
-    check(
+    check_warnings(
         "{serviceAccounts: [stock, stok], deny: [{from: [{namespace: else}]}, \
          {ports: [5432], requests: [{methods: [GET]}]}, {ports: [81]}, {name: all}, {name: again}], \
          allow: [{from: [{serviceAccount: web}]}]}",
@@ -137,12 +137,12 @@ fn rules_that_can_never_decide_are_remarked() {
             AccessPolicy shop/guard: spec.allow[0]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
         "#]],
     );
-    check("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
+    check_warnings("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
 }
 
 #[test]
 fn a_rule_that_protects_one_exact_path_is_remarked() {
-    check(
+    check_warnings(
         "{serviceAccounts: [stock], deny: [{requests: [{path: {value: /ops}}]}, \
          {requests: [{methods: [PUT]}, {path: {type: Exact, value: /admin}}]}], \
          allow: [{requests: [{path: {type: Exact, value: /items}}]}]}",

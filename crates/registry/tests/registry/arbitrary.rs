@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::manifest::check;
+use crate::manifest::check_manifest;
 
 const PIECES: &[&str] = &[
     "apiVersion: leno.dev/v1alpha1\n",
@@ -46,13 +46,13 @@ proptest! {
 
     #[test]
     fn any_text_is_read_or_refused(text in ".{0,400}") {
-        check(text.as_bytes());
+        check_manifest(text.as_bytes());
     }
 
     #[test]
     fn any_mixture_of_pieces_is_read_or_refused(
         pieces in prop::collection::vec(prop::sample::select(PIECES), 0..24)
     ) {
-        check(pieces.concat().as_bytes());
+        check_manifest(pieces.concat().as_bytes());
     }
 }

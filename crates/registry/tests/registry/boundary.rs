@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{Entry, IngressSource, MatchedBy, Object, Proof};
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -12,7 +12,7 @@ fn read(text: &str) -> Vec<Object> {
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-fn one(kind: &str, group: &str, spec: &str) -> Object {
+fn read_one(kind: &str, group: &str, spec: &str) -> Object {
     let text = format!(
         "apiVersion: {group}/v1alpha1\nkind: {kind}\n\
          metadata: {{name: x, namespace: shop}}\nspec: {spec}\n"
@@ -32,7 +32,7 @@ fn an_ingress_backend_is_read_of_both_groups() {
                     {kind: IPRange, name: 10.1.0.0/16}, \
                     {kind: AuthenticatedPrincipal, name: nginx.edge.cluster.local}], \
                     matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: g}]}";
-        let Object::Ingress(policy) = one("IngressBackend", group, spec) else { panic!() };
+        let Object::Ingress(policy) = read_one("IngressBackend", group, spec) else { panic!() };
         assert_eq!(policy.name.to_string(), "IngressBackend shop/x");
         let backend = &policy.backends[0];
         assert_eq!((backend.service.as_str(), backend.port), ("web", 8080));
@@ -94,7 +94,7 @@ fn an_access_cert_is_read_of_both_groups() {
     for group in [OSM, FSM] {
         let spec = "{subjectAltNames: [batch.corp.example, nginx.shop.cluster.local], \
                     secret: {name: batch-tls, namespace: shop}}";
-        let Object::AccessCert(cert) = one("AccessCert", group, spec) else { panic!() };
+        let Object::AccessCert(cert) = read_one("AccessCert", group, spec) else { panic!() };
         assert_eq!(
             (cert.name.to_string(), cert.secret.as_str()),
             ("shop/x".to_owned(), "batch-tls")
@@ -147,7 +147,7 @@ fn an_egress_is_read_of_both_groups() {
                     hosts: [api.example, \"*.mail.example\"], ipAddresses: [10.1.0.0/16], \
                     ports: [{number: 80, protocol: http}, {number: 443, protocol: https}, \
                     {number: 25, protocol: tcp-server-first}]}";
-        let Object::Egress(policy) = one("Egress", group, spec) else { panic!() };
+        let Object::Egress(policy) = read_one("Egress", group, spec) else { panic!() };
         assert_eq!((policy.hosts.len(), policy.ranges.len(), policy.groups.len()), (2, 1, 0));
         let reported: Vec<(u16, MatchedBy)> =
             policy.ports.iter().map(|it| (it.port, it.matched_by)).collect();
@@ -213,7 +213,7 @@ fn what_is_named_and_not_there_is_odd() {
          spec: {sources: [{kind: ServiceAccount, name: a, namespace: shop}], \
          ports: [{number: 25, protocol: tcp}]}\n",
     );
-    let odd: Vec<String> = lint(&objects).iter().map(ToString::to_string).collect();
+    let odd: Vec<String> = lint_objects(&objects).iter().map(ToString::to_string).collect();
     expect![[r#"
         AccessControl shop/first: spec.backends[0].name: there is no Service shop/web; add the Service
         AccessControl shop/first: spec.backends[0]: the IngressBackend shop/second opens this port and takes precedence; merge the sources of both

@@ -8,11 +8,11 @@ use leno_model::{
     ShownBody, Unanswered,
 };
 
-use crate::service_policies::{check_refusals_of, policy};
+use crate::service_policies::{check_refusals_of, read_policy};
 
 #[test]
 fn reads_the_documented_authorization_with_all_its_parts() {
-    let policy = policy(&crate::pages::examples("external-authorization.md")[0]);
+    let policy = read_policy(&crate::pages::page_examples("external-authorization.md")[0]);
     assert_eq!(policy.name.to_string(), "ExternalAuthorization bookinfo/ratings");
     let ServiceRule::Guard(Guard::Authorization(rule)) = policy.rule else { panic!("no guard") };
     assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
@@ -29,7 +29,8 @@ fn reads_the_documented_authorization_with_all_its_parts() {
 #[test]
 fn what_is_not_said_is_as_envoy_has_it() {
     let text = "{apiVersion: leno.dev/v1alpha1, kind: KIND, metadata: {name: a}, spec: SPEC}";
-    let of = |kind: &str, spec: &str| policy(&text.replace("KIND", kind).replace("SPEC", spec));
+    let of =
+        |kind: &str, spec: &str| read_policy(&text.replace("KIND", kind).replace("SPEC", spec));
     let spec = "{targetRefs: [{name: a}], url: \"https://authz.example:9001\"}";
     let ServiceRule::Guard(Guard::Authorization(rule)) = of("ExternalAuthorization", spec).rule
     else {
@@ -46,13 +47,13 @@ fn what_is_not_said_is_as_envoy_has_it() {
     ] {
         let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
         let rule = of("ExternalAuthorization", &spec).rule;
-        let Some(Guard::Authorization(rule)) = rule.guard() else { panic!("no guard") };
+        let Some(Guard::Authorization(rule)) = rule.server_check() else { panic!("no guard") };
         assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, as_bytes }));
     }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \
                 descriptors: [{entries: [{key: k, from: path}]}]}}";
-    let limits = of("RateLimit", spec).rule.limits().unwrap().clone();
+    let limits = of("RateLimit", spec).rule.rate_limits().unwrap().clone();
     let global = limits.global.unwrap();
     assert_eq!(global.check_service.at.to_string(), "default/rl port 8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(20));
@@ -63,8 +64,8 @@ fn what_is_not_said_is_as_envoy_has_it() {
 
 #[test]
 fn reads_the_documented_global_limit_with_all_its_parts() {
-    let policy = policy(&crate::pages::examples("rate-limit.md")[1]);
-    let limits = policy.rule.limits().unwrap();
+    let policy = read_policy(&crate::pages::page_examples("rate-limit.md")[1]);
+    let limits = policy.rule.rate_limits().unwrap();
     assert!(limits.rules.is_empty() && limits.connections.is_none());
     let global = limits.global.as_ref().unwrap();
     assert!(matches!(&global.check_service.at, CheckServiceAddress::Service { port: 8081, .. }));

@@ -7,21 +7,21 @@ use leno_model::{
     CircuitLimits, FailureClasses, FixedAnswer, Object, PolicyScope, ServiceRule, Slow, TooMany,
     Trip,
 };
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
-use crate::service_policies::{check_refusals_of, policy};
+use crate::service_policies::{check_refusals_of, read_policy};
 
 const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const fn share(share_ppm: u32) -> TooMany {
+const fn too_many_share(share_ppm: u32) -> TooMany {
     TooMany { share_ppm: Some(share_ppm), number: None }
 }
 
 #[test]
 fn reads_a_circuit_breaker_with_all_its_parts() {
-    let policy = policy(&crate::pages::examples("circuit-breaker.md")[0]);
+    let policy = read_policy(&crate::pages::page_examples("circuit-breaker.md")[0]);
     let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!("{policy:?}") };
     let limits = CircuitLimits {
         connections: None,
@@ -41,9 +41,9 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
         window: secs(10),
         steps: 10,
         requests_min: 20,
-        failed: share(500_000),
+        failed: too_many_share(500_000),
         consecutive: None,
-        slow: Some(Slow { from: secs(3), too_many: share(800_000) }),
+        slow: Some(Slow { from: secs(3), too_many: too_many_share(800_000) }),
         open_for: secs(30),
         probes: 3,
     };
@@ -55,18 +55,18 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
 #[test]
 fn what_is_given_takes_the_place_of_the_default() {
     let trip = |text: &str| {
-        let policy = policy(&format!(
+        let policy = read_policy(&format!(
             "{{apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {{name: x}}, \
              spec: {{targetRefs: [{{kind: Service, name: a}}], trip: {text}}}}}"
         ));
         let ServiceRule::CircuitBreaker(rule) = policy.rule else { panic!() };
         rule.trip.unwrap()
     };
-    assert_eq!(trip("{}").failed, share(500_000));
+    assert_eq!(trip("{}").failed, too_many_share(500_000));
     let row = trip("{consecutive: 3}");
     assert_eq!((row.failed, row.consecutive), (TooMany::default(), Some(3)));
     assert_eq!(trip("{slow: {from: 1s}}").failed, TooMany::default());
-    assert_eq!(trip("{slow: {from: 1s}, percent: 10}").failed, share(100_000));
+    assert_eq!(trip("{slow: {from: 1s}, percent: 10}").failed, too_many_share(100_000));
 }
 
 #[test]
@@ -92,10 +92,10 @@ spec:
         slowAmountThreshold: 4
 ";
     for group in ["policy.openservicemesh.io", "policy.flomesh.io"] {
-        let policy = policy(&text.replace("GROUP", group));
+        let policy = read_policy(&text.replace("GROUP", group));
         let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
         assert_eq!(targets[0].service.to_string(), "stock/stock");
-        let rule = policy.rule.breaker().expect("it bounds something");
+        let rule = policy.rule.circuit_breaker().expect("it bounds something");
         let limits = CircuitLimits { requests: Some(7), retries: Some(0), ..Default::default() };
         assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
         let trip = rule.trip.as_ref().unwrap();
@@ -221,7 +221,7 @@ fn warns_of_a_bound_for_connections_where_requests_share_a_link() {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         CircuitBreaker default/a: spec.limits.connections: has no effect: requests of these ports share links; limit concurrent requests instead
         UpstreamTrafficSetting default/c: metadata.name: has no effect: CircuitBreaker default/b takes precedence at all of its targets; attach it to other services or ports, or remove one of the two

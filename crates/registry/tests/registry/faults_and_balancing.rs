@@ -8,11 +8,11 @@ use leno_model::{
     WarmUp,
 };
 
-use crate::service_policies::{check_refusals_of, policy};
+use crate::service_policies::{check_refusals_of, read_policy};
 
 #[test]
 fn reads_a_fault_injection_with_all_its_parts() {
-    let policy = policy(&crate::pages::examples("fault-injection.md")[0]);
+    let policy = read_policy(&crate::pages::page_examples("fault-injection.md")[0]);
     let ServiceRule::FaultInjection(rules) = &policy.rule else { panic!("{policy:?}") };
     let [jason, some] = rules.as_slice() else { panic!("{rules:?}") };
     assert_eq!((&*jason.name, jason.requests[0].headers[0].name.as_str()), ("jason", "end-user"));
@@ -69,12 +69,12 @@ fn refuses_a_fault_injection_that_means_nothing() {
     );
 }
 
-fn balancing(spec: &str) -> LoadBalancing {
+fn read_balancing(spec: &str) -> LoadBalancing {
     let text = format!(
         "{{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {{name: x}}, \
          spec: {{targetRefs: [{{name: a}}]{spec}}}}}"
     );
-    let ServiceRule::LoadBalancing(rule) = policy(&text).rule else { panic!("{text}") };
+    let ServiceRule::LoadBalancing(rule) = read_policy(&text).rule else { panic!("{text}") };
     rule
 }
 
@@ -97,10 +97,10 @@ fn reads_every_algorithm() {
             BalanceAlgorithm::Maglev(HashKey::Header(":authority".to_owned())),
         ),
     ] {
-        assert_eq!(balancing(spec), plain(expected), "{spec}");
+        assert_eq!(read_balancing(spec), plain(expected), "{spec}");
     }
     let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
-    assert_eq!(balancing(", algorithm: Random, warmUp: {time: 1m}").warm_up, warm_up);
+    assert_eq!(read_balancing(", algorithm: Random, warmUp: {time: 1m}").warm_up, warm_up);
 }
 
 #[test]
@@ -144,13 +144,13 @@ fn refuses_what_an_algorithm_cannot_do() {
 
 #[test]
 fn reads_when_a_second_attempt_is_made() {
-    let rule = |text: &str| match policy(text).rule {
+    let rule = |text: &str| match read_policy(text).rule {
         ServiceRule::Hedging(rule) => rule,
         other => panic!("{other:?}"),
     };
     let after = Duration::from_millis(50);
     assert_eq!(
-        rule(&crate::pages::examples("hedging.md")[0]),
+        rule(&crate::pages::page_examples("hedging.md")[0]),
         HedgeRule { after, methods: Vec::new() }
     );
     let text = "apiVersion: leno.dev/v1alpha1\nkind: Hedging\nmetadata: {name: x}\n\
@@ -190,12 +190,14 @@ fn refuses_a_hedging_that_means_nothing() {
 
 #[test]
 fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
-    let [text] = &crate::pages::examples("traffic-warmup.md")[..] else { panic!("one example") };
-    let read = policy(text);
+    let [text] = &crate::pages::page_examples("traffic-warmup.md")[..] else {
+        panic!("one example")
+    };
+    let read = read_policy(text);
     let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
     let warm_up = Some(WarmUp { time: Duration::from_secs(120), percent_min: 5 });
     // A migrated warm-up equals a LoadBalancing with only that setting.
-    let plain = policy(
+    let plain = read_policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
          spec: {targetRefs: [{kind: Service, name: stock}], warmUp: {time: 2m, minPercent: 5}}}",
     );
@@ -212,7 +214,7 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
             "{{apiVersion: policy.flomesh.io/v1alpha1, kind: TrafficWarmup, metadata: {{name: x}}, \
              spec: {spec}}}"
         );
-        let ServiceRule::LoadBalancing(rule) = policy(&text).rule else { panic!("{text}") };
+        let ServiceRule::LoadBalancing(rule) = read_policy(&text).rule else { panic!("{text}") };
         rule.warm_up
     };
     let default = WarmUp { time: Duration::from_secs(90), percent_min: 10 };

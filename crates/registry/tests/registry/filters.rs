@@ -7,7 +7,7 @@ use leno_model::{
 };
 use leno_registry::read_str;
 
-fn route(filters: &str, kind: &str) -> String {
+fn route_with_filters(filters: &str, kind: &str) -> String {
     format!(
         "{{apiVersion: gateway.networking.k8s.io/v1, kind: {kind}, metadata: {{name: x}}, spec: \
          {{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{{filters: [{filters}], \
@@ -16,7 +16,7 @@ fn route(filters: &str, kind: &str) -> String {
 }
 
 /// Returns the rules of the only route of a text without rejections.
-fn rules(text: &str) -> Vec<RouteRule> {
+fn read_rules(text: &str) -> Vec<RouteRule> {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, [], "{text}");
     let route = objects.into_iter().find_map(|(object, _)| match object {
@@ -26,11 +26,11 @@ fn rules(text: &str) -> Vec<RouteRule> {
     route.expect("a route").rules
 }
 
-fn actions(filters: &str, kind: &str) -> RuleActions {
-    rules(&route(filters, kind)).remove(0).actions
+fn read_actions(filters: &str, kind: &str) -> RuleActions {
+    read_rules(&route_with_filters(filters, kind)).remove(0).actions
 }
 
-fn mirror(more: &str) -> String {
+fn mirror_filter(more: &str) -> String {
     format!("{{type: RequestMirror, requestMirror: {{backendRef: {{name: b, port: 81}}{more}}}}}")
 }
 
@@ -45,18 +45,18 @@ fn reads_whom_copies_go_to_and_how_many() {
         (", fraction: {numerator: 2147483647, denominator: 2147483647}", 1_000_000),
     ] {
         for kind in ["HTTPRoute", "GRPCRoute"] {
-            let mirrors = actions(&mirror(more), kind).mirrors;
+            let mirrors = read_actions(&mirror_filter(more), kind).mirrors;
             let [only] = mirrors.as_slice() else { panic!("{mirrors:?}") };
             let read = (only.service.to_string(), only.port, only.weight);
             assert_eq!(read, ("default/b".to_owned(), 81, ppm), "{more}");
         }
     }
-    assert_eq!(actions(&format!("{0}, {0}", mirror("")), "HTTPRoute").mirrors.len(), 2);
+    assert_eq!(read_actions(&format!("{0}, {0}", mirror_filter("")), "HTTPRoute").mirrors.len(), 2);
 }
 
 #[test]
 fn reads_what_pages_of_other_origins_may() {
-    let cors = actions(
+    let cors = read_actions(
         "{type: CORS, cors: {allowOrigins: [\"https://*.a.example\", \"http://b:8080\"], \
          allowCredentials: true, allowMethods: [PUT], allowHeaders: [\"*\"], exposeHeaders: [X-A]}}",
         "HTTPRoute",
@@ -77,14 +77,14 @@ fn refuses_what_cannot_be_meant() {
     let cors = |cors: &str| format!("{{type: CORS, cors: {{{cors}}}}}");
     let mut lines = String::new();
     for (filters, kind) in [
-        (mirror(", percent: 101"), "HTTPRoute"),
-        (mirror(", percent: 1, fraction: {numerator: 1}"), "HTTPRoute"),
-        (mirror(", fraction: {numerator: 3, denominator: 2}"), "HTTPRoute"),
-        (mirror(", fraction: {numerator: 0, denominator: 0}"), "HTTPRoute"),
-        (mirror(", fraction: {numerator: 1, denominator: 2000000}"), "HTTPRoute"),
+        (mirror_filter(", percent: 101"), "HTTPRoute"),
+        (mirror_filter(", percent: 1, fraction: {numerator: 1}"), "HTTPRoute"),
+        (mirror_filter(", fraction: {numerator: 3, denominator: 2}"), "HTTPRoute"),
+        (mirror_filter(", fraction: {numerator: 0, denominator: 0}"), "HTTPRoute"),
+        (mirror_filter(", fraction: {numerator: 1, denominator: 2000000}"), "HTTPRoute"),
         ("{type: RequestMirror, requestMirror: {}}".to_owned(), "HTTPRoute"),
         ("{type: RequestMirror, requestMirror: {backendRef: {name: b}}}".to_owned(), "GRPCRoute"),
-        ([(); 5].map(|()| mirror("")).join(", "), "HTTPRoute"),
+        ([(); 5].map(|()| mirror_filter("")).join(", "), "HTTPRoute"),
         (cors(""), "HTTPRoute"),
         (cors("allowOrigins: []"), "HTTPRoute"),
         (cors("allowOrigins: [example.com]"), "HTTPRoute"),
@@ -95,7 +95,7 @@ fn refuses_what_cannot_be_meant() {
         (cors("allowOrigins: [\"*\"], maxAge: 0"), "HTTPRoute"),
         (cors("allowOrigins: [\"*\"]"), "GRPCRoute"),
     ] {
-        let (objects, rejected) = read_str("f.yaml", &route(&filters, kind));
+        let (objects, rejected) = read_str("f.yaml", &route_with_filters(&filters, kind));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {filters}");
         for refusal in rejected {
             let shown = refusal.to_string();
@@ -127,7 +127,7 @@ fn refuses_what_cannot_be_meant() {
 
 #[test]
 fn reads_what_rules_do_to_requests_and_answers() {
-    let rules = rules(FILTERED_ROUTE);
+    let rules = read_rules(FILTERED_ROUTE);
     let header = |name: &str, value: &str| Header { name: name.into(), value: value.into() };
     let name = |name| Some(Name::new(name).unwrap());
     let [edited, rewritten, sent_away, plain] = rules.as_slice() else { panic!("{rules:?}") };

@@ -2,10 +2,10 @@
 
 use expect_test::expect;
 use leno_model::Object;
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 /// Returns a service with a route, services with the same instances, and services with others.
-fn canary(backends: &str, more: &str) -> String {
+fn canary_manifests(backends: &str, more: &str) -> String {
     let service = |(name, number): (&str, u8), labels: &str| {
         format!(
             "---\n{{apiVersion: v1, kind: Service, metadata: {{name: {name}}}, \
@@ -40,11 +40,11 @@ fn policy_for(kind: &str, name: &str, targets: &str, spec: &str) -> String {
     )
 }
 
-fn warnings(text: &str) -> String {
+fn lint_warnings(text: &str) -> String {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    lint(&objects).iter().map(|w| format!("{w}\n")).collect()
+    lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect()
 }
 
 /// Returns one policy of each kind for a service.
@@ -68,11 +68,14 @@ fn each_kind(targets: &str) -> String {
 #[test]
 fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
     let to_both = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
-    assert_eq!(warnings(&canary(to_both, &each_kind("api"))), "");
+    assert_eq!(lint_warnings(&canary_manifests(to_both, &each_kind("api"))), "");
     // A share for the service itself, clients without a match, and policies of a backend.
     let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
     let theirs = policy_for("OutlierRemoval", "theirs", "next", "consecutive: 5");
-    assert_eq!(warnings(&canary(back, &format!("{}{theirs}", each_kind("api")))), "");
+    assert_eq!(
+        lint_warnings(&canary_manifests(back, &format!("{}{theirs}", each_kind("api")))),
+        ""
+    );
 }
 
 #[test]
@@ -90,12 +93,12 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
          labels: {app: lone}}, spec: {address: 127.0.0.5, ports: [{port: 80, protocol: HTTP}]}}\n";
     let split = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
-    let text = canary(away, &format!("{more}{lone}{split}"));
+    let text = canary_manifests(away, &format!("{more}{lone}{split}"));
     expect![[r#"
         OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
         RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone receives any; attach it to default/next
-    "#]].assert_eq(&warnings(&text));
+    "#]].assert_eq(&lint_warnings(&text));
 }
 
 #[test]
@@ -107,11 +110,11 @@ fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
-    "#]].assert_eq(&warnings(&canary(redirect, &each_kind("api"))));
+    "#]].assert_eq(&lint_warnings(&canary_manifests(redirect, &each_kind("api"))));
 }
 
 /// Returns a service with these ports, and one workload behind it.
-fn ports(ports: &str) -> String {
+fn service_with_ports(ports: &str) -> String {
     format!(
         "---\n{{apiVersion: v1, kind: Service, metadata: {{name: api}}, \
          spec: {{selector: {{app: api}}, ports: [{ports}]}}}}\n\
@@ -144,7 +147,7 @@ fn by_request() -> String {
 
 #[test]
 fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
-    let text = format!("{}{}", ports(TCP_PORT), by_request());
+    let text = format!("{}{}", service_with_ports(TCP_PORT), by_request());
     expect![[r#"
         CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
@@ -153,13 +156,13 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         RateLimit default/limit: spec.targetRefs[0]: has no effect except to reject connections with HTTP: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         Retry default/retry: spec.destinations: has no effect: the ports of default/api carry TCP, in which requests are not visible; name a service with a port that speaks HTTP, or remove the policy
-    "#]].assert_eq(&warnings(&text));
+    "#]].assert_eq(&lint_warnings(&text));
     // One HTTP port suffices for a policy of the whole service, but not for a policy of the other port.
-    let both = ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
-    assert_eq!(warnings(&format!("{both}{}", by_request())), "");
+    let both = service_with_ports(&format!("{HTTP_PORT}, {TCP_PORT}"));
+    assert_eq!(lint_warnings(&format!("{both}{}", by_request())), "");
     let hedging = "---\n{apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: h}, \
          spec: {targetRefs: [{kind: Service, name: api, port: PORT}], after: 50ms}}\n";
-    let of_port = |port: &str| warnings(&format!("{both}{}", hedging.replace("PORT", port)));
+    let of_port = |port: &str| lint_warnings(&format!("{both}{}", hedging.replace("PORT", port)));
     assert_eq!(of_port("80"), "");
     expect![[r#"
         Hedging default/h: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
@@ -175,7 +178,7 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
         policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {source: true}"),
         policy("RateLimit", "limit", "connections: {count: 5, in: 1s}"),
     ];
-    assert_eq!(warnings(&format!("{}{}", ports(TCP_PORT), acting.concat())), "");
+    assert_eq!(lint_warnings(&format!("{}{}", service_with_ports(TCP_PORT), acting.concat())), "");
     // A route of another service forwards requests to the port.
     let front = "---\n{apiVersion: v1, kind: Service, metadata: {name: front}, \
          spec: {selector: {app: api}, ports: [{port: 80, targetPort: 80, appProtocol: http}]}}\n\
@@ -183,7 +186,7 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
          spec: {parentRefs: [{group: '', kind: Service, name: front}], \
          rules: [{backendRefs: [{name: api, port: 90}]}]}}\n";
     let hedging = policy("Hedging", "hedging", "after: 50ms");
-    assert_eq!(warnings(&format!("{}{front}{hedging}", ports(TCP_PORT))), "");
+    assert_eq!(lint_warnings(&format!("{}{front}{hedging}", service_with_ports(TCP_PORT))), "");
 }
 
 /// Returns tag rules of each kind for a service.
@@ -201,25 +204,25 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     let away = "{backendRefs: [{name: next, port: 80}]}";
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/api only; write the rules for default/next, or remove them
-    "#]].assert_eq(&warnings(&canary(away, &tag_rules("api"))));
+    "#]].assert_eq(&lint_warnings(&canary_manifests(away, &tag_rules("api"))));
     // Another service with the same workloads receives no requests of the route, but can be called.
-    let alone =
-        canary(away, &tag_rules("third")).replace("name: api}], rules", "name: third}], rules");
+    let alone = canary_manifests(away, &tag_rules("third"))
+        .replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/third only; write the rules for default/next, or remove them
         Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third receives any; attach it to default/next
-    "#]].assert_eq(&warnings(&alone));
+    "#]].assert_eq(&lint_warnings(&alone));
     // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.
-    assert_eq!(warnings(&canary(away, &tag_rules("next"))), "");
+    assert_eq!(lint_warnings(&canary_manifests(away, &tag_rules("next"))), "");
     let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
-    assert_eq!(warnings(&canary(back, &tag_rules("api"))), "");
+    assert_eq!(lint_warnings(&canary_manifests(back, &tag_rules("api"))), "");
     let other = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: third}, spec: {service: third, backends: [{service: api, weight: 1}]}}\n";
-    assert_eq!(warnings(&canary(away, &format!("{}{other}", tag_rules("api")))), "");
+    assert_eq!(lint_warnings(&canary_manifests(away, &format!("{}{other}", tag_rules("api")))), "");
     let removal = policy_for("OutlierRemoval", "theirs", "api next", "consecutive: 5");
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     let all = [removal, each_kind("api"), other.to_owned()].concat();
-    let reported = warnings(&canary(redirect, &all));
+    let reported = lint_warnings(&canary_manifests(redirect, &all));
     assert!(!reported.contains("has no effect: HTTPRoute default/api answers"), "{reported}");
 }
 
@@ -236,7 +239,7 @@ fn warns_of_a_retry_where_each_rule_of_the_route_decides_about_retries() {
     let other = format!("{{retry: {{codes: [502]}}, matches: [{{path: {{value: /a}}}}], {to}}}");
     let redirect = "{matches: [{path: {value: /b}}], filters: [{type: RequestRedirect, \
          requestRedirect: {hostname: example.org}}]}";
-    let reported = |rules: &str| warnings(&canary(rules, RETRY));
+    let reported = |rules: &str| lint_warnings(&canary_manifests(rules, RETRY));
     expect![[r#"
         Retry default/retry: spec.destinations[0]: has no effect: HTTPRoute default/api has a `retry` in each rule that forwards requests to default/api; remove it, or the `retry` of a rule
     "#]].assert_eq(&reported(&format!("{own}, {other}, {redirect}")));

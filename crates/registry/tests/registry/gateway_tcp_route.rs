@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{GatewayTcpRoute, Object, RouteKind};
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -89,7 +89,7 @@ fn refuses_tcp_routes_that_cannot_be_honoured() {
 fn what_a_tcp_route_refers_to_and_what_decides_instead_is_looked_for() {
     let second = TCP_ROUTE.replace("name: db, namespace", "name: second, namespace");
     let objects = read(&[TCP_ROUTE, "---", &second].concat());
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         TCPRoute shop/db: spec.parentRefs[0].name: there is no Service shop/db; add the Service
         TCPRoute shop/db: spec.rules[0].backendRefs[0].name: there is no Service shop/old; add the Service

@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 use leno_model::Object;
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 const SERVICE: &str = "\
     apiVersion: v1\nkind: Service\nmetadata: {name: stock}\n\
@@ -16,7 +16,7 @@ const SERVICE: &str = "\
     apiVersion: leno.dev/v1alpha1\n";
 
 /// Checks the warnings about documents, given as `(kind, spec)`.
-fn check(documents: &[(&str, &str)], expected: &Expect) {
+fn check_warnings(documents: &[(&str, &str)], expected: &Expect) {
     let mut text = SERVICE.to_owned();
     for (kind, spec) in documents {
         text.push_str(&format!("kind: {kind}\nmetadata: {{name: guard}}\nspec: {spec}\n"));
@@ -26,7 +26,7 @@ fn check(documents: &[(&str, &str)], expected: &Expect) {
     let (objects, rejected) = read_str("mesh.yaml", &text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines = lint(&objects).into_iter().map(|warning| warning.to_string());
+    let lines = lint_objects(&objects).into_iter().map(|warning| warning.to_string());
     let of_workloads = |line: &String| line.starts_with("Workload ");
     let lines: Vec<String> = lines.filter(|it| !of_workloads(it)).map(|it| it + "\n").collect();
     expected.assert_eq(&lines.concat());
@@ -35,12 +35,12 @@ fn check(documents: &[(&str, &str)], expected: &Expect) {
 #[test]
 fn a_service_that_is_asked_is_there_and_is_not_what_is_guarded() {
     let refs = "targetRefs: [{name: stock}]";
-    check(
+    check_warnings(
         &[("ExternalAuthorization", &format!("{{{refs}, service: {{name: authz, port: 9000}}}}"))],
         &expect![[""]],
     );
     let limit = "domain: d, descriptors: [{entries: [{key: path, from: path}]}]";
-    check(
+    check_warnings(
         &[
             ("ExternalAuthorization", &format!("{{{refs}, service: {{name: stock, port: 81}}}}")),
             (
@@ -53,7 +53,7 @@ fn a_service_that_is_asked_is_there_and_is_not_what_is_guarded() {
             RateLimit default/guard: spec.global.service.name: there is no Service default/autz; did you mean `authz`?
         "#]],
     );
-    check(
+    check_warnings(
         &[(
             "ExternalAuthorization",
             "{targetRefs: [{name: stock, port: 80}], service: {name: stock, port: 81}}",
@@ -80,27 +80,27 @@ fn claims_are_asked_where_tokens_are_verified() {
         [("JwtValidation", &optional), ("AccessPolicy", allow)],
         [("JwtValidation", &one_port), ("AccessPolicy", allow)],
     ] {
-        check(&sound, &expect![[""]]);
+        check_warnings(&sound, &expect![[""]]);
     }
-    check(
+    check_warnings(
         &[("AccessPolicy", allow)],
         &expect![[r#"
         AccessPolicy default/guard: spec.allow[0].claims: can never match: no JwtValidation verifies tokens for these workloads; attach a JwtValidation to their services
     "#]],
     );
-    check(
+    check_warnings(
         &[("AccessPolicy", deny)],
         &expect![[r#"
         AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
     "#]],
     );
-    check(
+    check_warnings(
         &[("JwtValidation", &optional), ("AccessPolicy", deny)],
         &expect![[r#"
         AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 80 of default/stock; set `required: true` in a JwtValidation of that service
     "#]],
     );
-    check(
+    check_warnings(
         &[("JwtValidation", &one_port), ("AccessPolicy", deny)],
         &expect![[r#"
         AccessPolicy default/guard: spec.deny[0].claims: does not apply to requests without a token, and no token is required at port 81 of default/stock; set `required: true` in a JwtValidation of that service
@@ -114,14 +114,14 @@ fn a_rule_about_claims_leaves_the_next_one_something_to_decide() {
     let tokens = format!(
         "{{targetRefs: [{{name: authz}}], issuers: [{{issuer: \"https://a\", {KEYS}}}], required: true}}"
     );
-    check(&[("JwtValidation", &tokens), ("AccessPolicy", spec)], &expect![[""]]);
+    check_warnings(&[("JwtValidation", &tokens), ("AccessPolicy", spec)], &expect![[""]]);
 }
 
 #[test]
 fn a_guard_of_one_exact_path_is_remarked() {
     let refs = "targetRefs: [{name: stock}]";
     let exact = "[{path: {type: Exact, value: /admin}}]";
-    check(
+    check_warnings(
         &[
             (
                 "ExternalAuthorization",

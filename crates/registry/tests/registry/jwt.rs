@@ -8,15 +8,15 @@ use leno_model::{
 };
 use leno_registry::{FileSource, read_str};
 
-use crate::service_policies::{check_refusals_of, policy};
+use crate::service_policies::{check_refusals_of, read_policy};
 
 const KEYS: &str = "{inline: '{\"keys\": [{\"kty\": \"OKP\"}]}'}";
 
 #[test]
 fn reads_the_documented_example_with_all_its_parts() {
-    let text = &crate::pages::examples("jwt-validation.md")[0];
+    let text = &crate::pages::page_examples("jwt-validation.md")[0];
     let (first, second) = text.split_once("---\n").unwrap();
-    let policy = policy(first);
+    let policy = read_policy(first);
     assert_eq!(policy.name.to_string(), "JwtValidation bookinfo/ratings");
     let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
     let Required::Of(requests) = &rule.required else { panic!("{:?}", rule.required) };
@@ -43,7 +43,7 @@ fn reads_the_documented_example_with_all_its_parts() {
 
 #[test]
 fn reads_the_documented_example_with_keys_from_other_sources() {
-    let policy = policy(&crate::pages::examples("jwt-validation.md")[1]);
+    let policy = read_policy(&crate::pages::page_examples("jwt-validation.md")[1]);
     let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
     let sources = rule.issuers.iter().filter_map(|issuer| issuer.keys.source());
     let sources: Vec<String> = sources.map(ToString::to_string).collect();
@@ -59,7 +59,9 @@ fn reads_how_old_a_token_may_be() {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a, namespace: a}}\nspec: {spec}\n"
     );
-    let ServiceRule::Guard(Guard::Tokens(rule)) = policy(&text).rule else { panic!("no tokens") };
+    let ServiceRule::Guard(Guard::Tokens(rule)) = read_policy(&text).rule else {
+        panic!("no tokens")
+    };
     let issuer = &rule.issuers[0];
     let expected = (false, Some(Duration::from_secs(3600)));
     assert_eq!((issuer.requires_expiration, issuer.max_age), expected);

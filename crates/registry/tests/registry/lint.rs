@@ -2,13 +2,13 @@
 
 use expect_test::{Expect, expect};
 use leno_model::Object;
-use leno_registry::{FileSource, lint, read_str};
+use leno_registry::{FileSource, lint_objects, read_str};
 
-fn check(text: &str, expected: &Expect) {
+fn check_warnings(text: &str, expected: &Expect) {
     let (objects, rejected) = read_str("mesh.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expected.assert_eq(&lines.concat());
 }
 
@@ -69,7 +69,7 @@ spec: {trafficMode: strict}
 
 #[test]
 fn names_what_refers_to_nothing() {
-    check(
+    check_warnings(
         ODD,
         &expect![[r#"
         Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
@@ -109,7 +109,7 @@ spec:
   parentRefs: [{group: "", kind: Service, name: web}]
   rules: [{backendRefs: [{name: web, port: 80}]}]
 "#;
-    check(sound, &expect![[""]]);
+    check_warnings(sound, &expect![[""]]);
 }
 
 #[test]
@@ -130,7 +130,7 @@ kind: Workload
 metadata: {name: b, namespace: legacy}
 spec: {trafficMode: permissive, plaintext: accept}
 ";
-    check(
+    check_warnings(
         text,
         &expect![[r"
             Workload shop/a: spec.trafficMode: is below the floor of the MeshConfig, and audit is in force; use audit, or remove the field
@@ -151,8 +151,8 @@ fn an_http_route_beside_a_grpc_route_is_odd() {
     let with = |grpc: &str, http: &str| {
         format!("{SERVED}{}{}", route("GRPCRoute", grpc), route("HTTPRoute", http))
     };
-    check(&with(", port: 80", ", port: 81"), &expect![[""]]);
-    check(
+    check_warnings(&with(", port: 80", ", port: 81"), &expect![[""]]);
+    check_warnings(
         &with("", ", port: 80"),
         &expect![[r#"
         HTTPRoute default/web: spec.parentRefs[0]: the GRPCRoute default/web is attached to the same port and takes precedence over an HTTPRoute; use one kind of route per port
@@ -170,8 +170,8 @@ fn a_backend_in_another_namespace_without_a_grant_is_odd() {
                  {name: web}\nspec:\n  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, \
                  namespace: shop}]\n  to: [{group: \"\", kind: Service}]\n";
     let served = SERVED.replace("port: 80}]}", "port: 8080}]}");
-    check(&format!("{served}---{own}{away}{grant}"), &expect![[""]]);
-    check(
+    check_warnings(&format!("{served}---{own}{away}{grant}"), &expect![[""]]);
+    check_warnings(
         &format!("{served}---{own}{away}"),
         &expect![[r#"
         HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so its share of requests gets the status 500; add one there, from HTTPRoutes in shop to the Service
@@ -201,7 +201,7 @@ fn a_source_adds_file_and_line() {
     std::fs::write(&path, ODD).unwrap();
     let mut source = FileSource::new(vec![dir.path().to_owned()]);
     source.reload();
-    let warnings = source.lint();
+    let warnings = source.lint_warnings();
     assert!(!warnings.is_empty());
     for warning in warnings {
         assert_eq!(warning.at.file.as_deref(), path.to_str(), "{warning}");
@@ -215,7 +215,7 @@ fn the_line_is_that_of_the_field() {
     std::fs::write(dir.path().join("mesh.yaml"), ODD).unwrap();
     let mut source = FileSource::new(vec![dir.path().to_owned()]);
     source.reload();
-    let warnings = source.lint();
+    let warnings = source.lint_warnings();
     let line_of = |field: &str, word: &str| {
         let mut found = warnings.iter();
         let found =
@@ -233,7 +233,7 @@ fn check_rules(rules: &str, expected: &Expect) {
     let (objects, rejected) = read_str("mesh.yaml", rules);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines = lint(&objects);
+    let lines = lint_objects(&objects);
     let lines = lines.iter().filter(|it| !it.problem.contains("there is no Service"));
     let lines: Vec<String> = lines.map(|w| format!("{w}\n")).collect();
     expected.assert_eq(&lines.concat());
@@ -360,7 +360,7 @@ fn a_reference_to_the_wrong_namespace_names_the_right_one_and_following_it_helps
         let (objects, rejected) = read_str("mesh.yaml", &format!("{service}{}", limit(namespace)));
         assert_eq!(rejected, []);
         let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();
-        let mut warnings = lint(&objects).into_iter();
+        let mut warnings = lint_objects(&objects).into_iter();
         warnings.find(|it| it.problem.contains("there is no Service")).map(|it| it.to_string())
     };
     assert_eq!(

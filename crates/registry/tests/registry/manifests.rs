@@ -31,7 +31,7 @@ macro_rules! only {
     }};
 }
 
-fn account(namespace: &str, name: &str) -> ServiceAccount {
+fn service_account(namespace: &str, name: &str) -> ServiceAccount {
     ServiceAccount::new(namespace, name).unwrap()
 }
 
@@ -73,7 +73,7 @@ fn reads_the_promised_form_as_written() {
         name: "bookinfo/ratings-1".parse().unwrap(),
         uid: None,
         labels: pairs(&[("app", "ratings"), ("version", "v1")]),
-        account: account("bookinfo", "ratings"),
+        account: service_account("bookinfo", "ratings"),
         ports: vec![WorkloadPort {
             name: Some("http".parse().unwrap()),
             port: 9080,
@@ -131,7 +131,7 @@ fn fills_in_what_a_workload_does_not_say() {
                       {service: a.b.svc.cluster.local, port: 1, listen: '[::1]:1'}]}}"
     );
     assert_eq!(workload.name.to_string(), "default/client");
-    assert_eq!(workload.account, account("default", "default"));
+    assert_eq!(workload.account, service_account("default", "default"));
     assert_eq!(workload.run, ["sleep", "10", "true"]);
     assert_eq!(workload.run_options.env["PORT"], "8080");
     assert_eq!(workload.ports[0].protocol, Protocol::Detect);
@@ -186,7 +186,7 @@ fn reads_what_is_revoked() {
              - {{kind: Pod, name: web-0, namespace: shop, uid: 0b5f-11}}\n"
         )
     );
-    assert_eq!(config.revoked, [account("shop", "batch")].into());
+    assert_eq!(config.revoked, [service_account("shop", "batch")].into());
     let workload = |name: &str, uid: Option<&str>| RevokedWorkload {
         workload: WorkloadName::new("shop", name).unwrap(),
         uid: uid.map(|uid| uid.parse().unwrap()),
@@ -359,15 +359,15 @@ status: {loadBalancer: {}}
     );
 }
 
-fn field(name: &str, value: ValueMatch) -> FieldMatch {
+fn field_match(name: &str, value: ValueMatch) -> FieldMatch {
     FieldMatch { name: name.to_owned(), value }
 }
 
-fn exact(text: &str) -> ValueMatch {
+fn exact_match(text: &str) -> ValueMatch {
     ValueMatch::Exact(text.to_owned())
 }
 
-fn regex(text: &str) -> ValueMatch {
+fn regex_match(text: &str) -> ValueMatch {
     ValueMatch::Regex(text.to_owned())
 }
 
@@ -411,8 +411,11 @@ fn reads_an_http_route_with_all_its_parts() {
     let full = RequestMatch {
         path: PathMatch::Exact("/reviews/1".to_owned()),
         methods: vec!["GET".to_owned()],
-        headers: vec![field("x-team", exact("ops")), field(":authority", regex("reviews.*"))],
-        query: vec![field("Debug", exact("1"))],
+        headers: vec![
+            field_match("x-team", exact_match("ops")),
+            field_match(":authority", regex_match("reviews.*")),
+        ],
+        query: vec![field_match("Debug", exact_match("1"))],
     };
     let [first, second] = route.rules.as_slice() else { panic!("{route:?}") };
     assert_eq!(
@@ -483,7 +486,7 @@ fn reads_calls_of_grpc_as_paths() {
             &PathMatch::Any,
         ]
     );
-    assert_eq!(rule.matches[0].headers, [field("x-team", exact("ops"))]);
+    assert_eq!(rule.matches[0].headers, [field_match("x-team", exact_match("ops"))]);
     assert_eq!(rule.actions.request_headers.remove, ["x-gone"]);
     assert_eq!(rule.kind, RouteKind::Grpc);
     assert_eq!(rest.matches, [RequestMatch::default()]);
@@ -529,15 +532,18 @@ spec:
     );
     let shop = Name::new("shop").unwrap();
     let api = ServiceName::new("stock", "api").unwrap();
-    assert!(grant.permits(RouteKind::Http, &shop, &api));
-    assert!(grant.permits(RouteKind::Grpc, &shop, &api));
-    assert!(grant.permits(RouteKind::Split, &shop, &api));
+    assert!(grant.permits_route(RouteKind::Http, &shop, &api));
+    assert!(grant.permits_route(RouteKind::Grpc, &shop, &api));
+    assert!(grant.permits_route(RouteKind::Split, &shop, &api));
     for (namespace, service) in
         [("other", "stock/api"), ("shop", "stock/web"), ("shop", "other/api")]
     {
         let namespace = Name::new(namespace).unwrap();
         let service = service.parse().unwrap();
-        assert!(!grant.permits(RouteKind::Http, &namespace, &service), "{namespace} {service}");
+        assert!(
+            !grant.permits_route(RouteKind::Http, &namespace, &service),
+            "{namespace} {service}"
+        );
     }
     let route: HttpRoute = only!(
         HttpRoute,
@@ -557,8 +563,8 @@ spec:
 fn reads_a_published_traffic_target() {
     let expected = TrafficTarget {
         name: "stock/shop-reads-stock".parse().unwrap(),
-        destination: account("stock", "stock-api"),
-        sources: vec![account("store", "shop")],
+        destination: service_account("stock", "stock-api"),
+        sources: vec![service_account("store", "shop")],
         rules: vec![
             TargetRule::Http {
                 group: "stock/stock-http".parse().unwrap(),
@@ -606,9 +612,12 @@ fn reads_a_route_group_with_headers_in_both_forms() {
                 "one",
                 path("/items/[0-9]+"),
                 &["GET", "HEAD"],
-                vec![field("x-team", regex("(shop|ops)")), field(":authority", regex(".*stock.*"))],
+                vec![
+                    field_match("x-team", regex_match("(shop|ops)")),
+                    field_match(":authority", regex_match(".*stock.*")),
+                ],
             ),
-            named("any", PathMatch::Any, &[], vec![field("accept", regex(".*json.*"))]),
+            named("any", PathMatch::Any, &[], vec![field_match("accept", regex_match(".*json.*"))]),
             named("blank", PathMatch::Any, &[], vec![]),
         ],
     };

@@ -5,7 +5,7 @@ use std::path::Path;
 use leno_registry::read_str;
 
 /// Returns the YAML examples of a page in `docs/rules`.
-pub(crate) fn examples(page: &str) -> Vec<String> {
+pub(crate) fn page_examples(page: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules").join(page);
     let text = std::fs::read_to_string(path).unwrap();
     let blocks = text.split("```yaml\n").skip(1);
@@ -35,7 +35,7 @@ fn examples_of_routes_are_read_as_they_stand() {
         ("retry.md", "kind: Retry\n"),
         ("../tracing.md", "kind: MeshConfig\n"),
     ] {
-        let examples = examples(page);
+        let examples = page_examples(page);
         assert!(examples.iter().any(|example| example.contains(kind)), "{page}");
         for example in examples {
             let (objects, rejected) = read_str(page, &example);

@@ -31,7 +31,7 @@ const CASES: &[&str] = &[
     "{sessionName: a, cookie: {name: a}}",
 ];
 
-fn spec(persistence: &str) -> String {
+fn route_spec(persistence: &str) -> String {
     format!(
         "{{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{{sessionPersistence: \
          {persistence}, backendRefs: [{{name: a, port: 80}}]}}]}}"
@@ -41,7 +41,7 @@ fn spec(persistence: &str) -> String {
 fn read(kind: &str, persistence: &str) -> Persistence {
     let text = format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {}\n",
-        spec(persistence)
+        route_spec(persistence)
     );
     let (objects, rejected) = read_str("f.yaml", &text);
     assert_eq!(rejected, [], "{text}");
@@ -53,11 +53,11 @@ fn read(kind: &str, persistence: &str) -> Persistence {
 }
 
 /// Returns persistence by a cookie without a configured name.
-fn plain() -> Persistence {
+fn plain_cookie() -> Persistence {
     Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None, path: None }
 }
 
-fn check(cases: &[(&str, Persistence)]) {
+fn check_cases(cases: &[(&str, Persistence)]) {
     for kind in ["HTTPRoute", "GRPCRoute"] {
         for (text, expected) in cases {
             assert_eq!(read(kind, text), *expected, "{kind} {text}");
@@ -68,9 +68,9 @@ fn check(cases: &[(&str, Persistence)]) {
 #[test]
 fn reads_how_long_a_client_keeps_to_its_endpoint() {
     let path = Some("/".to_owned());
-    check(&[
-        ("{}", plain()),
-        ("{cookie: {}}", Persistence { path, ..plain() }),
+    check_cases(&[
+        ("{}", plain_cookie()),
+        ("{cookie: {}}", Persistence { path, ..plain_cookie() }),
         (
             "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
             Persistence {
@@ -83,24 +83,28 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
         ),
         (
             "{type: Header, header: {name: X-Cart}}",
-            Persistence { name: Some("x-cart".into()), carrier: Carries::Header, ..plain() },
+            Persistence { name: Some("x-cart".into()), carrier: Carries::Header, ..plain_cookie() },
         ),
     ]);
 }
 
 #[test]
 fn reads_the_words_of_before() {
-    check(&[
+    check_cases(&[
         (
             "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
-            Persistence { name: Some("JSESSIONID".into()), idle: Some(30 * SECOND), ..plain() },
+            Persistence {
+                name: Some("JSESSIONID".into()),
+                idle: Some(30 * SECOND),
+                ..plain_cookie()
+            },
         ),
         (
             "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
             Persistence {
                 carrier: Carries::LastingCookie,
                 absolute: Some(5400 * SECOND),
-                ..plain()
+                ..plain_cookie()
             },
         ),
         (
@@ -109,7 +113,7 @@ fn reads_the_words_of_before() {
                 name: Some("x-cart".into()),
                 carrier: Carries::Header,
                 absolute: Some(SECOND),
-                ..plain()
+                ..plain_cookie()
             },
         ),
     ]);
@@ -117,7 +121,7 @@ fn reads_the_words_of_before() {
 
 #[test]
 fn refuses_what_cannot_be_kept_to() {
-    let specs: Vec<String> = CASES.iter().map(|case| spec(case)).collect();
+    let specs: Vec<String> = CASES.iter().map(|case| route_spec(case)).collect();
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_specs(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: x}",

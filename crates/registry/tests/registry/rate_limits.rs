@@ -8,28 +8,28 @@ use leno_model::{
     ServiceRule,
 };
 
-use crate::service_policies::{check_refusals_of, policy};
+use crate::service_policies::{check_refusals_of, read_policy};
 
-fn limits(text: &str) -> RateLimits {
-    policy(text).rule.limits().expect("it limits something").clone()
+fn read_limits(text: &str) -> RateLimits {
+    read_policy(text).rule.rate_limits().expect("it limits something").clone()
 }
 
-const fn rate(count: u32, seconds: u64, size: u32) -> Rate {
+const fn new_rate(count: u32, seconds: u64, size: u32) -> Rate {
     Rate { count, time: Duration::from_secs(seconds), size }
 }
 
 #[test]
 fn reads_the_documented_example_with_all_its_parts() {
-    let limits = limits(&crate::pages::examples("rate-limit.md")[0]);
-    assert_eq!(limits.connections, Some(rate(100, 1, 100)));
+    let limits = read_limits(&crate::pages::page_examples("rate-limit.md")[0]);
+    assert_eq!(limits.connections, Some(new_rate(100, 1, 100)));
     let reported =
         |rule: &RateRule| (rule.name.clone(), rule.rate, rule.is_last, rule.each.clone());
     let header = Each::Header { name: "x-user".to_owned(), buckets: 5000 };
     let expected = [
-        ("health".to_owned(), rate(1000, 1, 1000), true, Each::Nothing),
-        ("writers".to_owned(), rate(10, 60, 20), false, Each::Client { buckets: 1000 }),
-        ("users".to_owned(), rate(5, 1, 5), false, header),
-        ("all".to_owned(), rate(500, 1, 500), false, Each::Nothing),
+        ("health".to_owned(), new_rate(1000, 1, 1000), true, Each::Nothing),
+        ("writers".to_owned(), new_rate(10, 60, 20), false, Each::Client { buckets: 1000 }),
+        ("users".to_owned(), new_rate(5, 1, 5), false, header),
+        ("all".to_owned(), new_rate(500, 1, 500), false, Each::Nothing),
     ];
     assert_eq!(limits.rules.iter().map(reported).collect::<Vec<_>>(), expected);
     let writers = &limits.rules[1];
@@ -62,21 +62,21 @@ spec:
     rateLimit: {local: {requests: 7, unit: second, burst: 2}}
 ";
     for (group, connections, route) in [
-        ("policy.openservicemesh.io", rate(3, 60, 13), rate(7, 1, 9)),
-        ("policy.flomesh.io", rate(3, 60, 10), rate(7, 1, 2)),
+        ("policy.openservicemesh.io", new_rate(3, 60, 13), new_rate(7, 1, 9)),
+        ("policy.flomesh.io", new_rate(3, 60, 10), new_rate(7, 1, 2)),
     ] {
         let text = text.replace("GROUP", group);
-        let limits = limits(&text);
+        let limits = read_limits(&text);
         assert_eq!(limits.connections, Some(connections), "{group}");
         let [by_path, all] = limits.rules.as_slice() else { panic!("{limits:?}") };
         assert_eq!((by_path.rate, by_path.is_last), (route, true), "{group}");
         assert_eq!(by_path.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
-        assert_eq!((all.rate, all.is_last), (rate(5, 3600, 5), false), "{group}");
+        assert_eq!((all.rate, all.is_last), (new_rate(5, 3600, 5), false), "{group}");
         assert_eq!((all.requests.len(), all.answer.status), (0, Some(503)));
         assert_eq!((&*all.answer.headers[0].name, &*all.answer.headers[0].value), ("x-a", "b"));
-        let policy = policy(&text);
+        let policy = read_policy(&text);
         assert!(matches!(policy.rule, ServiceRule::UpstreamTrafficSetting(_)));
-        assert_eq!(policy.rule.breaker(), None);
+        assert_eq!(policy.rule.circuit_breaker(), None);
     }
 }
 
@@ -189,14 +189,14 @@ fn refuses_what_of_a_setting_cannot_be_counted() {
 
 #[test]
 fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
-    let text = &crate::pages::examples("upstream-traffic-setting.md")[1];
-    let read = policy(text);
-    let global = read.rule.limits().unwrap().global.as_deref().unwrap();
+    let text = &crate::pages::page_examples("upstream-traffic-setting.md")[1];
+    let read = read_policy(text);
+    let global = read.rule.rate_limits().unwrap().global.as_deref().unwrap();
     assert_eq!(global.check_service.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(50));
     assert_eq!(global.check_service.unanswered, leno_model::Unanswered::Deny);
     assert_eq!((global.domain.as_str(), global.tells), ("stock", true));
-    let descriptors: Vec<String> = global.descriptors.iter().map(reported).collect();
+    let descriptors: Vec<String> = global.descriptors.iter().map(format_descriptor).collect();
     expect![[r#"
         generic_key: Text("items"), remote_address: Address
             of Regex("/items/[0-9]+")
@@ -209,7 +209,7 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
 }
 
 /// Returns a descriptor's entries and request match as text.
-fn reported(descriptor: &Descriptor) -> String {
+fn format_descriptor(descriptor: &Descriptor) -> String {
     let entries = descriptor.entries.iter().map(|it| format!("{}: {:?}", it.key, it.value));
     let entries = entries.collect::<Vec<_>>().join(", ");
     let request = |it: &RequestMatch| {

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 use leno_registry::read_str;
 
 /// Returns the rejections of a text, one per line.
-fn refusals(text: &str) -> String {
+fn list_rejections(text: &str) -> String {
     let (_, rejected) = read_str("f.yaml", text);
     rejected.iter().map(|r| format!("{r}\n")).collect()
 }
@@ -44,7 +44,7 @@ spec:
 "#;
     expect![[r#"
         f.yaml:12:16: HTTPRoute bookinfo/reviews: spec.rules[0].timeouts.request: "5" is not a duration; use a number with a unit, such as "5s" or "500ms"
-    "#]].assert_eq(&refusals(text));
+    "#]].assert_eq(&list_rejections(text));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn refuses_documents_that_are_not_for_the_mesh() {
         "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}\n---\n\
          {apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}",
     ] {
-        let refused = refusals(text);
+        let refused = list_rejections(text);
         assert_ne!(refused, "", "{text}");
         lines += &refused;
     }
@@ -121,7 +121,7 @@ fn tells_all_that_is_wrong_with_a_load() {
         f.yaml:1:87: Service default/a: spec.ports[1].prot: is an unknown field; did you mean `protocol`? 1 is a number, not text: write "1" in quotes
         f.yaml:1:80: Service default/a: spec.ports[1].port: is missing; add `port`
         f.yaml:3:68: Service default/b: spec.ports: is empty; list at least one port
-    "#]].assert_eq(&refusals(text));
+    "#]].assert_eq(&list_rejections(text));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn refuses_workloads_that_would_pass_for_the_control_plane() {
         ("{name: x, namespace: leno-system}", "{serviceAccount: other}"),
         ("{name: x, namespace: shop}", "{serviceAccount: leno-control}"),
     ] {
-        lines += &refusals(&format!(
+        lines += &list_rejections(&format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name}\nspec: {spec}\n"
         ));
     }

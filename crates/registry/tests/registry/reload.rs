@@ -19,24 +19,24 @@ impl House {
         Self { dir, source }
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    fn file_path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Writes a file and reads all files.
     fn write(&mut self, name: &str, text: &str) -> Update {
-        fs::write(self.at(name), text).unwrap();
+        fs::write(self.file_path(name), text).unwrap();
         self.source.reload()
     }
 
     fn remove(&mut self, name: &str) -> Update {
-        fs::remove_file(self.at(name)).unwrap();
+        fs::remove_file(self.file_path(name)).unwrap();
         self.source.reload()
     }
 }
 
 /// Returns a service with one port.
-fn service(name: &str, port: u16) -> String {
+fn service_manifest(name: &str, port: u16) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
          spec: {{ports: [{{port: {port}}}]}}\n"
@@ -44,88 +44,94 @@ fn service(name: &str, port: u16) -> String {
 }
 
 /// Returns the changes as `+Service default/a -Service default/b`, in order.
-fn shown(update: &Update) -> String {
+fn format_changes(update: &Update) -> String {
     let change = |change: &Change| match change {
-        Change::Upsert(object) => format!("+{}", object.key()),
+        Change::Upsert(object) => format!("+{}", object.object_key()),
         Change::Remove(key) => format!("-{key}"),
     };
     let changes: Vec<String> = update.changes.iter().map(change).collect();
     changes.join(" ").replace("Service default/", "")
 }
 
-fn problems(update: &Update) -> Vec<&str> {
+fn update_problems(update: &Update) -> Vec<&str> {
     update.rejected.iter().map(|r| r.problem.as_str()).collect()
 }
 
 #[test]
 fn reports_only_differences_removals_first() {
     let mut house = House::new();
-    let update = house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
-    assert_eq!((shown(&update).as_str(), update.objects), ("+a +b", 2));
-    assert_eq!(shown(&house.source.reload()), "");
-    let update = house.write("a.yaml", &(service("a", 2) + &service("c", 1)));
-    assert_eq!((shown(&update).as_str(), update.objects), ("-b +a +c", 2));
-    assert_eq!(shown(&house.write("below.yml", &service("d", 1))), "+d");
-    assert_eq!(shown(&house.remove("a.yaml")), "-a -c");
-    let located = house.source.locations();
+    let update = house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("+a +b", 2));
+    assert_eq!(format_changes(&house.source.reload()), "");
+    let update = house.write("a.yaml", &(service_manifest("a", 2) + &service_manifest("c", 1)));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("-b +a +c", 2));
+    assert_eq!(format_changes(&house.write("below.yml", &service_manifest("d", 1))), "+d");
+    assert_eq!(format_changes(&house.remove("a.yaml")), "-a -c");
+    let located = house.source.object_locations();
     assert_eq!(located.len(), 1);
-    assert_eq!(located[0].file, house.at("below.yml"));
+    assert_eq!(located[0].file, house.file_path("below.yml"));
     assert_eq!(located[0].line, 2);
 }
 
 #[test]
 fn a_comment_or_a_move_is_not_a_change() {
     let mut house = House::new();
-    house.write("a.yaml", &service("a", 1));
-    assert_eq!(shown(&house.write("a.yaml", &format!("# hello\n{}", service("a", 1)))), "");
-    fs::rename(house.at("a.yaml"), house.at("b.yaml")).unwrap();
-    assert_eq!(shown(&house.source.reload()), "");
+    house.write("a.yaml", &service_manifest("a", 1));
+    assert_eq!(
+        format_changes(&house.write("a.yaml", &format!("# hello\n{}", service_manifest("a", 1)))),
+        ""
+    );
+    fs::rename(house.file_path("a.yaml"), house.file_path("b.yaml")).unwrap();
+    assert_eq!(format_changes(&house.source.reload()), "");
 }
 
 #[test]
 fn at_first_the_good_documents_load() {
     let mut house = House::new();
-    let text = service("a", 1) + &service("b", 0) + &service("c", 1) + "---\nkind: Pod\n";
+    let text = service_manifest("a", 1)
+        + &service_manifest("b", 0)
+        + &service_manifest("c", 1)
+        + "---\nkind: Pod\n";
     let update = house.write("a.yaml", &text);
-    assert_eq!(shown(&update), "+a +c");
+    assert_eq!(format_changes(&update), "+a +c");
     assert_eq!(update.rejected.len(), 2);
 }
 
 #[test]
 fn a_bad_document_leaves_its_last_good_version_in_force() {
     let mut house = House::new();
-    house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
-    let update = house.write("a.yaml", &(service("a", 0) + &service("b", 2)));
-    assert_eq!((shown(&update).as_str(), update.objects), ("+b", 2));
-    assert_eq!(problems(&update), ["0 is out of range"]);
+    house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    let update = house.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("+b", 2));
+    assert_eq!(update_problems(&update), ["0 is out of range"]);
     let update = house.source.reload();
-    assert_eq!(shown(&update), "");
+    assert_eq!(format_changes(&update), "");
     assert_eq!(update.rejected.len(), 1, "it stands until it is mended");
-    let update = house.write("a.yaml", &(service("a", 3) + &service("b", 2)));
-    assert_eq!((shown(&update).as_str(), update.rejected.len()), ("+a", 0));
-    house.write("a.yaml", &(service("a", 0) + &service("b", 2)));
-    let update = house.write("a.yaml", &service("b", 2));
-    assert_eq!(shown(&update), "-a", "what is no longer there is removed");
+    let update = house.write("a.yaml", &(service_manifest("a", 3) + &service_manifest("b", 2)));
+    assert_eq!((format_changes(&update).as_str(), update.rejected.len()), ("+a", 0));
+    house.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
+    let update = house.write("a.yaml", &service_manifest("b", 2));
+    assert_eq!(format_changes(&update), "-a", "what is no longer there is removed");
 }
 
 #[test]
 fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
     for (bad, kept) in [
         // The same object, misspelled in various places.
-        (service("a", 1).replace("Service", "Servce"), true),
-        (service("a", 1).replace("apiVersion: v1", "apiVersion: v2"), true),
-        (service("a", 1).replace("kind: Service\n", ""), true),
-        (service("a", 1).replace("name:", "nmae:"), true),
-        (service("a", 1).replace("ports", "prots"), true),
+        (service_manifest("a", 1).replace("Service", "Servce"), true),
+        (service_manifest("a", 1).replace("apiVersion: v1", "apiVersion: v2"), true),
+        (service_manifest("a", 1).replace("kind: Service\n", ""), true),
+        (service_manifest("a", 1).replace("name:", "nmae:"), true),
+        (service_manifest("a", 1).replace("ports", "prots"), true),
         ("just a text\n".to_owned(), true),
         // Another object.
-        (service("b", 0), false),
-        (service("a", 0).replace("{name: a}", "{name: a, namespace: x}"), false),
-        (service("a", 1).replace("Service", "Deployment"), false),
-        (service("a", 1).replace("v1\nkind: Service", "x/v1\nkind: TCPRoute"), false),
+        (service_manifest("b", 0), false),
+        (service_manifest("a", 0).replace("{name: a}", "{name: a, namespace: x}"), false),
+        (service_manifest("a", 1).replace("Service", "Deployment"), false),
+        (service_manifest("a", 1).replace("v1\nkind: Service", "x/v1\nkind: TCPRoute"), false),
     ] {
         let mut house = House::new();
-        house.write("a.yaml", &service("a", 1));
+        house.write("a.yaml", &service_manifest("a", 1));
         let update = house.write("a.yaml", &bad);
         assert!(!update.rejected.is_empty(), "{bad}");
         assert_eq!(update.objects == 1, kept, "{bad}");
@@ -141,53 +147,54 @@ fn a_bad_list_of_one_kind_keeps_the_objects_of_its_file() {
     for bad in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
         let mut house = House::new();
         let update = house.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
-        assert_eq!((problems(&update), update.objects), (vec![], 1));
+        assert_eq!((update_problems(&update), update.objects), (vec![], 1));
         let update = house.write("a.yaml", &bad);
         assert!(!update.rejected.is_empty(), "{bad}");
-        assert_eq!((shown(&update).as_str(), update.objects), ("", 1), "{bad}");
+        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{bad}");
     }
 }
 
 #[test]
 fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
     let mut house = House::new();
-    house.write("a.yaml", &(service("a", 1) + &service("b", 1)));
-    let update = house.write("a.yaml", &(service("a", 2) + "spec: [\n" + &service("c", 1)));
-    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
+    house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    let update = house
+        .write("a.yaml", &(service_manifest("a", 2) + "spec: [\n" + &service_manifest("c", 1)));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
     assert_eq!(update.rejected.len(), 1);
     assert!(update.rejected[0].problem.starts_with("is not YAML"));
     assert!(update.rejected[0].at.line.is_some());
-    fs::write(house.at("a.yaml"), b"\xff").unwrap();
+    fs::write(house.file_path("a.yaml"), b"\xff").unwrap();
     let update = house.source.reload();
-    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
-    assert_eq!(shown(&house.write("a.yaml", "")), "-a -b");
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
+    assert_eq!(format_changes(&house.write("a.yaml", "")), "-a -b");
 }
 
 #[test]
 fn what_cannot_be_looked_at_keeps_its_objects() {
     let mut house = House::new();
-    fs::create_dir(house.at("below")).unwrap();
-    house.write("below/a.yaml", &service("a", 1));
-    house.write("b.yaml", &service("b", 1));
-    fs::rename(house.at("below"), house.at(".away")).unwrap();
+    fs::create_dir(house.file_path("below")).unwrap();
+    house.write("below/a.yaml", &service_manifest("a", 1));
+    house.write("b.yaml", &service_manifest("b", 1));
+    fs::rename(house.file_path("below"), house.file_path(".away")).unwrap();
     // A link to itself cannot be followed, and is not gone either.
-    symlink("below", house.at("below")).unwrap();
-    fs::remove_file(house.at("b.yaml")).unwrap();
-    symlink("b.yaml", house.at("b.yaml")).unwrap();
+    symlink("below", house.file_path("below")).unwrap();
+    fs::remove_file(house.file_path("b.yaml")).unwrap();
+    symlink("b.yaml", house.file_path("b.yaml")).unwrap();
     let update = house.source.reload();
-    assert_eq!((shown(&update).as_str(), update.objects), ("", 2));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
     assert_eq!(update.rejected.len(), 2);
-    fs::remove_file(house.at("below")).unwrap();
-    assert_eq!(shown(&house.source.reload()), "-a");
+    fs::remove_file(house.file_path("below")).unwrap();
+    assert_eq!(format_changes(&house.source.reload()), "-a");
 }
 
 #[test]
 fn an_object_belongs_to_the_file_that_had_it_first() {
     let mut house = House::new();
-    house.write("b.yaml", &service("x", 1));
-    let update = house.write("a.yaml", &(service("x", 2) + &service("y", 2)));
-    assert_eq!(shown(&update), "+y");
-    let (a, b) = (house.at("a.yaml"), house.at("b.yaml"));
+    house.write("b.yaml", &service_manifest("x", 1));
+    let update = house.write("a.yaml", &(service_manifest("x", 2) + &service_manifest("y", 2)));
+    assert_eq!(format_changes(&update), "+y");
+    let (a, b) = (house.file_path("a.yaml"), house.file_path("b.yaml"));
     assert_eq!(
         update.rejected[0].to_string(),
         format!(
@@ -198,9 +205,9 @@ fn an_object_belongs_to_the_file_that_had_it_first() {
         )
     );
     let update = house.remove("b.yaml");
-    assert_eq!((shown(&update).as_str(), update.rejected.len()), ("+x", 0));
+    assert_eq!((format_changes(&update).as_str(), update.rejected.len()), ("+x", 0));
     // Initially, the order of the files decides.
-    fs::write(&b, service("x", 1)).unwrap();
+    fs::write(&b, service_manifest("x", 1)).unwrap();
     let update = FileSource::new(vec![b, a.clone()]).reload();
     assert_eq!(update.objects, 2);
     assert!(update.rejected[0].problem.contains(a.to_str().unwrap()));
@@ -217,7 +224,7 @@ fn a_mesh_has_one_mesh_config() {
     let mut house = House::new();
     house.write("a.yaml", &config("strict"));
     let update = house.write("b.yaml", &config("permissive"));
-    assert_eq!((shown(&update).as_str(), update.objects), ("", 1));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
     assert!(update.rejected[0].problem.contains("a mesh has one MeshConfig"));
     let update = house.write("a.yaml", &(config("strict") + &config("strict")));
     assert_eq!(update.rejected.len(), 2);
@@ -226,32 +233,32 @@ fn a_mesh_has_one_mesh_config() {
 #[test]
 fn a_given_path_that_is_missing_is_rejected_and_keeps_its_objects() {
     let mut house = House::new();
-    let path = house.at("a.yaml");
+    let path = house.file_path("a.yaml");
     house.source = FileSource::new(vec![path.clone()]);
-    assert_eq!(problems(&house.source.reload()), ["does not exist"]);
-    assert_eq!(shown(&house.write("a.yaml", &service("a", 1))), "+a");
+    assert_eq!(update_problems(&house.source.reload()), ["does not exist"]);
+    assert_eq!(format_changes(&house.write("a.yaml", &service_manifest("a", 1))), "+a");
     let update = house.remove("a.yaml");
-    assert_eq!((shown(&update).as_str(), update.objects), ("", 1));
-    assert_eq!(problems(&update), ["does not exist"]);
-    assert_eq!(shown(&house.write("a.yaml", "# none")), "-a");
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
+    assert_eq!(update_problems(&update), ["does not exist"]);
+    assert_eq!(format_changes(&house.write("a.yaml", "# none")), "-a");
 }
 
 #[test]
 fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
     for (link, target) in [("mesh/a.yaml", "../away/a.yaml"), ("mesh/team", "../away")] {
         let mut house = House::new();
-        fs::create_dir(house.at("mesh")).unwrap();
-        fs::create_dir(house.at("away")).unwrap();
-        fs::write(house.at("away/a.yaml"), service("a", 1)).unwrap();
-        symlink(target, house.at(link)).unwrap();
-        house.source = FileSource::new(vec![house.at("mesh")]);
-        assert_eq!(shown(&house.source.reload()), "+a");
-        fs::rename(house.at("away"), house.at("moved")).unwrap();
+        fs::create_dir(house.file_path("mesh")).unwrap();
+        fs::create_dir(house.file_path("away")).unwrap();
+        fs::write(house.file_path("away/a.yaml"), service_manifest("a", 1)).unwrap();
+        symlink(target, house.file_path(link)).unwrap();
+        house.source = FileSource::new(vec![house.file_path("mesh")]);
+        assert_eq!(format_changes(&house.source.reload()), "+a");
+        fs::rename(house.file_path("away"), house.file_path("moved")).unwrap();
         let update = house.source.reload();
-        assert_eq!((shown(&update).as_str(), update.objects), ("", 1), "{link}");
-        assert_eq!(problems(&update), ["is a link to a missing target"], "{link}");
-        assert_eq!(shown(&house.remove(link)), "-a");
-        assert_eq!(problems(&house.source.reload()), Vec::<&str>::new());
+        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{link}");
+        assert_eq!(update_problems(&update), ["is a link to a missing target"], "{link}");
+        assert_eq!(format_changes(&house.remove(link)), "-a");
+        assert_eq!(update_problems(&house.source.reload()), Vec::<&str>::new());
     }
 }
 
@@ -259,16 +266,16 @@ fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
 fn follows_the_swap_of_a_config_map() {
     let mut house = House::new();
     for (version, port) in [("..v1", 1), ("..v2", 2)] {
-        fs::create_dir(house.at(version)).unwrap();
-        fs::write(house.at(version).join("a.yaml"), service("a", port)).unwrap();
+        fs::create_dir(house.file_path(version)).unwrap();
+        fs::write(house.file_path(version).join("a.yaml"), service_manifest("a", port)).unwrap();
     }
-    symlink("..v1", house.at("..data")).unwrap();
-    symlink("..data/a.yaml", house.at("a.yaml")).unwrap();
-    assert_eq!(shown(&house.source.reload()), "+a");
-    symlink("..v2", house.at("..tmp")).unwrap();
-    fs::rename(house.at("..tmp"), house.at("..data")).unwrap();
+    symlink("..v1", house.file_path("..data")).unwrap();
+    symlink("..data/a.yaml", house.file_path("a.yaml")).unwrap();
+    assert_eq!(format_changes(&house.source.reload()), "+a");
+    symlink("..v2", house.file_path("..tmp")).unwrap();
+    fs::rename(house.file_path("..tmp"), house.file_path("..data")).unwrap();
     let update = house.source.reload();
-    assert_eq!((shown(&update).as_str(), update.objects), ("+a", 1));
+    assert_eq!((format_changes(&update).as_str(), update.objects), ("+a", 1));
 }
 
 #[test]
@@ -280,7 +287,7 @@ fn warnings_stand_as_long_as_their_documents() {
         sources: [{kind: ServiceAccount, name: b, namespace: default}]\n  \
         rules:\n  - {kind: HTTPRouteGroup, name: g}\n";
     let update = house.write("a.yaml", target);
-    let file = house.at("a.yaml");
+    let file = house.file_path("a.yaml");
     assert_eq!(update.objects, 1);
     assert_eq!(
         update.warnings[0].to_string(),

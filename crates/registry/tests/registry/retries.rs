@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::Object;
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -12,7 +12,7 @@ const OSM: &str = "policy.openservicemesh.io";
 const FSM: &str = "policy.flomesh.io";
 
 /// Returns a policy of `shop` for requests to `stock`.
-fn policy(group: &str, name: &str, retried: &str) -> String {
+fn retry_policy(group: &str, name: &str, retried: &str) -> String {
     format!(
         "apiVersion: {group}/v1alpha1\nkind: Retry\nmetadata: {{name: {name}, namespace: store}}\n\
          spec: {{source: {{kind: ServiceAccount, name: shop, namespace: store}}, \
@@ -33,7 +33,7 @@ fn a_retry_is_read_of_both_groups() {
         ("retryOn: \"reset,connect-failure\"", vec![], 1, ms(25), None),
     ] {
         for group in [OSM, FSM] {
-            let (objects, rejected) = read_str("f.yaml", &policy(group, "x", retried));
+            let (objects, rejected) = read_str("f.yaml", &retry_policy(group, "x", retried));
             assert_eq!(rejected, []);
             let [(Object::Retry(policy), _)] = objects.as_slice() else { panic!("{objects:?}") };
             assert_eq!(policy.name.to_string(), "store/x");
@@ -89,8 +89,8 @@ fn refuses_what_cannot_be_meant() {
 #[test]
 fn diagnostics_on_whom_it_means() {
     let manifests = [
-        policy(OSM, "x", "retryOn: 5xx"),
-        policy(FSM, "y", "retryOn: 5xx, numRetries: 0"),
+        retry_policy(OSM, "x", "retryOn: 5xx"),
+        retry_policy(FSM, "y", "retryOn: 5xx, numRetries: 0"),
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {name: shops-1, namespace: store}\nspec: {serviceAccount: shops}\n"
             .to_owned(),
@@ -98,7 +98,7 @@ fn diagnostics_on_whom_it_means() {
     let (objects, rejected) = read_str("f.yaml", &manifests.join("---\n"));
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let reported: Vec<String> = lint(&objects)
+    let reported: Vec<String> = lint_objects(&objects)
         .iter()
         .filter(|warning| warning.at.kind.as_deref() == Some("Retry"))
         .map(ToString::to_string)

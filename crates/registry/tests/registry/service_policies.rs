@@ -7,10 +7,10 @@ use leno_model::{
     FailureClasses, FailureRate, HealthCheck, HealthProbe, Object, OutlierRemoval, PolicyScope,
     RemovalBackOff, ServicePolicy, ServiceRule,
 };
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 /// Returns the only policy of an accepted text.
-pub(crate) fn policy(text: &str) -> ServicePolicy {
+pub(crate) fn read_policy(text: &str) -> ServicePolicy {
     let (objects, rejected) = read_str("f.yaml", text);
     assert_eq!(rejected, []);
     match objects.into_iter().map(|(object, _)| object).collect::<Vec<_>>().as_slice() {
@@ -50,13 +50,13 @@ fn the_documented_examples_are_read() {
         "load-balancing.md",
         "upstream-traffic-setting.md",
     ] {
-        policy(&crate::pages::examples(page)[0]);
+        read_policy(&crate::pages::page_examples(page)[0]);
     }
 }
 
 #[test]
 fn reads_an_outlier_removal_with_all_its_parts() {
-    let policy = policy(
+    let policy = read_policy(
         r#"
 apiVersion: leno.dev/v1alpha1
 kind: OutlierRemoval
@@ -184,7 +184,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
 
 #[test]
 fn reads_what_stands_under_the_key_of_sermant() {
-    let policy = policy(
+    let policy = read_policy(
         r"
 apiVersion: leno.dev/v1alpha1
 kind: SermantRemoval
@@ -202,7 +202,7 @@ spec:
     );
     assert_eq!(policy.scope, PolicyScope::Namespace);
     let ServiceRule::SermantRemoval(config) = &policy.rule else { panic!("{policy:?}") };
-    let of = |name: &str| config.of(&name.parse().unwrap()).unwrap();
+    let of = |name: &str| config.for_service(&name.parse().unwrap()).unwrap();
     let common = &of("ratings").common;
     assert_eq!(common.failures, FailureClasses { connect: true, ..FailureClasses::default() });
     assert_eq!((common.windows, common.window), (5, Duration::from_secs(1)));
@@ -222,8 +222,8 @@ spec:
 fn a_removal_that_sermant_would_not_enable_removes_nothing() {
     let text = "{apiVersion: leno.dev/v1alpha1, kind: SermantRemoval, metadata: {name: x}, \
                 spec: {compat: sermant, config: \"windowsNum: 3\"}}";
-    let ServiceRule::SermantRemoval(config) = policy(text).rule else { panic!() };
-    assert_eq!(config.of(&"a".parse().unwrap()), None);
+    let ServiceRule::SermantRemoval(config) = read_policy(text).rule else { panic!() };
+    assert_eq!(config.for_service(&"a".parse().unwrap()), None);
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
     let (objects, rejected) = read_str("f.yaml", &text.concat());
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         OutlierRemoval default/b: metadata.name: has no effect: OutlierRemoval default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
         OutlierRemoval default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?

@@ -2,16 +2,16 @@
 
 use expect_test::{Expect, expect};
 use leno_model::{Object, TagScope};
-use leno_registry::{FileSource, lint, read_str};
+use leno_registry::{FileSource, lint_objects, read_str};
 
-use crate::pages::examples;
+use crate::pages::page_examples;
 use crate::refusals::check_specs;
 
 #[test]
 fn the_examples_of_the_pages_are_accepted_without_a_warning() {
     for (page, count) in [("tag-route.md", 3), ("sermant.md", 1)] {
         let directory = tempfile::tempdir().unwrap();
-        let text = examples(page).join("---\n");
+        let text = page_examples(page).join("---\n");
         std::fs::write(directory.path().join("mesh.yaml"), text).unwrap();
         let mut source = FileSource::new(vec![directory.path().to_owned()]);
         let update = source.reload();
@@ -22,7 +22,7 @@ fn the_examples_of_the_pages_are_accepted_without_a_warning() {
 
 #[test]
 fn rules_stand_in_order_of_precedence() {
-    let text = examples("tag-route.md").remove(0);
+    let text = page_examples("tag-route.md").remove(0);
     let (objects, _) = read_str("f.yaml", &text);
     let Some((Object::TagRoute(route), _)) = objects.first() else { panic!("{objects:?}") };
     let rules = route.rules.rules.iter().map(|rule| (rule.precedence, rule.origin.index));
@@ -32,14 +32,14 @@ fn rules_stand_in_order_of_precedence() {
 }
 
 /// Checks the rejections of a kind's specs, one per line.
-fn check(kind: &str, specs: &[&str], expected: &Expect) {
+fn check_rejections(kind: &str, specs: &[&str], expected: &Expect) {
     let head = format!("apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}");
     check_specs(&head, specs, expected);
 }
 
 #[test]
 fn refuses_tag_routes_that_cannot_be_honoured() {
-    check(
+    check_rejections(
         "TagRoute",
         &[
             "{}",
@@ -94,7 +94,7 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
 
 #[test]
 fn refuses_lanes_that_cannot_be_honoured() {
-    check(
+    check_rejections(
         "Lane",
         &[
             "{rules: [{marks: [{headers: {x-lane: gray}}]}]}",
@@ -143,7 +143,7 @@ fn refuses_published_rules_that_cannot_be_honoured() {
         flow(&seven.join(", ")),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-    check(
+    check_rejections(
         "SermantRouteRule",
         &specs,
         &expect![[r#"
@@ -284,7 +284,8 @@ spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
     let (objects, rejected) = read_str("mesh.yaml", text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: String = lint(&objects).iter().map(|warning| format!("{warning}\n")).collect();
+    let lines: String =
+        lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TagRoute default/orders: spec.port: the Service default/orders has no port 81; use `80`
         TagRoute default/orders: spec.rules[1]: never applies: rules[0] matches every request first; give it a greater `precedence`, or the other a `match`

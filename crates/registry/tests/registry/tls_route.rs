@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{HostPattern, Object, RouteKind, RouteParent, ServiceName, TlsRoute};
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -89,7 +89,7 @@ fn what_a_tls_route_refers_to_is_looked_for() {
     let (objects, rejected) = read_str("f.yaml", TLS_ROUTE);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         TLSRoute shop/shops: spec.parentRefs[0].name: there is no Service shop/secure; add the Service
         TLSRoute shop/shops: spec.rules[0].backendRefs[0].name: there is no Service shop/one; add the Service
@@ -110,7 +110,7 @@ fn a_backend_may_be_in_another_namespace_and_a_grant_names_the_kind() {
     assert_eq!(rejected, []);
     let [(Object::ReferenceGrant(grant), _)] = &objects[..] else { panic!("{objects:?}") };
     let shop = leno_model::Name::new("shop").unwrap();
-    let permits = |kind| grant.permits(kind, &shop, &backends[1].service);
+    let permits = |kind| grant.permits_route(kind, &shop, &backends[1].service);
     assert!(permits(RouteKind::Tls) && permits(RouteKind::Http) && !permits(RouteKind::Tcp));
 }
 

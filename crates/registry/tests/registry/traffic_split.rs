@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{Object, TrafficSplit};
-use leno_registry::{lint, read_str};
+use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
 
@@ -153,7 +153,7 @@ spec:
     let (objects, rejected) = read_str("f.yaml", &[SPLIT, more].concat());
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
-    let lines: Vec<String> = lint(&objects).iter().map(|w| format!("{w}\n")).collect();
+    let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
         TrafficSplit shop/canary: spec.backends[0].service: the Service shop/stock-v1 has no port 5432, so its share of requests gets the status 500; give it the ports of the root: `80` or `5432`
         TrafficSplit shop/canary: spec.backends[1].service: there is no Service other/stock-v2; add the Service

@@ -34,7 +34,7 @@ const ENTRY: Entry<'_> = Entry {
     span_id: "",
 };
 
-fn line(entry: &Entry<'_>) -> String {
+fn format_line(entry: &Entry<'_>) -> String {
     let mut out = String::new();
     write_json(entry, &mut out);
     out
@@ -50,12 +50,12 @@ fn an_answered_request() {
     expect_test::expect![[r#"
         {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"grpc_status":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","audit":null,"peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"hedge":null,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null,"trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","span_id":null}
     "#]]
-    .assert_eq(&line(&entry));
+    .assert_eq(&format_line(&entry));
 }
 
 #[test]
 fn a_failure_tells_its_reason() {
-    let failed = line(&Entry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
+    let failed = format_line(&Entry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
     assert!(
         failed.contains(r#""response_code":0,"response_code_details":"upstream-reset""#),
         "{failed}"
@@ -70,7 +70,7 @@ fn what_may_be_secret_is_not_written() {
         ("/a", "user:hunter2@shop"),
         ("/a", "hunter2@hunter2@shop"),
     ] {
-        let line = line(&Entry { path, authority, ..ENTRY });
+        let line = format_line(&Entry { path, authority, ..ENTRY });
         assert!(!line.contains("hunter2"), "{line}");
         assert!(line.contains(r#""path":"/a","protocol":"HTTP/1.1","authority":"shop""#), "{line}");
     }
@@ -91,7 +91,7 @@ fn texts_are_escaped_and_cut() {
             format!("\"x{}\"", "é".repeat(TEXT_BYTES_MAX / 2 - 1)),
         ),
     ] {
-        let line = line(&Entry { user_agent: text, ..ENTRY });
+        let line = format_line(&Entry { user_agent: text, ..ENTRY });
         assert!(line.contains(&format!("\"user_agent\":{expected},")), "{line}");
         assert_eq!(line.lines().count(), 1, "{line}");
     }

@@ -26,8 +26,8 @@ impl std::error::Error for Unfit {}
 ///
 /// # Errors
 /// [`Unfit`] for the first invalid line: then the whole page is rejected.
-pub fn adopted(page: &str) -> Result<String, Unfit> {
-    let ours: BTreeSet<&str> = names::metrics().map(|Metric { name, .. }| *name).collect();
+pub fn adopt_page(page: &str) -> Result<String, Unfit> {
+    let ours: BTreeSet<&str> = names::all_metrics().map(|Metric { name, .. }| *name).collect();
     let is_ours = |name: &str| {
         let parts = ["_bucket", "_sum", "_count"];
         let whole = parts.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name);
@@ -39,8 +39,8 @@ pub fn adopted(page: &str) -> Result<String, Unfit> {
         let unfit = Unfit { line: index + 1 };
         let name = match line.strip_prefix('#') {
             None if line.is_empty() => continue,
-            None => sample(line).ok_or(unfit)?,
-            Some(comment) => match about(comment) {
+            None => sample_name(line).ok_or(unfit)?,
+            Some(comment) => match described_metric(comment) {
                 Some(name) => name.ok_or(unfit)?,
                 None => continue,
             },
@@ -54,7 +54,7 @@ pub fn adopted(page: &str) -> Result<String, Unfit> {
 }
 
 /// The name in a comment that describes a metric: `HELP` and `TYPE` must contain one.
-fn about(comment: &str) -> Option<Option<&str>> {
+fn described_metric(comment: &str) -> Option<Option<&str>> {
     let mut words = comment.split_ascii_whitespace();
     let word = words.next()?;
     let is_kind =
@@ -70,7 +70,7 @@ fn about(comment: &str) -> Option<Option<&str>> {
 }
 
 /// Parses the name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
-fn sample(line: &str) -> Option<&str> {
+fn sample_name(line: &str) -> Option<&str> {
     let end = line.find(|character: char| !is_part(character)).unwrap_or(line.len());
     let (name, rest) = line.split_at_checked(end)?;
     let rest = match rest.trim_start_matches([' ', '\t']).strip_prefix('{') {
@@ -160,9 +160,9 @@ mod tests {
                     a:b { x = \"y\" , } -Inf\n\
                     c NaN\n\
                     d +1.5e-3\n";
-        assert_eq!(adopted(page).unwrap(), page);
+        assert_eq!(adopt_page(page).unwrap(), page);
         let odd = "\n  a 1  \r\n# a word\n#\n# EOF\n# UNIT a seconds\n";
-        assert_eq!(adopted(odd).unwrap(), "a 1\n");
+        assert_eq!(adopt_page(odd).unwrap(), "a 1\n");
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
         let page = "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1\n\
                     leno_requests_total{a=\"b\"} 1\nleno_request_duration_seconds_bucket{le=\"1\"} 2\n\
                     leno_of_the_application 4\n";
-        assert_eq!(adopted(page).unwrap(), "leno_of_the_application 4\n");
+        assert_eq!(adopt_page(page).unwrap(), "leno_of_the_application 4\n");
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             "\u{e9} 1",
         ] {
             let page = format!("good 1\n{bad}\n");
-            assert_eq!(adopted(&page), Err(Unfit { line: 2 }), "{bad}");
+            assert_eq!(adopt_page(&page), Err(Unfit { line: 2 }), "{bad}");
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::series::SeriesTotals;
 use crate::status::StatusClass;
 use crate::telemetry::Telemetry;
 
-use super::escaped;
+use super::escape_label;
 
 /// A product with alias names, exposed in addition to ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Names {
     ///
     /// # Errors
     /// A message for the client, if the value is unknown.
-    pub fn asked(query: &str) -> Result<Option<Self>, String> {
+    pub fn from_query(query: &str) -> Result<Option<Self>, String> {
         // Scrapers may add other parameters.
         let named = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
         let Some(named) = named else { return Ok(None) };
@@ -39,7 +39,7 @@ impl Names {
     }
 
     /// The prefix of sidecar metrics.
-    const fn sidecar(self) -> &'static str {
+    const fn sidecar_prefix(self) -> &'static str {
         match self {
             Self::Osm => "envoy",
             Self::Fsm => "sidecar",
@@ -48,7 +48,7 @@ impl Names {
 
     /// The prefix of the product's own metrics, and of all metrics of its control plane.
     #[must_use]
-    pub const fn mesh(self) -> &'static str {
+    pub const fn mesh_prefix(self) -> &'static str {
         match self {
             Self::Osm => "osm",
             Self::Fsm => "fsm",
@@ -64,64 +64,72 @@ pub(crate) struct Alias {
 
 /// The aliases of each cluster: `PREFIX_cluster_upstream_NAME`.
 const OF_CLUSTERS: &[(Alias, OfCluster)] = &[
-    (alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
+    (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
     (
-        alias("rq_timeout", "requests with the reason `request-timeout` or `attempt-timeout`"),
-        |it| it.reasons(&["request-timeout", "attempt-timeout"]),
+        new_alias("rq_timeout", "requests with the reason `request-timeout` or `attempt-timeout`"),
+        |it| it.count_reasons(&["request-timeout", "attempt-timeout"]),
     ),
-    (alias("rq_rx_reset", "requests with the reason `upstream-reset`"), |it| {
-        it.reasons(&["upstream-reset"])
+    (new_alias("rq_rx_reset", "requests with the reason `upstream-reset`"), |it| {
+        it.count_reasons(&["upstream-reset"])
     }),
     (
-        alias("rq_tx_reset", "requests with the reason `downstream-closed` or `attempt-abandoned`"),
-        |it| it.reasons(&["downstream-closed", "attempt-abandoned"]),
+        new_alias(
+            "rq_tx_reset",
+            "requests with the reason `downstream-closed` or `attempt-abandoned`",
+        ),
+        |it| it.count_reasons(&["downstream-closed", "attempt-abandoned"]),
     ),
     (
-        alias("rq_pending_overflow", "requests with the reason `circuit-full` or `circuit-open`"),
-        |it| it.reasons(&["circuit-full", "circuit-open"]),
+        new_alias(
+            "rq_pending_overflow",
+            "requests with the reason `circuit-full` or `circuit-open`",
+        ),
+        |it| it.count_reasons(&["circuit-full", "circuit-open"]),
     ),
     (
-        alias(
+        new_alias(
             "rq_pending_failure_eject",
             "requests with the reason `connect-failed` or `upstream-handshake-failed`",
         ),
-        |it| it.reasons(&["connect-failed", "upstream-handshake-failed"]),
+        |it| it.count_reasons(&["connect-failed", "upstream-handshake-failed"]),
     ),
-    (alias("cx_connect_timeout", "requests with the reason `connect-timeout`"), |it| {
-        it.reasons(&["connect-timeout"])
+    (new_alias("cx_connect_timeout", "requests with the reason `connect-timeout`"), |it| {
+        it.count_reasons(&["connect-timeout"])
     }),
-    (alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"), |it| it.sent),
-    (alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"), |it| {
+    (new_alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"), |it| {
+        it.sent
+    }),
+    (new_alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"), |it| {
         it.received
     }),
 ];
 
 /// The aliases of the whole sidecar, without a cluster.
 const OF_SIDECAR: &[(Alias, OfSidecar)] = &[
-    (alias("cluster_upstream_rq_retry", "`leno_retries_total`; all clusters together"), |it| {
+    (new_alias("cluster_upstream_rq_retry", "`leno_retries_total`; all clusters together"), |it| {
         it.count(Count::Retries)
     }),
     (
-        alias(
+        new_alias(
             "cluster_upstream_rq_retry_overflow",
             "`leno_retries_over_budget_total`; all clusters together",
         ),
         |it| it.count(Count::RetriesOverBudget),
     ),
     (
-        alias(
+        new_alias(
             "cluster_upstream_cx_active",
             "`leno_connections{side=\"upstream\"}`; all clusters together",
         ),
         |it| it.gauge(Gauge::ConnectionsUpstream),
     ),
-    (alias("server_live", "always 1"), |_| 1),
+    (new_alias("server_live", "always 1"), |_| 1),
 ];
 
 type OfCluster = fn(&Cluster) -> u64;
 type OfSidecar = fn(&Telemetry) -> u64;
 
-const fn alias(name: &'static str, means: &'static str) -> Alias {
+const fn new_alias(name: &'static str, means: &'static str) -> Alias {
     Alias { name, means }
 }
 
@@ -137,7 +145,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn add(&mut self, series: &SeriesTotals) {
+    fn add_series(&mut self, series: &SeriesTotals) {
         for (ending, count) in &series.requests {
             self.requests = self.requests.saturating_add(*count);
             *self.classes.entry(ending.class.label()).or_default() += count;
@@ -148,7 +156,7 @@ impl Cluster {
         self.durations.merge(&series.durations);
     }
 
-    fn reasons(&self, reasons: &[&str]) -> u64 {
+    fn count_reasons(&self, reasons: &[&str]) -> u64 {
         reasons.iter().filter_map(|reason| self.reasons.get(reason)).sum()
     }
 }
@@ -158,11 +166,11 @@ impl Cluster {
 pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str), out: &mut String) {
     let mut clusters: BTreeMap<(String, u16), Cluster> = BTreeMap::new();
     let mut limited: BTreeMap<String, u64> = BTreeMap::new();
-    for (labels, cells) in telemetry.series() {
-        let series = SeriesTotals::sum(labels.clone(), &cells);
+    for (labels, cells) in telemetry.series_cells() {
+        let series = SeriesTotals::sum_shards(labels.clone(), &cells);
         match labels.direction {
             "outbound" if labels.protocol != "outside" && !labels.service.is_empty() => {
-                clusters.entry((labels.service, labels.port)).or_default().add(&series);
+                clusters.entry((labels.service, labels.port)).or_default().add_series(&series);
             }
             "inbound" => {
                 let of_limits =
@@ -176,19 +184,19 @@ pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str),
         }
     }
     let mut page = Page { names, out };
-    page.clusters(&clusters);
-    page.requests(&clusters, workload);
-    let name = format!("{}_local_rate_limit_inbound", names.sidecar());
-    page.family(&name, "counter");
+    page.write_clusters(&clusters);
+    page.write_requests(&clusters, workload);
+    let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
+    page.start_family(&name, "counter");
     for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
-        page.line(&format!("{name}{{label=\"{}\"}}", escaped(label)), count);
+        page.write_value(&format!("{name}{{label=\"{}\"}}", escape_label(label)), count);
     }
     let of_http = limited.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP));
     page.limited_http(of_http.map(|(_, count)| count).sum());
     for (Alias { name, .. }, value) in OF_SIDECAR {
-        let name = format!("{}_{name}", names.sidecar());
-        page.family(&name, "untyped");
-        page.line(&name, value(telemetry));
+        let name = format!("{}_{name}", names.sidecar_prefix());
+        page.start_family(&name, "untyped");
+        page.write_value(&name, value(telemetry));
     }
 }
 
@@ -198,40 +206,40 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn clusters(&mut self, clusters: &BTreeMap<(String, u16), Cluster>) {
-        let prefix = self.names.sidecar();
+    fn write_clusters(&mut self, clusters: &BTreeMap<(String, u16), Cluster>) {
+        let prefix = self.names.sidecar_prefix();
         let label = |service: &str, port: u16| {
-            format!("{prefix}_cluster_name=\"{}|{port}\"", escaped(service))
+            format!("{prefix}_cluster_name=\"{}|{port}\"", escape_label(service))
         };
         for (Alias { name, .. }, value) in OF_CLUSTERS {
             let name = format!("{prefix}_cluster_upstream_{name}");
-            self.family(&name, "counter");
+            self.start_family(&name, "counter");
             for ((service, port), cluster) in clusters {
-                self.line(&format!("{name}{{{}}}", label(service, *port)), value(cluster));
+                self.write_value(&format!("{name}{{{}}}", label(service, *port)), value(cluster));
             }
         }
         let name = format!("{prefix}_cluster_upstream_rq_xx");
-        self.family(&name, "counter");
+        self.start_family(&name, "counter");
         for ((service, port), cluster) in clusters {
             for (class, count) in cluster.classes.iter().filter(|(class, _)| **class != NONE) {
                 let (digit, label) = (&class[..1], label(service, *port));
                 let class = format!("{prefix}_response_code_class=\"{digit}\"");
-                self.line(&format!("{name}{{{class},{label}}}"), count);
+                self.write_value(&format!("{name}{{{class},{label}}}"), count);
             }
         }
     }
 
     /// The product's own metrics: requests and their durations, as seen by the client.
-    fn requests(
+    fn write_requests(
         &mut self,
         clusters: &BTreeMap<(String, u16), Cluster>,
         (namespace, name): (&str, &str),
     ) {
         let source = format!(
             "source_namespace=\"{}\",source_name=\"{}\",source_pod=\"{}\"",
-            self.word(namespace),
-            self.word(name),
-            self.word(name)
+            self.label_word(namespace),
+            self.label_word(name),
+            self.label_word(name)
         );
         // One line per service, for all its ports.
         let mut services: BTreeMap<&str, Cluster> = BTreeMap::new();
@@ -244,30 +252,30 @@ impl Page<'_> {
         }
         let destination = |page: &Self, service: &str| {
             let (namespace, name) = service.split_once('/').unwrap_or(("", service));
-            let (namespace, name) = (page.word(namespace), page.word(name));
+            let (namespace, name) = (page.label_word(namespace), page.label_word(name));
             format!("destination_namespace=\"{namespace}\",destination_name=\"{name}\"")
         };
-        let total = format!("{}_request_total", self.names.mesh());
-        self.family(&total, "counter");
+        let total = format!("{}_request_total", self.names.mesh_prefix());
+        self.start_family(&total, "counter");
         for (service, sum) in &services {
             let to = destination(self, service);
             for (class, count) in &sum.classes {
                 let code = format!("response_code=\"{class}\"");
-                self.line(&format!("{total}{{{code},{source},{to}}}"), count);
+                self.write_value(&format!("{total}{{{code},{source},{to}}}"), count);
             }
         }
-        let took = format!("{}_request_duration_ms", self.names.mesh());
-        self.family(&took, "histogram");
+        let took = format!("{}_request_duration_ms", self.names.mesh_prefix());
+        self.start_family(&took, "histogram");
         for (service, sum) in &services {
             let labels = format!("{source},{}", destination(self, service));
-            for (limit, below) in sum.durations.cumulative(&LIMITS) {
+            for (limit, below) in sum.durations.cumulative_counts(&LIMITS) {
                 let limit = limit.as_millis();
-                self.line(&format!("{took}_bucket{{{labels},le=\"{limit}\"}}"), below);
+                self.write_value(&format!("{took}_bucket{{{labels},le=\"{limit}\"}}"), below);
             }
             let (count, whole) = (sum.durations.count(), sum.durations.sum());
-            self.line(&format!("{took}_bucket{{{labels},le=\"+Inf\"}}"), count);
-            self.line(&format!("{took}_sum{{{labels}}}"), whole.as_secs_f64() * 1e3);
-            self.line(&format!("{took}_count{{{labels}}}"), count);
+            self.write_value(&format!("{took}_bucket{{{labels},le=\"+Inf\"}}"), count);
+            self.write_value(&format!("{took}_sum{{{labels}}}"), whole.as_secs_f64() * 1e3);
+            self.write_value(&format!("{took}_count{{{labels}}}"), count);
         }
     }
 
@@ -277,36 +285,36 @@ impl Page<'_> {
             Names::Osm => ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", ""),
             Names::Fsm => ("http_local_rate_limiter", "{http_local_rate_limit=\"rate_limited\"}"),
         };
-        self.family(name, "counter");
-        self.line(&format!("{name}{labels}"), count);
+        self.start_family(name, "counter");
+        self.write_value(&format!("{name}{labels}"), count);
     }
 
     /// OSM has no `-` in these labels.
-    fn word(&self, text: &str) -> String {
+    fn label_word(&self, text: &str) -> String {
         match self.names {
-            Names::Osm => escaped(&text.replace('-', "_")),
-            Names::Fsm => escaped(text),
+            Names::Osm => escape_label(&text.replace('-', "_")),
+            Names::Fsm => escape_label(text),
         }
     }
 
-    fn family(&mut self, name: &str, kind: &str) {
-        family(name, kind, self.out);
+    fn start_family(&mut self, name: &str, kind: &str) {
+        write_family(name, kind, self.out);
     }
 
-    fn line(&mut self, name: &str, value: impl Display) {
+    fn write_value(&mut self, name: &str, value: impl Display) {
         // Writing to a `String` cannot fail.
         writeln!(self.out, "{name} {value}").unwrap_or_default();
     }
 }
 
 /// The lines before the numbers of an alias.
-pub(super) fn family(name: &str, kind: &str, out: &mut String) {
+pub(super) fn write_family(name: &str, kind: &str, out: &mut String) {
     let lines = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
     out.push_str(&lines);
 }
 
 /// The rows of the document.
-pub(crate) fn rows() -> impl Iterator<Item = (String, &'static str)> {
+pub(crate) fn document_rows() -> impl Iterator<Item = (String, &'static str)> {
     let clusters = OF_CLUSTERS
         .iter()
         .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.means));
@@ -376,9 +384,9 @@ mod tests {
     use super::*;
     use crate::series::{Outcome, RequestLabels};
 
-    fn page(names: Names) -> String {
+    fn alias_page(names: Names) -> String {
         let telemetry = Telemetry::new();
-        let shard = telemetry.shard();
+        let shard = telemetry.new_shard();
         let labels = |direction, service: &str, protocol| RequestLabels {
             direction,
             service: service.to_owned(),
@@ -402,7 +410,7 @@ mod tests {
                 bytes_in: 5,
                 bytes_out: 7,
             };
-            shard.record(shard.series(&labels), &outcome);
+            shard.record_request(shard.series_id(&labels), &outcome);
         }
         shard.add(Count::Retries, 2);
         let mut out = String::new();
@@ -412,7 +420,7 @@ mod tests {
 
     #[test]
     fn dashboards_of_others_find_their_names() {
-        let osm = page(Names::Osm);
+        let osm = alias_page(Names::Osm);
         for line in [
             "envoy_cluster_upstream_rq_total{envoy_cluster_name=\"shop/stock-db|9080\"} 3",
             "envoy_cluster_upstream_rq_pending_overflow{envoy_cluster_name=\"shop/stock-db|9080\"} 1",
@@ -430,7 +438,7 @@ mod tests {
             assert!(osm.lines().any(|found| found == line), "{line}\n{osm}");
         }
         assert!(osm.contains("leno_requests_total{"), "ours are there as well");
-        let fsm = page(Names::Fsm);
+        let fsm = alias_page(Names::Fsm);
         for line in [
             "sidecar_cluster_upstream_rq_total{sidecar_cluster_name=\"shop/stock-db|9080\"} 3",
             "sidecar_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
@@ -447,7 +455,7 @@ mod tests {
     #[test]
     fn no_family_is_reported_twice() {
         for names in [Names::Osm, Names::Fsm] {
-            let page = page(names);
+            let page = alias_page(names);
             let mut families: Vec<_> =
                 page.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
             let all = families.len();

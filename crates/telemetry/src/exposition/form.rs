@@ -14,7 +14,7 @@ pub enum Form {
 impl Form {
     /// Selects the format for an `Accept` header: OpenMetrics if it is listed and not excluded.
     #[must_use]
-    pub fn accepted(accept: &str) -> Self {
+    pub fn from_accept(accept: &str) -> Self {
         let names = |range: &str| {
             let mut parts = range.split(';').map(str::trim);
             let is_named = parts
@@ -46,7 +46,7 @@ impl Form {
     }
 
     /// The lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
-    pub(crate) fn header(self, metric: &Metric) -> String {
+    pub(crate) fn metric_header(self, metric: &Metric) -> String {
         let Metric { name, kind, help, .. } = metric;
         let name = match (self, kind) {
             (Self::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
@@ -56,7 +56,7 @@ impl Form {
     }
 
     /// The last line.
-    pub(crate) const fn end(self) -> &'static str {
+    pub(crate) const fn end_line(self) -> &'static str {
         match self {
             Self::Prometheus => "",
             Self::OpenMetrics => "# EOF\n",
@@ -86,7 +86,7 @@ mod tests {
             ("*/*", Form::Prometheus),
             ("", Form::Prometheus),
         ] {
-            assert_eq!(Form::accepted(accept), form, "{accept}");
+            assert_eq!(Form::from_accept(accept), form, "{accept}");
         }
     }
 }

@@ -6,7 +6,7 @@ use expect_test::expect_file;
 
 use super::*;
 use crate::grpc::GrpcStatus;
-use crate::names::{ConnectionSide, Count, Level, metrics};
+use crate::names::{ConnectionSide, Count, Level, all_metrics};
 use crate::rule::RuleLabels;
 use crate::series::{Outcome, RequestLabels};
 use crate::trace::{SpanId, TraceId};
@@ -14,8 +14,8 @@ use crate::trace::{SpanId, TraceId};
 #[test]
 fn the_page_is_as_the_format_demands() {
     let telemetry = Telemetry::new();
-    let shard = telemetry.shard();
-    let ratings = shard.series(&RequestLabels {
+    let shard = telemetry.new_shard();
+    let ratings = shard.series_id(&RequestLabels {
         direction: "inbound",
         service: "bookinfo/ratings".to_owned(),
         port: 9080,
@@ -35,23 +35,23 @@ fn the_page_is_as_the_format_demands() {
     ] {
         let duration = Duration::from_millis(ms);
         let outcome = Outcome { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
-        shard.record(ratings, &outcome);
+        shard.record_request(ratings, &outcome);
     }
-    shard.audit(ratings, "denied");
-    shard.audit(ratings, "denied");
-    shard.refuse("plaintext-refused");
+    shard.count_audited(ratings, "denied");
+    shard.count_audited(ratings, "denied");
+    shard.count_rejected("plaintext-refused");
     let rule = RuleLabels {
         kind: "RateLimit",
         namespace: "bookinfo".to_owned(),
         name: "ratings".to_owned(),
         rule: "each \"client\"".to_owned(),
     };
-    shard.hit(shard.rule(&rule));
+    shard.count_match(shard.rule_number(&rule));
     shard.connection_opened(ConnectionSide::Downstream);
     shard.add(Count::UpstreamConnected, 3);
-    telemetry.set(Level::CertificateExpiry, 1_700_000_000);
-    telemetry.set(Level::CertificateIssued, 1_699_913_600);
-    telemetry.set(Level::ControlConnected, 0);
+    telemetry.set_level(Level::CertificateExpiry, 1_700_000_000);
+    telemetry.set_level(Level::CertificateIssued, 1_699_913_600);
+    telemetry.set_level(Level::ControlConnected, 0);
     let usage = Usage {
         cpu: Duration::from_millis(1_250),
         rss_kib: 4,
@@ -71,7 +71,7 @@ fn every_metric_is_announced_once_and_without_usage_all_but_two() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
     write(&telemetry, None, (Form::Prometheus, &mut page));
-    for metric in metrics() {
+    for metric in all_metrics() {
         let announced =
             page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
         let expected = usize::from(!metric.name.starts_with("process_"));
@@ -100,8 +100,8 @@ fn label_values_are_escaped() {
 #[test]
 fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
     let telemetry = Telemetry::new();
-    let shard = telemetry.shard();
-    let series = shard.series(&RequestLabels {
+    let shard = telemetry.new_shard();
+    let series = shard.series_id(&RequestLabels {
         direction: "inbound",
         service: "shop/stock".to_owned(),
         port: 80,
@@ -114,10 +114,10 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
         let duration = Duration::from_millis(ms);
         let outcome =
             Outcome { status: 200, reason: None, grpc: None, duration, bytes_in: 0, bytes_out: 0 };
-        shard.record(series, &outcome);
+        shard.record_request(series, &outcome);
         let ended = UNIX_EPOCH + Duration::from_millis(1_500 + number as u64);
         let span = SpanId(std::num::NonZeroU64::MIN);
-        shard.exemplify(series, (trace(number), span), (duration, ended));
+        shard.store_exemplar(series, (trace(number), span), (duration, ended));
     }
     let mut page = String::new();
     write(&telemetry, None, (Form::OpenMetrics, &mut page));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BUCKETS, representative};
+use super::{BUCKETS, bucket_middle};
 
 /// The non-empty buckets of a [`Histogram`](super::Histogram) with their counts: a few dozen entries instead of
 /// two KiB for all buckets.
@@ -77,7 +77,7 @@ impl FromIterator<(u8, u64)> for SparseHistogram {
 /// The representative duration of a bucket.
 #[must_use]
 pub fn bucket_duration(bucket: u8) -> Duration {
-    representative(usize::from(bucket.min(LAST)))
+    bucket_middle(usize::from(bucket.min(LAST)))
 }
 
 /// The number of the last bucket: all numbers fit in a byte.
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::histogram::Histogram;
 
-    fn of(us: &[u64]) -> Histogram {
+    fn from_micros(us: &[u64]) -> Histogram {
         let mut histogram = Histogram::new();
         us.iter().for_each(|us| histogram.record(Duration::from_micros(*us)));
         histogram
@@ -103,9 +103,9 @@ mod tests {
             other in prop::collection::vec(0_u64..10_000_000, 0..200),
             share in 0.0_f64..1.0,
         ) {
-            let mut merged: SparseHistogram = of(&one).buckets().collect();
-            merged.merge(&of(&other).buckets().collect());
-            let all = of(&[one, other].concat());
+            let mut merged: SparseHistogram = from_micros(&one).buckets().collect();
+            merged.merge(&from_micros(&other).buckets().collect());
+            let all = from_micros(&[one, other].concat());
             prop_assert_eq!(merged.count(), all.count());
             let found = merged.quantile(share).map_or(Duration::ZERO, bucket_duration);
             prop_assert_eq!(found, all.quantile(share));

@@ -89,39 +89,43 @@ pub struct ControlAlias {
 
 /// All aliases, in the order of the exposition.
 pub const ALIASES: &[ControlAlias] = &[
-    alias("proxy_connect_count", Kind::Gauge, "`leno_control_proxies`"),
-    alias("cert_issued_count", Kind::Counter, "`leno_control_certificates_total`"),
-    alias("events_queued", Kind::Gauge, "`leno_control_queue_depth{queue=\"updates\"}`"),
-    alias("resource_namespace_count", Kind::Gauge, "namespaces that have a workload or a service"),
-    alias("proxy_broadcast_event_count", Kind::Counter, "`leno_control_changes_total`"),
-    alias(
+    control_alias("proxy_connect_count", Kind::Gauge, "`leno_control_proxies`"),
+    control_alias("cert_issued_count", Kind::Counter, "`leno_control_certificates_total`"),
+    control_alias("events_queued", Kind::Gauge, "`leno_control_queue_depth{queue=\"updates\"}`"),
+    control_alias(
+        "resource_namespace_count",
+        Kind::Gauge,
+        "namespaces that have a workload or a service",
+    ),
+    control_alias("proxy_broadcast_event_count", Kind::Counter, "`leno_control_changes_total`"),
+    control_alias(
         "proxy_response_send_success_count",
         Kind::Counter,
         "`leno_control_offered_total`; all proxies and types together",
     ),
-    alias(
+    control_alias(
         "proxy_response_send_error_count",
         Kind::Counter,
         "`leno_control_refused_total`: updates that proxies rejected; all proxies and types together",
     ),
-    alias(
+    control_alias(
         "proxy_config_update_time",
         Kind::Histogram,
         "`leno_control_convergence_seconds`: until the last proxy has applied a change, not until it was sent",
     ),
-    alias(
+    control_alias(
         "error_err_code_count",
         Kind::Counter,
         "`leno_control_connections_refused_total`; `err_code` has the reason, such as `untrusted-peer`",
     ),
-    alias(
+    control_alias(
         "version_info",
         Kind::Gauge,
         "always 1; `version` is Leno's, `build_date` and `git_commit` are absent",
     ),
 ];
 
-const fn alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAlias {
+const fn control_alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAlias {
     ControlAlias { name, kind, means }
 }
 

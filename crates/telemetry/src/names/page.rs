@@ -1,39 +1,39 @@
 //! The document about all metrics, `docs/metrics.md`: the text around its tables.
 
-use super::{Metric, control, metrics};
+use super::{Metric, all_metrics, control};
 
 /// Renders the document about all metrics, `docs/metrics.md`.
 #[must_use]
-pub fn render() -> String {
+pub fn render_page() -> String {
     let mut out = PREFACE.to_owned();
-    rows(&mut out, metrics());
+    render_rows(&mut out, all_metrics());
     out.push_str(CONTROL);
-    rows(&mut out, control::METRICS);
+    render_rows(&mut out, control::METRICS);
     out.push_str(LABELS);
     out.push_str(ALIASES);
-    for (name, means) in crate::exposition::alias::rows() {
+    for (name, means) in crate::exposition::alias::document_rows() {
         out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
     }
     out.push_str(ALIASES_END);
-    absent(&mut out, crate::exposition::alias::ABSENT);
+    render_absent(&mut out, crate::exposition::alias::ABSENT);
     out.push_str(CONTROL_ALIASES);
     for control::ControlAlias { name, means, .. } in control::ALIASES {
         out.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {means} |\n"));
     }
     out.push_str(CONTROL_ALIASES_END);
-    absent(&mut out, control::ABSENT);
+    render_absent(&mut out, control::ABSENT);
     out
 }
 
 /// Renders the metrics of other products that are absent here.
-fn absent(out: &mut String, names: &[(&str, &str)]) {
+fn render_absent(out: &mut String, names: &[(&str, &str)]) {
     out.push_str("| absent | reason |\n|---|---|\n");
     for (name, reason) in names {
         out.push_str(&format!("| `{name}` | {reason} |\n"));
     }
 }
 
-fn rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
+fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
     out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
     for Metric { name, kind, labels, help } in metrics {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
@@ -194,12 +194,12 @@ mod tests {
 
     #[test]
     fn the_document_is_up_to_date() {
-        expect_test::expect_file!["../../../../docs/metrics.md"].assert_eq(&render());
+        expect_test::expect_file!["../../../../docs/metrics.md"].assert_eq(&render_page());
     }
 
     #[test]
     fn every_label_is_explained() {
-        for label in metrics().chain(control::METRICS).flat_map(|m| m.labels) {
+        for label in all_metrics().chain(control::METRICS).flat_map(|m| m.labels) {
             assert!(LABELS.contains(&format!("| `{label}` |")), "{label}");
         }
     }

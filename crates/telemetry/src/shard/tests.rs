@@ -9,7 +9,7 @@ use super::*;
 use crate::grpc::GrpcStatus;
 use crate::series::SERIES_MAX;
 
-fn labels(service: &str) -> RequestLabels {
+fn request_labels(service: &str) -> RequestLabels {
     RequestLabels {
         direction: "inbound",
         service: service.to_owned(),
@@ -20,7 +20,7 @@ fn labels(service: &str) -> RequestLabels {
     }
 }
 
-fn outcome(status: u16, reason: Option<&'static str>) -> Outcome {
+fn test_outcome(status: u16, reason: Option<&'static str>) -> Outcome {
     let duration = Duration::from_millis(10);
     Outcome { status, reason, grpc: None, duration, bytes_in: 2, bytes_out: 3 }
 }
@@ -28,25 +28,25 @@ fn outcome(status: u16, reason: Option<&'static str>) -> Outcome {
 #[test]
 fn a_series_is_found_again_and_belongs_to_its_shard() {
     let telemetry = Telemetry::new();
-    let (one, two) = (telemetry.shard(), telemetry.shard());
-    let id = one.series(&labels("a"));
-    assert_eq!(one.series(&labels("a")), id);
-    assert_ne!(one.series(&labels("b")), id);
-    assert_ne!(two.series(&labels("a")), id);
+    let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
+    let id = one.series_id(&request_labels("a"));
+    assert_eq!(one.series_id(&request_labels("a")), id);
+    assert_ne!(one.series_id(&request_labels("b")), id);
+    assert_ne!(two.series_id(&request_labels("a")), id);
 }
 
 #[test]
 fn shards_are_summed_and_outlive_their_thread() {
     let telemetry = Telemetry::new();
-    let (one, two) = (telemetry.shard(), telemetry.shard());
+    let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
     for shard in [&one, &two] {
-        let series = shard.series(&labels("a"));
-        shard.record(series, &outcome(200, None));
-        shard.record(series, &outcome(404, None));
-        shard.record(series, &outcome(403, Some("denied")));
-        shard.record(series, &outcome(500, None));
-        shard.record(series, &outcome(0, None));
-        shard.refuse("plaintext-refused");
+        let series = shard.series_id(&request_labels("a"));
+        shard.record_request(series, &test_outcome(200, None));
+        shard.record_request(series, &test_outcome(404, None));
+        shard.record_request(series, &test_outcome(403, Some("denied")));
+        shard.record_request(series, &test_outcome(500, None));
+        shard.record_request(series, &test_outcome(0, None));
+        shard.count_rejected("plaintext-refused");
         shard.connection_opened(ConnectionSide::Downstream);
         shard.add(Count::Retries, 2);
     }
@@ -55,14 +55,17 @@ fn shards_are_summed_and_outlive_their_thread() {
     one.connection_closed(ConnectionSide::Downstream);
     drop((one, two));
 
-    let summary = telemetry.summary();
+    let summary = telemetry.series_summaries();
     let [series] = summary.as_slice() else { panic!("{summary:?}") };
     assert_eq!((series.requests, series.success), (10, 6));
     assert_eq!((series.bytes_in, series.bytes_out), (20, 30));
     let failures: Vec<_> = series.failures.iter().map(|f| (f.code, f.reason, f.requests)).collect();
     assert_eq!(failures, [("4xx", "denied", 2)]);
     assert!(series.p99.abs_diff(Duration::from_millis(10)) < Duration::from_micros(600));
-    assert_eq!(telemetry.refusals().into_iter().collect::<Vec<_>>(), [("plaintext-refused", 2)]);
+    assert_eq!(
+        telemetry.rejected_connections().into_iter().collect::<Vec<_>>(),
+        [("plaintext-refused", 2)]
+    );
     assert_eq!(telemetry.count(Count::Retries), 4);
     assert_eq!(telemetry.count(Count::DownstreamOpened), 2);
     assert_eq!(telemetry.gauge(Gauge::ConnectionsDownstream), 0);
@@ -71,15 +74,15 @@ fn shards_are_summed_and_outlive_their_thread() {
 #[test]
 fn a_grpc_failure_is_no_success_although_http_says_so() {
     let telemetry = Telemetry::new();
-    let shard = telemetry.shard();
-    let series = shard.series(&labels("a"));
+    let shard = telemetry.new_shard();
+    let series = shard.series_id(&request_labels("a"));
     for grpc in GrpcStatus::ALL {
-        shard.record(series, &Outcome { grpc: Some(grpc), ..outcome(200, None) });
+        shard.record_request(series, &Outcome { grpc: Some(grpc), ..test_outcome(200, None) });
     }
-    shard.record(series, &outcome(403, Some("denied")));
+    shard.record_request(series, &test_outcome(403, Some("denied")));
     let denied = Some(GrpcStatus::PermissionDenied);
-    shard.record(series, &Outcome { grpc: denied, ..outcome(403, Some("denied")) });
-    let summary = telemetry.summary();
+    shard.record_request(series, &Outcome { grpc: denied, ..test_outcome(403, Some("denied")) });
+    let summary = telemetry.series_summaries();
     let [series] = summary.as_slice() else { panic!("{summary:?}") };
     assert_eq!((series.requests, series.success), (19, 11));
     let failures: Vec<_> = series.failures.iter().map(|f| (f.code, f.reason, f.requests)).collect();
@@ -89,26 +92,26 @@ fn a_grpc_failure_is_no_success_although_http_says_so() {
 #[test]
 fn a_gauge_never_reads_below_zero() {
     let telemetry = Telemetry::new();
-    telemetry.shard().lower(Gauge::LinksUpstream, 1);
+    telemetry.new_shard().lower(Gauge::LinksUpstream, 1);
     assert_eq!(telemetry.gauge(Gauge::LinksUpstream), 0);
 }
 
 #[test]
 fn too_many_series_are_counted_together() {
     let telemetry = Telemetry::new();
-    let (one, two) = (telemetry.shard(), telemetry.shard());
+    let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
     for n in 0..SERIES_MAX + 7 {
-        let series = one.series(&labels(&format!("s{n}")));
-        one.record(series, &outcome(200, None));
+        let series = one.series_id(&request_labels(&format!("s{n}")));
+        one.record_request(series, &test_outcome(200, None));
     }
     assert_eq!(telemetry.count(Count::SeriesFolded), 7);
     // Known labels keep their series, on another shard too; new ones join the overflow series.
-    let series = two.series(&labels("s0"));
-    two.record(series, &outcome(200, None));
-    let series = two.series(&labels("unheard-of"));
-    two.record(series, &outcome(200, None));
+    let series = two.series_id(&request_labels("s0"));
+    two.record_request(series, &test_outcome(200, None));
+    let series = two.series_id(&request_labels("unheard-of"));
+    two.record_request(series, &test_outcome(200, None));
 
-    let summary = telemetry.summary();
+    let summary = telemetry.series_summaries();
     let requests = |name: &str| {
         let found = summary.iter().find(|series| series.labels.service == name);
         found.map(|series| series.requests)
@@ -124,17 +127,17 @@ fn two_writers_and_a_reader_lose_nothing() {
     let telemetry = Telemetry::new();
     let (start, running) = (Barrier::new(3), AtomicUsize::new(2));
     let write = |shard: Shard| {
-        let series = shard.series(&labels("a"));
+        let series = shard.series_id(&request_labels("a"));
         start.wait();
         for n in 0..REQUESTS {
             let reason = (n % 2 == 1).then_some("denied");
-            shard.record(series, &outcome(200, reason));
+            shard.record_request(series, &test_outcome(200, reason));
             shard.add(Count::Retries, 1);
         }
         running.fetch_sub(1, Ordering::Release);
     };
     thread::scope(|scope| {
-        for shard in [telemetry.shard(), telemetry.shard()] {
+        for shard in [telemetry.new_shard(), telemetry.new_shard()] {
             scope.spawn(|| write(shard));
         }
         start.wait();
@@ -143,10 +146,10 @@ fn two_writers_and_a_reader_lose_nothing() {
             let now = telemetry.count(Count::Retries);
             assert!(now >= before, "a count fell from {before} to {now}");
             before = now;
-            let _page_is_never_torn = telemetry.summary();
+            let _page_is_never_torn = telemetry.series_summaries();
         }
     });
-    let summary = telemetry.summary();
+    let summary = telemetry.series_summaries();
     assert_eq!(summary[0].requests, 2 * REQUESTS);
     assert_eq!(summary[0].success, REQUESTS);
     assert_eq!(summary[0].durations.count(), 2 * REQUESTS);

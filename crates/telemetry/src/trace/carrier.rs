@@ -30,14 +30,14 @@ enum Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    fn add(&mut self, value: &'a [u8]) {
+    fn add_value(&mut self, value: &'a [u8]) {
         *self = match self {
             Self::Nothing => Self::One(value),
             Self::One(_) | Self::Several => Self::Several,
         };
     }
 
-    fn only(self) -> Option<&'a [u8]> {
+    fn only_value(self) -> Option<&'a [u8]> {
         match self {
             Self::One(value) => Some(value),
             Self::Nothing | Self::Several => None,
@@ -52,16 +52,16 @@ impl<'a> Found<'a> {
 impl<'a> Carrier<'a> {
     /// Records a header of the request; most are distinguished by their lengths.
     #[inline]
-    pub fn note(&mut self, name: &[u8], value: &'a [u8]) {
+    pub fn record_header(&mut self, name: &[u8], value: &'a [u8]) {
         let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
         match name.len() {
-            2 if is(b"b3") => self.b3.add(value),
-            10 if is(b"x-b3-flags") => self.flags.add(value),
+            2 if is(b"b3") => self.b3.add_value(value),
+            10 if is(b"x-b3-flags") => self.flags.add_value(value),
             10 if is(b"tracestate") => self.has_state = true,
-            11 if is(b"traceparent") => self.traceparent.add(value),
-            11 if is(b"x-b3-spanid") => self.span_id.add(value),
-            12 if is(b"x-b3-traceid") => self.trace_id.add(value),
-            12 if is(b"x-b3-sampled") => self.sampled.add(value),
+            11 if is(b"traceparent") => self.traceparent.add_value(value),
+            11 if is(b"x-b3-spanid") => self.span_id.add_value(value),
+            12 if is(b"x-b3-traceid") => self.trace_id.add_value(value),
+            12 if is(b"x-b3-sampled") => self.sampled.add_value(value),
             17 if is(b"x-b3-parentspanid") => self.has_parent_span = true,
             _ => {}
         }
@@ -69,15 +69,15 @@ impl<'a> Carrier<'a> {
 
     /// Parses the context; `None` if there is none, or no valid one.
     #[must_use]
-    pub fn context(&self) -> Option<Context> {
-        let w3c = self.traceparent.only().and_then(traceparent);
-        let single = || self.b3.only().and_then(b3);
+    pub fn parse_context(&self) -> Option<Context> {
+        let w3c = self.traceparent.only_value().and_then(parse_traceparent);
+        let single = || self.b3.only_value().and_then(parse_b3);
         w3c.or_else(single).or_else(|| self.b3_multi())
     }
 
     /// The propagation formats of the received headers, valid or not.
     #[must_use]
-    pub fn forms(&self) -> Forms {
+    pub fn received_forms(&self) -> Forms {
         let several = [self.trace_id, self.span_id, self.sampled, self.flags];
         Forms {
             w3c: self.traceparent.is_there(),
@@ -87,8 +87,8 @@ impl<'a> Carrier<'a> {
     }
 
     /// The names of at least the received headers, except for a `tracestate` that is kept.
-    pub(super) fn names(&self, keeps_state: bool) -> &'static [&'static str] {
-        let forms = self.forms();
+    pub(super) fn header_names(&self, keeps_state: bool) -> &'static [&'static str] {
+        let forms = self.received_forms();
         let b3 = forms.b3 || forms.b3_multi || self.has_parent_span;
         match (forms.w3c, b3, self.has_state && !keeps_state) {
             (false, false, false) => &[],
@@ -100,26 +100,27 @@ impl<'a> Carrier<'a> {
 
     /// Parses B3 in several headers: `X-B3-Flags: 1` is debug and overrides `X-B3-Sampled`.
     fn b3_multi(&self) -> Option<Context> {
-        let decision = match (self.flags.only(), self.sampled.only()) {
+        let decision = match (self.flags.only_value(), self.sampled.only_value()) {
             (Some(b"1"), _) => Decision::Debug,
             // Older tracers wrote words.
             (_, Some(b"1" | b"true")) => Decision::Sampled,
             (_, Some(b"0" | b"false")) => Decision::NotSampled,
             _ => Decision::Deferred,
         };
-        let ids = self.trace_id.only().zip(self.span_id.only());
-        let ids = ids.and_then(|(trace, sender)| Some((b3_trace(trace)?, span(sender)?)));
+        let ids = self.trace_id.only_value().zip(self.span_id.only_value());
+        let ids = ids.and_then(|(trace, sender)| Some((b3_trace(trace)?, parse_span(sender)?)));
         if ids.is_none() && decision == Decision::Deferred {
             return None;
         }
-        let is_narrow = ids.is_some() && self.trace_id.only().is_some_and(|id| id.len() == 16);
+        let is_narrow =
+            ids.is_some() && self.trace_id.only_value().is_some_and(|id| id.len() == 16);
         Some(Context { ids, decision, is_narrow, is_w3c: false })
     }
 }
 
 /// Parses W3C §3.2: `version-traceid-parentid-flags`, in lower case. Of future versions, the part known from
 /// this one is parsed (§4.3).
-fn traceparent(value: &[u8]) -> Option<Context> {
+fn parse_traceparent(value: &[u8]) -> Option<Context> {
     let (known, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
     let part = |places: Range<usize>| known.get(places);
     let (version, trace, parent, flags) = (part(0..2)?, part(3..35)?, part(36..52)?, part(53..55)?);
@@ -136,12 +137,12 @@ fn traceparent(value: &[u8]) -> Option<Context> {
         1 => Decision::Sampled,
         _ => Decision::NotSampled,
     };
-    let ids = Some((TraceId(NonZeroU128::new(hexadecimal::read(trace)?)?), span(parent)?));
+    let ids = Some((TraceId(NonZeroU128::new(hexadecimal::read(trace)?)?), parse_span(parent)?));
     Some(Context { ids, decision, is_narrow: false, is_w3c: true })
 }
 
 /// Parses `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
-fn b3(value: &[u8]) -> Option<Context> {
+fn parse_b3(value: &[u8]) -> Option<Context> {
     let decided = |text: &[u8]| match text {
         b"1" => Some(Decision::Sampled),
         b"0" => Some(Decision::NotSampled),
@@ -153,13 +154,13 @@ fn b3(value: &[u8]) -> Option<Context> {
     }
     let mut parts = value.split(|byte| *byte == b'-');
     let trace = parts.next()?;
-    let sender = span(parts.next()?)?;
+    let sender = parse_span(parts.next()?)?;
     let decision = match parts.next() {
         Some(text) => decided(text)?,
         None => Decision::Deferred,
     };
     if let Some(parent) = parts.next() {
-        span(parent)?;
+        parse_span(parent)?;
     }
     if parts.next().is_some() {
         return None;
@@ -173,7 +174,7 @@ fn b3_trace(text: &[u8]) -> Option<TraceId> {
     Some(TraceId(NonZeroU128::new(id)?))
 }
 
-fn span(text: &[u8]) -> Option<SpanId> {
+fn parse_span(text: &[u8]) -> Option<SpanId> {
     let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal::read)?;
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
 }

@@ -5,7 +5,7 @@ pub(super) fn write(number: &[u8], out: &mut [u8]) {
     let (numbers, _) = number.as_chunks::<4>();
     let (places, _) = out.as_chunks_mut::<8>();
     for (number, places) in numbers.iter().zip(places) {
-        *places = text(nibbles(u32::from_be_bytes(*number))).to_be_bytes();
+        *places = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number))).to_be_bytes();
     }
 }
 
@@ -19,20 +19,20 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
     if !few.is_empty() {
         let mut eight = [b'0'; 8];
         eight.get_mut(8 - few.len()..)?.copy_from_slice(few);
-        number = u128::from(value(eight)?);
+        number = u128::from(parse_digits(eight)?);
     }
     for eight in eights {
-        number = (number << 32) | u128::from(value(*eight)?);
+        number = (number << 32) | u128::from(parse_digits(*eight)?);
     }
     Some(number)
 }
 
-fn value(digits: [u8; 8]) -> Option<u32> {
+fn parse_digits(digits: [u8; 8]) -> Option<u32> {
     let digits = u64::from_be_bytes(digits);
     // Letters have a bit that digits lack, and begin at one: `a` is 0x61.
     let letters = (digits >> 6) & ONES;
     let values = (digits & (0xf * ONES)) + 9 * letters;
-    if values & (0xf0 * ONES) != 0 || text(values) != digits {
+    if values & (0xf0 * ONES) != 0 || nibbles_to_digits(values) != digits {
         return None;
     }
     let values = (values | (values >> 4)) & 0x00ff_00ff_00ff_00ff;
@@ -41,7 +41,7 @@ fn value(digits: [u8; 8]) -> Option<u32> {
 }
 
 /// Spreads the eight nibbles over bytes.
-fn nibbles(number: u32) -> u64 {
+fn spread_nibbles(number: u32) -> u64 {
     let number = u64::from(number);
     let number = (number | (number << 16)) & 0x0000_ffff_0000_ffff;
     let number = (number | (number << 8)) & 0x00ff_00ff_00ff_00ff;
@@ -49,7 +49,7 @@ fn nibbles(number: u32) -> u64 {
 }
 
 /// Converts eight nibbles to digits.
-fn text(values: u64) -> u64 {
+fn nibbles_to_digits(values: u64) -> u64 {
     let letters = ((values + 6 * ONES) >> 4) & ONES;
     values + u64::from(b'0') * ONES + u64::from(b'a' - b'0' - 10) * letters
 }

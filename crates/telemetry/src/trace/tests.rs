@@ -7,20 +7,20 @@ use super::*;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
-fn carrier<'a>(fields: &'a [(&str, &str)]) -> Carrier<'a> {
+fn carrier_with<'a>(fields: &'a [(&str, &str)]) -> Carrier<'a> {
     let mut carrier = Carrier::default();
     for (name, value) in fields {
-        carrier.note(name.as_bytes(), value.as_bytes());
+        carrier.record_header(name.as_bytes(), value.as_bytes());
     }
     carrier
 }
 
-fn context(name: &str, value: &str) -> Option<Context> {
-    carrier(&[(name, value)]).context()
+fn parse_context(name: &str, value: &str) -> Option<Context> {
+    carrier_with(&[(name, value)]).parse_context()
 }
 
 /// The parsed trace, span and decision, as text.
-fn shown(context: Option<Context>) -> String {
+fn describe_context(context: Option<Context>) -> String {
     let Some(Context { ids, decision, .. }) = context else { return "nothing".to_owned() };
     let ids = ids.map(|(trace, span)| format!("{trace} {span} ")).unwrap_or_default();
     format!("{ids}{decision:?}")
@@ -28,15 +28,15 @@ fn shown(context: Option<Context>) -> String {
 
 /// The headers that are forwarded for these received ones, with 1, 2 and so on for random numbers.
 fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
-    let carrier = carrier(fields);
+    let carrier = carrier_with(fields);
     let mut drawn = 0;
     let mut chance = || {
         drawn += 1;
         drawn
     };
     let forms = Forms { w3c: true, ..Forms::default() };
-    let span = Span::of(&carrier, forms, &mut chance, |_| samples);
-    let written = Written::of(&span);
+    let span = Span::from_carrier(&carrier, forms, &mut chance, |_| samples);
+    let written = Written::from_span(&span);
     let fields: Vec<_> = written.fields().collect();
     assert!(fields.len() <= FIELDS_MAX);
     fields
@@ -69,11 +69,11 @@ fn reads_traceparent_as_the_w3c_says() {
         (format!("00_{TRACE}_{SPAN}_01"), "nothing"),
         (String::new(), "nothing"),
     ] {
-        assert_eq!(shown(context("TraceParent", &value)), expected, "{value}");
+        assert_eq!(describe_context(parse_context("TraceParent", &value)), expected, "{value}");
     }
     let value = format!("00-{TRACE}-{SPAN}-01");
     let twice = [("traceparent", &*value), ("traceparent", &*value)];
-    assert_eq!(carrier(&twice).context(), None);
+    assert_eq!(carrier_with(&twice).parse_context(), None);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn reads_b3_in_one_header() {
         (TRACE.to_owned(), "nothing".to_owned()),
         (String::new(), "nothing".to_owned()),
     ] {
-        assert_eq!(shown(context("b3", &value)), expected, "{value}");
+        assert_eq!(describe_context(parse_context("b3", &value)), expected, "{value}");
     }
 }
 
@@ -103,7 +103,7 @@ fn reads_b3_in_several_headers() {
     let ids = [("X-B3-TraceId", TRACE), ("X-B3-SpanId", SPAN)];
     let with = |more: &[(&'static str, &'static str)]| {
         let fields = [&ids[..], more].concat();
-        shown(carrier(&fields).context())
+        describe_context(carrier_with(&fields).parse_context())
     };
     for (more, decision) in [
         (&[][..], "Deferred"),
@@ -116,8 +116,8 @@ fn reads_b3_in_several_headers() {
         assert_eq!(with(more), format!("{TRACE} {SPAN} {decision}"), "{more:?}");
     }
     assert_eq!(with(&[("x-b3-traceid", TRACE)]), "nothing");
-    assert_eq!(shown(context("x-b3-sampled", "0")), "NotSampled");
-    assert_eq!(shown(context("x-b3-spanid", SPAN)), "nothing");
+    assert_eq!(describe_context(parse_context("x-b3-sampled", "0")), "NotSampled");
+    assert_eq!(describe_context(parse_context("x-b3-spanid", SPAN)), "nothing");
 }
 
 #[test]
@@ -162,21 +162,23 @@ fn a_context_goes_on_in_the_forms_that_it_came_in() {
 
 #[test]
 fn state_goes_on_only_with_the_parent_that_it_came_with() {
-    let span =
-        |fields: &[(&str, &str)]| Span::of(&carrier(fields), Forms::default(), &mut || 1, |_| true);
+    let span = |fields: &[(&str, &str)]| {
+        Span::from_carrier(&carrier_with(fields), Forms::default(), &mut || 1, |_| true)
+    };
     let value = format!("00-{TRACE}-{SPAN}-01");
     let state = ("tracestate", "a=1");
-    assert!(!span(&[("traceparent", &value), state]).replaces().contains(&"tracestate"));
-    assert!(span(&[("traceparent", "00"), state]).replaces().contains(&"tracestate"));
-    assert!(span(&[("b3", "1"), state]).replaces().contains(&"tracestate"));
-    assert!(span(&[state]).replaces().contains(&"tracestate"));
+    assert!(!span(&[("traceparent", &value), state]).replaced_headers().contains(&"tracestate"));
+    assert!(span(&[("traceparent", "00"), state]).replaced_headers().contains(&"tracestate"));
+    assert!(span(&[("b3", "1"), state]).replaced_headers().contains(&"tracestate"));
+    assert!(span(&[state]).replaced_headers().contains(&"tracestate"));
 }
 
 #[test]
 fn what_a_request_brought_is_replaced_and_nothing_is_looked_for_otherwise() {
-    let span =
-        |fields: &[(&str, &str)]| Span::of(&carrier(fields), Forms::default(), &mut || 1, |_| true);
-    assert!(span(&[("host", "a"), ("user-agent", "b")]).replaces().is_empty());
+    let span = |fields: &[(&str, &str)]| {
+        Span::from_carrier(&carrier_with(fields), Forms::default(), &mut || 1, |_| true)
+    };
+    assert!(span(&[("host", "a"), ("user-agent", "b")]).replaced_headers().is_empty());
     for name in [
         "TraceParent",
         "b3",
@@ -189,7 +191,7 @@ fn what_a_request_brought_is_replaced_and_nothing_is_looked_for_otherwise() {
     ] {
         let span = span(&[(name, "what it says does not matter")]);
         let replaces = |replaced: &&str| replaced.eq_ignore_ascii_case(name);
-        assert!(span.replaces().iter().any(replaces), "{name}");
+        assert!(span.replaced_headers().iter().any(replaces), "{name}");
     }
 }
 
@@ -201,17 +203,17 @@ proptest! {
         edit in (0..80_usize, any::<u8>()),
     ) {
         let mut carrier = Carrier::default();
-        carrier.note(name.as_bytes(), &value);
+        carrier.record_header(name.as_bytes(), &value);
         let mut near = format!("00-{TRACE}-{SPAN}-01").into_bytes();
         if let Some(byte) = near.get_mut(edit.0) {
             *byte = edit.1;
         }
-        carrier.note(name.as_bytes(), &near);
+        carrier.record_header(name.as_bytes(), &near);
         let mut single = Carrier::default();
-        single.note(name.as_bytes(), &near);
+        single.record_header(name.as_bytes(), &near);
         for carrier in [carrier, single] {
-            let span = Span::of(&carrier, Forms::default(), &mut || 7, |_| true);
-            for (_, value) in Written::of(&span).fields() {
+            let span = Span::from_carrier(&carrier, Forms::default(), &mut || 7, |_| true);
+            for (_, value) in Written::from_span(&span).fields() {
                 prop_assert!(value.iter().all(u8::is_ascii_graphic));
             }
         }
@@ -226,13 +228,13 @@ proptest! {
         let forms = Forms { w3c: forms.0, b3: forms.1, b3_multi: forms.2 };
         let mut draws = draws.into_iter().cycle();
         let mut chance = || draws.next().unwrap();
-        let first = Span::of(&Carrier::default(), forms, &mut chance, |_| is_sampled);
-        let written = Written::of(&first);
+        let first = Span::from_carrier(&Carrier::default(), forms, &mut chance, |_| is_sampled);
+        let written = Written::from_span(&first);
         let mut carrier = Carrier::default();
-        written.fields().for_each(|(name, value)| carrier.note(name.as_bytes(), value));
-        prop_assert_eq!(carrier.forms(), forms);
+        written.fields().for_each(|(name, value)| carrier.record_header(name.as_bytes(), value));
+        prop_assert_eq!(carrier.received_forms(), forms);
         if forms != Forms::default() {
-            let next = Span::of(&carrier, Forms::default(), &mut chance, |_| !is_sampled);
+            let next = Span::from_carrier(&carrier, Forms::default(), &mut chance, |_| !is_sampled);
             prop_assert_eq!(next.trace, first.trace);
             prop_assert_eq!(next.parent, Some(first.id));
             prop_assert_eq!(next.is_sampled, is_sampled);

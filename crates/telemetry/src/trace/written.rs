@@ -16,7 +16,7 @@ pub struct Written {
 impl Written {
     /// Writes the context that the receiver continues.
     #[must_use]
-    pub fn of(span: &Span) -> Self {
+    pub fn from_span(span: &Span) -> Self {
         let mut written = Self {
             span: *span,
             trace: [0; 32],

@@ -4,18 +4,18 @@ use leno_model::{Header, Name};
 
 use super::*;
 
-fn compiled(prefix: &str, actions: RuleActions) -> CompiledActions {
+fn compile_actions(prefix: &str, actions: RuleActions) -> CompiledActions {
     let request =
         RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() };
     CompiledActions::compile(&actions, &[request]).unwrap()
 }
 
-fn rewrite(path: PathEdit) -> RuleActions {
+fn rewrite_actions(path: PathEdit) -> RuleActions {
     let rewrite = UrlRewrite { path: Some(path), hostname: None };
     RuleActions { rewrite: Some(rewrite), ..RuleActions::default() }
 }
 
-fn header(name: &str, value: &str) -> Header {
+fn set_header(name: &str, value: &str) -> Header {
     Header { name: name.to_owned(), value: value.to_owned() }
 }
 
@@ -42,25 +42,26 @@ fn replaces_prefixes_by_the_table_of_the_gateway_api() {
         ("/", "/", "/xyz", "/xyz/"),
         ("/", "/", "", "/"),
     ] {
-        let actions = compiled(prefix, rewrite(PathEdit::Prefix(replacement.to_owned())));
-        let target = actions.target(path, None);
+        let actions =
+            compile_actions(prefix, rewrite_actions(PathEdit::Prefix(replacement.to_owned())));
+        let target = actions.rewritten_target(path, None);
         assert_eq!(target.as_deref(), Some(expected), "{path} {prefix} {replacement}");
     }
 }
 
 #[test]
 fn a_rewritten_target_keeps_its_query_and_an_asterisk_stays() {
-    let actions = compiled("/", rewrite(PathEdit::Full("/a".to_owned())));
-    assert_eq!(actions.target("/b/c", Some("d=e")).as_deref(), Some("/a?d=e"));
-    assert_eq!(actions.target("/b", Some("")).as_deref(), Some("/a?"));
-    assert_eq!(actions.target("*", None), None);
+    let actions = compile_actions("/", rewrite_actions(PathEdit::Full("/a".to_owned())));
+    assert_eq!(actions.rewritten_target("/b/c", Some("d=e")).as_deref(), Some("/a?d=e"));
+    assert_eq!(actions.rewritten_target("/b", Some("")).as_deref(), Some("/a?"));
+    assert_eq!(actions.rewritten_target("*", None), None);
     let host = RuleActions {
         rewrite: Some(UrlRewrite { hostname: Some(Name::new("a.b").unwrap()), path: None }),
         ..RuleActions::default()
     };
-    let actions = compiled("/", host);
-    assert_eq!(actions.target("/b", None), None);
-    assert_eq!(actions.host(), Some("a.b"));
+    let actions = compile_actions("/", host);
+    assert_eq!(actions.rewritten_target("/b", None), None);
+    assert_eq!(actions.rewritten_host(), Some("a.b"));
 }
 
 #[test]
@@ -86,8 +87,8 @@ fn a_redirection_names_only_the_ports_that_do_not_go_without_saying() {
     ];
     for (authority, redirect, expected) in cases {
         let actions = RuleActions { redirect: Some(redirect), ..RuleActions::default() };
-        let actions = compiled("/x", actions);
-        assert!(actions.redirects());
+        let actions = compile_actions("/x", actions);
+        assert!(actions.is_redirect());
         let fields: Vec<(String, String)> = Vec::new();
         let request = RequestView {
             method: "GET",
@@ -105,29 +106,29 @@ fn a_redirection_names_only_the_ports_that_do_not_go_without_saying() {
 #[test]
 fn fields_that_are_set_replace_what_was_received() {
     let edits = HeaderEdits {
-        set: vec![header("x-set", "1")],
-        add: vec![header("x-add", "2"), header("x-broken", "3\r\nx-evil: 4")],
+        set: vec![set_header("x-set", "1")],
+        add: vec![set_header("x-add", "2"), set_header("x-broken", "3\r\nx-evil: 4")],
         remove: vec!["x-gone".to_owned()],
     };
     let actions = RuleActions { request_headers: edits, ..RuleActions::default() };
-    let request = compiled("/", actions).request;
+    let request = compile_actions("/", actions).request;
     assert_eq!(&*request.lines, "x-set: 1\r\nx-add: 2\r\n");
     assert_eq!(request.remove.iter().map(|name| &**name).collect::<Vec<_>>(), ["x-gone", "x-set"]);
     assert_eq!(request.appended().collect::<Vec<_>>(), [("x-set", "1"), ("x-add", "2")]);
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let before = [pair("X-Set", "0"), pair("x-add", "0"), pair("x-gone", "0"), pair("a", "0")];
     let after = [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
-    assert_eq!(request.applied(&before), after);
+    assert_eq!(request.apply_to(&before), after);
     let before = ["X_Set", "x.gone", "x_add", "a"].map(|name| pair(name, "0"));
     let after = [pair("x_add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
-    assert_eq!(request.applied(&before), after);
+    assert_eq!(request.apply_to(&before), after);
 }
 
 #[test]
 fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
     let edits = |set: &[&str], add: &[&str], remove: &[&str], by: &str| HeaderEdits {
-        set: set.iter().map(|name| header(name, by)).collect(),
-        add: add.iter().map(|name| header(name, by)).collect(),
+        set: set.iter().map(|name| set_header(name, by)).collect(),
+        add: add.iter().map(|name| set_header(name, by)).collect(),
         remove: remove.iter().map(|name| (*name).to_owned()).collect(),
     };
     let of_rule = |by| edits(&["a", "b"], &["c"], &["d"], by);
@@ -143,17 +144,17 @@ fn a_backend_edits_requests_after_the_rule_and_answers_before_it() {
         response_headers: of_backend("backend"),
         rewrite: None,
     };
-    let rule = Arc::new(compiled("/", rule));
+    let rule = Arc::new(compile_actions("/", rule));
     let actions = CompiledActions::for_backend(Some(&rule), &both, &[]);
     assert_eq!(
-        actions.attempt_limit.map(AttemptLimit::time),
+        actions.attempt_limit.map(AttemptLimit::time_limit),
         Some(Duration::from_secs(1)),
         "the rest is the rule's"
     );
     assert_eq!(actions.of_copies(), &*rule);
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
     let after = |edits: &FieldEdits| {
-        let mut after = edits.applied(&received);
+        let mut after = edits.apply_to(&received);
         after.sort();
         after.iter().map(|(name, by)| format!("{name}={by}")).collect::<Vec<_>>().join(" ")
     };
@@ -186,10 +187,10 @@ fn a_backend_rewrites_what_it_names_and_the_rule_the_rest() {
         let rule = CompiledActions::compile(&actions, std::slice::from_ref(&matches)).map(Arc::new);
         let edits = BackendEdits { rewrite: of_backend.clone(), ..BackendEdits::default() };
         let actions = CompiledActions::for_backend(rule.as_ref(), &edits, &[matches]);
-        let found = (actions.target("/a/b", Some("q")), actions.host());
+        let found = (actions.rewritten_target("/a/b", Some("q")), actions.rewritten_host());
         let found = (found.0.as_deref(), found.1);
         assert_eq!(found, expected, "{of_rule:?} {of_backend:?}");
-        let copies = actions.of_copies().target("/a/b", Some("q"));
+        let copies = actions.of_copies().rewritten_target("/a/b", Some("q"));
         let expected = of_rule.and_then(|it| it.path).map(|_| "/rule?q".to_owned());
         assert_eq!(copies, expected, "copies go to none of the backends");
     }

@@ -20,18 +20,18 @@ pub struct PolicyDecision {
 
 impl PolicyDecision {
     /// Creates the decision of a `TrafficTarget`.
-    pub(super) fn target(policy: PolicyName) -> Self {
+    pub(super) fn from_target(policy: PolicyName) -> Self {
         Self { policy, rule: None, kind: "TrafficTarget", hits: Arc::default() }
     }
 
     /// Creates the decision of an `AccessPolicy`.
-    pub(super) fn policy(policy: PolicyName, rule: &str) -> Self {
+    pub(super) fn from_policy(policy: PolicyName, rule: &str) -> Self {
         let (rule, hits) = (Some(rule.into()), Arc::default());
         Self { policy, rule, kind: "AccessPolicy", hits }
     }
 
     /// Creates the decision of an ingress rule.
-    pub(super) fn opening(policy: &IngressName) -> Self {
+    pub(super) fn from_ingress(policy: &IngressName) -> Self {
         let IngressName { kind, namespace, name } = policy;
         let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
         Self { policy, rule: None, kind: kind.as_str(), hits: Arc::default() }
@@ -53,13 +53,13 @@ impl PolicyDecision {
 
     /// Returns the match counter.
     #[must_use]
-    pub fn hits(&self) -> &HitSlot {
+    pub fn hit_slot(&self) -> &HitSlot {
         &self.hits
     }
 
     /// Returns the kind of the policy, as in manifests.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
+    pub fn policy_kind(&self) -> &'static str {
         self.kind
     }
 }
@@ -87,7 +87,7 @@ pub struct Denial {
 impl Denial {
     /// Creates a denial without a policy.
     #[must_use]
-    pub fn unnamed(reason: Reason) -> Self {
+    pub fn without_policy(reason: Reason) -> Self {
         Self { reason, policy: None }
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use leno_model::{Entry, Name, ObjectKey, Opening, Proof, Protocol, SpiffeId};
 use rustc_hash::FxHashMap;
 
+use super::allows_path;
 use super::decision::PolicyDecision;
-use super::fits;
 use crate::lookup::Sought;
 use crate::many::{Many, Part};
 use crate::matcher::RequestMatcher;
@@ -61,19 +61,20 @@ impl Openings {
         let compiled = openings.iter().map(CompiledOpening::compile);
         let all: Box<[CompiledOpening]> = compiled.collect::<Result<_, _>>()?;
         let requests = all.iter().map(|it| it.requests.as_deref().unwrap_or_default());
-        let many = Many::of(requests.enumerate());
+        let many = Many::from_matches(requests.enumerate());
         let mut ports: FxHashMap<u16, Ranges> = FxHashMap::default();
         for (index, Opening { port, ranges, .. }) in openings.iter().enumerate() {
-            ports.entry(*port).or_default().add(index, ranges.as_deref());
+            ports.entry(*port).or_default().add_rule(index, ranges.as_deref());
         }
         Ok(Self { all, many, ports })
     }
 
     /// Returns the rules that allow this client at a port; evaluated once per connection.
-    pub(super) fn of(&self, peer: Option<&SpiffeId>, port: u16, origin: &Origin) -> Part {
-        let fitting =
-            self.open(port, origin.address).filter(|(_, it)| it.opens_to(peer, &origin.carrier));
-        Part::of(self.many.as_ref(), fitting.map(|(index, _)| index).collect())
+    pub(super) fn for_client(&self, peer: Option<&SpiffeId>, port: u16, origin: &Origin) -> Part {
+        let fitting = self
+            .open_rules(port, origin.address)
+            .filter(|(_, it)| it.opens_to(peer, &origin.carrier));
+        Part::from_rules(self.many.as_ref(), fitting.map(|(index, _)| index).collect())
     }
 
     /// Returns the protocol that plaintext clients at this address may use at a port of an application with
@@ -83,7 +84,7 @@ impl Openings {
         (port, spoken): (u16, Protocol),
         address: IpAddr,
     ) -> Option<Protocol> {
-        let mut open = self.open(port, address).map(|(_, it)| &it.opening);
+        let mut open = self.open_rules(port, address).map(|(_, it)| &it.opening);
         let first = open.find(|it| it.entry.is_clear())?;
         Some(match (&first.entry, spoken) {
             (Entry::Tcp, _) => Protocol::Tcp,
@@ -98,12 +99,12 @@ impl Openings {
         let skips = |it: &CompiledOpening| {
             matches!(it.opening.entry, Entry::Https { proof: Proof::Skipped, .. })
         };
-        self.open(port, address).any(|(_, it)| skips(it))
+        self.open_rules(port, address).any(|(_, it)| skips(it))
     }
 
     /// True if a rule allows an external principal at a port from this address.
     pub(super) fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
-        let mut open = self.open(port, address).map(|(_, it)| &it.opening);
+        let mut open = self.open_rules(port, address).map(|(_, it)| &it.opening);
         open.any(|it| !it.external_principals.is_empty() && !it.entry.is_clear())
     }
 
@@ -114,7 +115,8 @@ impl Openings {
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        let lets = |index: &usize| self.all.get(*index).is_some_and(|it| it.lets(request, path));
+        let lets =
+            |index: &usize| self.all.get(*index).is_some_and(|it| it.allows_request(request, path));
         match among {
             Part::Few(openings) => openings.iter().copied().find(lets),
             Part::Many(places) => self.looked_up(places.as_deref(), request, path),
@@ -128,19 +130,21 @@ impl Openings {
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        self.many.as_ref()?.first_of(among, Sought::sent(request), |index, place| {
+        self.many.as_ref()?.first_of(among, Sought::as_sent(request), |index, place| {
             let requests = self.all.get(index).map(|it| &it.requests);
             requests.is_some_and(|requests| match requests {
                 None => true,
                 // A rule that allows no requests has no matches, but is indexed as if it had one.
-                Some(requests) => requests.get(place).is_some_and(|it| fits(it, request, path)),
+                Some(requests) => {
+                    requests.get(place).is_some_and(|it| allows_path(it, request, path))
+                }
             })
         })
     }
 
     /// Returns the first of these rules that allows bytes.
     pub(super) fn for_bytes(&self, among: &Part) -> Option<usize> {
-        let mut among = among.rules(self.many.as_ref());
+        let mut among = among.matching_rules(self.many.as_ref());
         let takes = |it: &CompiledOpening| it.opening.entry == Entry::Tcp && it.requests.is_none();
         among.find(|index| self.all.get(*index).is_some_and(takes))
     }
@@ -150,8 +154,12 @@ impl Openings {
     }
 
     /// Returns the rules of a port for a client address, in order.
-    fn open(&self, port: u16, address: IpAddr) -> impl Iterator<Item = (usize, &CompiledOpening)> {
-        let places = self.ports.get(&port).map(|ranges| ranges.of(address));
+    fn open_rules(
+        &self,
+        port: u16,
+        address: IpAddr,
+    ) -> impl Iterator<Item = (usize, &CompiledOpening)> {
+        let places = self.ports.get(&port).map(|ranges| ranges.containing(address));
         let opening = |index| Some((index, self.all.get(index)?));
         places.into_iter().flatten().filter_map(opening)
     }
@@ -159,12 +167,13 @@ impl Openings {
 
 impl CompiledOpening {
     fn compile(opening: &Opening) -> Result<Self, BadPattern> {
-        let of_policy = |bad: BadPattern| bad.within(ObjectKey::Ingress(opening.policy.clone()));
+        let of_policy =
+            |bad: BadPattern| bad.with_object(ObjectKey::Ingress(opening.policy.clone()));
         let requests = opening.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
         Ok(Self {
-            decision: PolicyDecision::opening(&opening.policy),
+            decision: PolicyDecision::from_ingress(&opening.policy),
             requests: requests.transpose().map_err(of_policy)?,
             opening: opening.clone(),
         })
@@ -172,10 +181,10 @@ impl CompiledOpening {
 
     /// True if it allows this request, for a client it allows.
     #[inline]
-    fn lets(&self, request: &RequestView<'_>, path: PathKind) -> bool {
+    fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         match &self.requests {
             None => true,
-            Some(requests) => requests.iter().any(|matcher| fits(matcher, request, path)),
+            Some(requests) => requests.iter().any(|matcher| allows_path(matcher, request, path)),
         }
     }
 

@@ -8,7 +8,7 @@ use leno_model::{
 };
 
 use super::decision::PolicyDecision;
-use super::{By, Judgement, fits};
+use super::{By, Judgement, allows_path};
 use crate::lookup::{Lookup, Places, Sought};
 use crate::many::{Many, Part, demands_of_callers};
 use crate::matcher::{DenialMatcher, RequestMatcher};
@@ -90,8 +90,8 @@ impl PolicyRules {
             peers: Lookup::of_many(rules.len(), || {
                 rules.iter().map(|it| demands_of_callers(&it.rule.peers)).collect()
             }),
-            denying: Many::of(denying),
-            allowing: Many::of(allowing),
+            denying: Many::from_matches(denying),
+            allowing: Many::from_matches(allowing),
             rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
@@ -102,12 +102,12 @@ impl PolicyRules {
         let (mut denied, mut allowed) = (None, None);
         let (mut deny, mut allow) = (Vec::new(), Vec::new());
         let naming = match &self.peers {
-            None => Places::all(self.rules.len()),
+            None => Places::all_rules(self.rules.len()),
             Some(peers) => peers.all_naming(peer),
         };
         for (index, rule) in naming.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
         {
-            if !rule.ports.contains(port) || !rule.names(peer) {
+            if !rule.ports.contains(port) || !rule.matches_caller(peer) {
                 continue;
             }
             match (rule.action, rule.is_about_requests()) {
@@ -120,9 +120,9 @@ impl PolicyRules {
         }
         PeerRules {
             denied,
-            deny: Part::of(self.denying.as_ref(), deny.into()),
+            deny: Part::from_rules(self.denying.as_ref(), deny.into()),
             allowed,
-            allow: Part::of(self.allowing.as_ref(), allow.into()),
+            allow: Part::from_rules(self.allowing.as_ref(), allow.into()),
             may_hide: !self.opaque.contains(&port),
         }
     }
@@ -135,21 +135,21 @@ impl PolicyRules {
         path: PathKind,
     ) -> Option<Judgement> {
         if let Some(index) = peer.denied {
-            return Some(denied(index));
+            return Some(deny_by(index));
         }
         if !peer.deny.is_empty() {
-            let variant = PathVariants::of(request.path, path);
+            let variant = PathVariants::from_path(request.path, path);
             let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
             let rules = (&peer.deny, self.denying.as_ref());
-            let sought = Sought::meant(request, &variant);
+            let sought = Sought::as_meant(request, &variant);
             if let Some(index) = self.first_in(rules, sought, (|it| &*it.denied, denies)) {
-                return Some(denied(index));
+                return Some(deny_by(index));
             }
         }
         let allowed = peer.allowed.or_else(|| {
-            let allows = |m: &RequestMatcher| fits(m, request, path);
+            let allows = |m: &RequestMatcher| allows_path(m, request, path);
             let rules = (&peer.allow, self.allowing.as_ref());
-            self.first_in(rules, Sought::sent(request), (|it| &*it.allowed, allows))
+            self.first_in(rules, Sought::as_sent(request), (|it| &*it.allowed, allows))
         });
         allowed.map(|index| Ok(By::Policy(index)))
     }
@@ -157,9 +157,10 @@ impl PolicyRules {
     /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
     /// denies all bytes, since a denied request may be among them.
     pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<Judgement> {
-        let hidden = || peer.deny.rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
+        let hidden =
+            || peer.deny.matching_rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
         if let Some(index) = peer.denied.or_else(hidden) {
-            return Some(denied(index));
+            return Some(deny_by(index));
         }
         peer.allowed.map(|index| Ok(By::Policy(index)))
     }
@@ -167,8 +168,8 @@ impl PolicyRules {
     /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
     /// that denies some requests denies it.
     pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<Judgement> {
-        let hidden = || peer.deny.rules(self.denying.as_ref()).next();
-        peer.denied.or_else(hidden).map(denied)
+        let hidden = || peer.deny.matching_rules(self.denying.as_ref()).next();
+        peer.denied.or_else(hidden).map(deny_by)
     }
 
     /// Returns the name of a rule.
@@ -184,18 +185,20 @@ impl PolicyRules {
         (matchers, fits): (impl Fn(&CompiledRule) -> &[M], impl Fn(&M) -> bool),
     ) -> Option<usize> {
         let part = match part {
-            Part::Few(rules) => return self.first(rules, sought.request, (matchers, fits)),
+            Part::Few(rules) => {
+                return self.first_matching(rules, sought.request, (matchers, fits));
+            }
             Part::Many(part) => part,
         };
         many?.first_of(part.as_deref(), sought, |index, place| {
             self.rules.get(index).is_some_and(|rule| {
                 matchers(rule).get(place).is_none_or(&fits)
-                    && rule.rule.claims.iter().all(|claim| shows(sought.request, claim))
+                    && rule.rule.claims.iter().all(|claim| has_claim(sought.request, claim))
             })
         })
     }
 
-    fn first<M>(
+    fn first_matching<M>(
         &self,
         among: &[usize],
         request: &RequestView<'_>,
@@ -206,7 +209,7 @@ impl PolicyRules {
             rule.is_some_and(|rule| {
                 let matchers = matchers(rule);
                 (matchers.is_empty() || matchers.iter().any(&fits))
-                    && rule.rule.claims.iter().all(|claim| shows(request, claim))
+                    && rule.rule.claims.iter().all(|claim| has_claim(request, claim))
             })
         };
         among.iter().find(fitting).copied()
@@ -218,9 +221,10 @@ impl CompiledRule {
         let of = |action| rule.requests.iter().filter(move |_| rule.action == action);
         let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
         let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
-        let within = |bad: BadPattern| bad.within(ObjectKey::AccessPolicy(rule.policy.clone()));
+        let within =
+            |bad: BadPattern| bad.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
-            decision: PolicyDecision::policy(rule.policy.clone(), &rule.name),
+            decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
             allowed: allowed.collect::<Result<_, _>>().map_err(within)?,
             denied: denied.collect::<Result<_, _>>().map_err(within)?,
             rule: rule.clone(),
@@ -229,11 +233,11 @@ impl CompiledRule {
 }
 
 /// True if the request's token has one of these values for the claim.
-fn shows(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
-    request.fields.claim(&claim.name).iter().any(|value| claim.values.contains(value))
+fn has_claim(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
+    request.fields.claim_values(&claim.name).iter().any(|value| claim.values.contains(value))
 }
 
-fn denied(index: usize) -> Judgement {
+fn deny_by(index: usize) -> Judgement {
     Err((Reason::DeniedByPolicy, By::Policy(index)))
 }
 

@@ -5,19 +5,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn domain() -> TrustDomain {
+fn trust_domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
 }
 
-fn account(name: &str) -> ServiceAccount {
+fn service_account(name: &str) -> ServiceAccount {
     ServiceAccount::new("store", name).unwrap()
 }
 
-fn peer(name: &str) -> SpiffeId {
-    SpiffeId { trust_domain: domain(), account: account(name) }
+fn peer_id(name: &str) -> SpiffeId {
+    SpiffeId { trust_domain: trust_domain(), account: service_account(name) }
 }
 
-fn rule(policy: &str, sources: &[&str], paths: &[&str], ports: &[u16]) -> AccessRule {
+fn access_rule(policy: &str, sources: &[&str], paths: &[&str], ports: &[u16]) -> AccessRule {
     let request = |path: &&str| RequestMatch {
         path: PathMatch::Regex((*path).to_owned()),
         methods: vec!["GET".to_owned()],
@@ -25,22 +25,22 @@ fn rule(policy: &str, sources: &[&str], paths: &[&str], ports: &[u16]) -> Access
     };
     AccessRule {
         policy: PolicyName::new("stock", policy).unwrap(),
-        sources: sources.iter().map(|name| account(name)).collect(),
+        sources: sources.iter().map(|name| service_account(name)).collect(),
         http: paths.iter().map(request).collect(),
         tcp: PortSet::Only(ports.to_vec()),
     }
 }
 
-fn strict(rules: Vec<AccessRule>) -> InboundAccess {
-    InboundAccess::compile(&Access::Strict(rules), &domain()).unwrap()
+fn strict_access(rules: Vec<AccessRule>) -> InboundAccess {
+    InboundAccess::compile(&Access::Strict(rules), &trust_domain()).unwrap()
 }
 
 /// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
-fn stock() -> InboundAccess {
-    strict(vec![
-        rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
-        rule("operate", &["ops", "both"], &["/admin/.*"], &[5432]),
-        rule("count", &["counter"], &[], &[]),
+fn stock_access() -> InboundAccess {
+    strict_access(vec![
+        access_rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
+        access_rule("operate", &["ops", "both"], &["/admin/.*"], &[5432]),
+        access_rule("count", &["counter"], &[], &[]),
     ])
 }
 
@@ -48,12 +48,16 @@ fn stock() -> InboundAccess {
 const PORT: u16 = 5432;
 
 /// The decision for opaque bytes of the same peer to this port.
-fn tcp(access: &InboundAccess, permit: &ConnectionPermit, port: u16) -> Result<Permit, Denial> {
-    access.tcp(&access.connection(permit.peer(), port)?)
+fn decide_tcp(
+    access: &InboundAccess,
+    permit: &ConnectionPermit,
+    port: u16,
+) -> Result<Permit, Denial> {
+    access.authorize_tcp(&access.authorize_connection(permit.peer(), port)?)
 }
 
 /// `policy`, or `reason policy`, or `reason`.
-fn described(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+fn describe_decision(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
     let name = |decision: Option<&PolicyDecision>| {
         decision.map_or(String::new(), |it| it.policy.name.to_string())
     };
@@ -70,37 +74,43 @@ fn get(access: &InboundAccess, permit: &ConnectionPermit, path: &str) -> String 
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path, query: None, authority: "stock", fields: &fields };
-    described(access, access.request(permit, &request))
+    describe_decision(access, access.authorize_request(permit, &request))
 }
 
 #[test]
 fn connections_need_an_identity_of_this_trust_domain() {
-    let foreign = SpiffeId { trust_domain: TrustDomain::new("other.org").unwrap(), ..peer("shop") };
-    for access in [stock(), InboundAccess::compile(&Access::Permissive, &domain()).unwrap()] {
-        let reason = |peer| access.connection(peer, PORT).map_err(|denial| denial.reason).err();
+    let foreign =
+        SpiffeId { trust_domain: TrustDomain::new("other.org").unwrap(), ..peer_id("shop") };
+    for access in
+        [stock_access(), InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap()]
+    {
+        let reason =
+            |peer| access.authorize_connection(peer, PORT).map_err(|denial| denial.reason).err();
         assert_eq!(reason(None), Some(Reason::PlaintextRefused));
         assert_eq!(reason(Some(&foreign)), Some(Reason::ForeignTrustDomain));
-        assert_eq!(reason(Some(&peer("shop"))), None);
+        assert_eq!(reason(Some(&peer_id("shop"))), None);
         assert_eq!(
-            access.connection(Some(&peer("shop")), PORT).unwrap().peer(),
-            Some(&peer("shop"))
+            access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap().peer(),
+            Some(&peer_id("shop"))
         );
     }
 }
 
 #[test]
 fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
-    let permissive = || InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
-    for before in [stock, permissive] {
+    let permissive = || InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    for before in [stock_access, permissive] {
         let access = before();
-        let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
-        let other = access.connection(Some(&peer("ops")), PORT).unwrap();
+        let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
+        let other = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
         assert!(!get(&access, &permit, "/items").contains("revoked"));
-        let access = InboundAccess { revoked: [peer("shop").account].into(), ..before() };
-        let refused = access.connection(Some(&peer("shop")), PORT).map_err(|denial| denial.reason);
+        let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..before() };
+        let refused = access
+            .authorize_connection(Some(&peer_id("shop")), PORT)
+            .map_err(|denial| denial.reason);
         assert_eq!(refused.err(), Some(Reason::RevokedPeer));
         assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
-        let tcp = tcp(&access, &permit, 22).map_err(|denial| denial.reason);
+        let tcp = decide_tcp(&access, &permit, 22).map_err(|denial| denial.reason);
         assert_eq!(tcp.err(), Some(Reason::RevokedPeer));
         assert!(!get(&access, &other, "/items").contains("revoked"));
     }
@@ -108,15 +118,15 @@ fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
 
 #[test]
 fn permissive_lets_every_member_in() {
-    let access = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
-    let permit = access.connection(Some(&peer("anyone")), PORT).unwrap();
+    let access = InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    let permit = access.authorize_connection(Some(&peer_id("anyone")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/items/../admin"), "");
-    assert!(tcp(&access, &permit, 22).is_ok());
+    assert!(decide_tcp(&access, &permit, 22).is_ok());
 }
 
 #[test]
 fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
-    let access = stock();
+    let access = stock_access();
     for (name, path, expected) in [
         ("shop", "/items", "read"),
         ("shop", "/items/1", "read"),
@@ -132,47 +142,51 @@ fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
         ("stranger", "/items", "denied "),
         ("stranger", "/other", "denied "),
     ] {
-        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
+        let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
         assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
     }
 }
 
 #[test]
 fn audit_lets_in_whom_strict_denies_and_says_why() {
-    let access = InboundAccess { is_audited: true, ..stock() };
+    let access = InboundAccess { is_audited: true, ..stock_access() };
     for (name, path, expected) in [
         ("shop", "/items", "read"),
         ("shop", "/admin/x", "not denied operate"),
         ("shop", "/other", "not no-policy-route "),
         ("stranger", "/items", "not denied "),
     ] {
-        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
+        let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
         assert_eq!(get(&access, &permit, path), expected, "{name} {path}");
     }
-    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
-    assert_eq!(described(&access, tcp(&access, &permit, 5432)), "not denied operate");
-    let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
-    assert_eq!(described(&access, tcp(&access, &permit, 5432)), "operate");
+    let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
+    assert_eq!(
+        describe_decision(&access, decide_tcp(&access, &permit, 5432)),
+        "not denied operate"
+    );
+    let permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
+    assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 5432)), "operate");
     // Revoked accounts are rejected independently of policies.
-    let access = InboundAccess { revoked: [peer("shop").account].into(), ..access };
-    assert!(access.connection(None, PORT).is_err());
+    let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..access };
+    assert!(access.authorize_connection(None, PORT).is_err());
     assert_eq!(get(&access, &permit, "/items"), "not denied read");
-    let permit = stock().connection(Some(&peer("shop")), PORT).unwrap();
+    let permit = stock_access().authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/items"), "revoked-peer ");
 }
 
 #[test]
 fn the_same_account_name_in_another_namespace_is_somebody_else() {
-    let access = stock();
+    let access = stock_access();
     let other = ServiceAccount::new("elsewhere", "shop").unwrap();
-    let permit =
-        access.connection(Some(&SpiffeId { account: other, ..peer("shop") }), PORT).unwrap();
+    let permit = access
+        .authorize_connection(Some(&SpiffeId { account: other, ..peer_id("shop") }), PORT)
+        .unwrap();
     assert_eq!(get(&access, &permit, "/items"), "denied ");
 }
 
 #[test]
 fn tcp_needs_a_policy_that_names_the_port() {
-    let access = stock();
+    let access = stock_access();
     for (name, port, expected) in [
         ("ops", 5432, "operate"),
         ("both", 5432, "operate"),
@@ -180,43 +194,47 @@ fn tcp_needs_a_policy_that_names_the_port() {
         ("shop", 5432, "denied operate"),
         ("stranger", 5432, "denied operate"),
     ] {
-        let permit = access.connection(Some(&peer(name)), PORT).unwrap();
-        assert_eq!(described(&access, tcp(&access, &permit, port)), expected, "{name} {port}");
+        let permit = access.authorize_connection(Some(&peer_id(name)), PORT).unwrap();
+        assert_eq!(
+            describe_decision(&access, decide_tcp(&access, &permit, port)),
+            expected,
+            "{name} {port}"
+        );
     }
-    let mut all = rule("all", &["ops"], &[], &[]);
+    let mut all = access_rule("all", &["ops"], &[], &[]);
     all.tcp = PortSet::All;
-    let access = strict(vec![all]);
-    let permit = access.connection(Some(&peer("ops")), PORT).unwrap();
-    assert_eq!(described(&access, tcp(&access, &permit, 1)), "all");
+    let access = strict_access(vec![all]);
+    let permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
+    assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 1)), "all");
 }
 
 #[test]
 fn no_policies_allow_nothing() {
-    let access = strict(Vec::new());
-    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
+    let access = strict_access(Vec::new());
+    let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/"), "denied ");
-    assert_eq!(described(&access, tcp(&access, &permit, 80)), "denied ");
+    assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 80)), "denied ");
 }
 
 #[test]
 fn a_permit_is_worth_no_more_than_the_rules_of_today() {
-    let before = stock();
-    let permit = before.connection(Some(&peer("shop")), PORT).unwrap();
+    let before = stock_access();
+    let permit = before.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert!(before.is_current(&permit));
 
     // The indices in the permit now denote other rules.
-    let after = strict(vec![
-        rule("operate", &["ops"], &["/admin/.*"], &[5432]),
-        rule("sell", &["shop"], &["/sell"], &[]),
+    let after = strict_access(vec![
+        access_rule("operate", &["ops"], &["/admin/.*"], &[5432]),
+        access_rule("sell", &["shop"], &["/sell"], &[]),
     ]);
     assert!(!after.is_current(&permit));
     assert_eq!(get(&after, &permit, "/admin/x"), "denied operate");
     assert_eq!(get(&after, &permit, "/items"), "no-policy-route ");
     assert_eq!(get(&after, &permit, "/sell"), "sell");
-    assert_eq!(described(&after, after.tcp(&permit)), "denied operate");
+    assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied operate");
 
-    let permissive = InboundAccess::compile(&Access::Permissive, &domain()).unwrap();
-    let permit = permissive.connection(Some(&peer("stranger")), PORT).unwrap();
+    let permissive = InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    let permit = permissive.authorize_connection(Some(&peer_id("stranger")), PORT).unwrap();
     assert_eq!(get(&after, &permit, "/sell"), "denied ");
 
     let moved = TrustDomain::new("moved.org").unwrap();
@@ -226,8 +244,8 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
 
 #[test]
 fn rules_about_paths_do_not_apply_to_paths_that_climb() {
-    let access = stock();
-    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
+    let access = stock_access();
+    let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     for path in [
         "/items/../admin/x",
         "/items/..",
@@ -255,29 +273,32 @@ fn rules_about_paths_do_not_apply_to_paths_that_climb() {
     ] {
         assert_eq!(get(&access, &permit, path), "read", "{path}");
     }
-    let everywhere = strict(vec![rule("all", &["shop"], &[".*"], &[])]);
-    let permit = everywhere.connection(Some(&peer("shop")), PORT).unwrap();
+    let everywhere = strict_access(vec![access_rule("all", &["shop"], &[".*"], &[])]);
+    let permit = everywhere.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     assert_eq!(get(&everywhere, &permit, "/items/../admin"), "all");
 }
 
 #[test]
 fn methods_count() {
-    let access = stock();
-    let permit = access.connection(Some(&peer("shop")), PORT).unwrap();
+    let access = stock_access();
+    let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "POST", path: "/items", query: None, authority: "", fields: &fields };
-    assert_eq!(described(&access, access.request(&permit, &request)), "no-policy-route ");
+    assert_eq!(
+        describe_decision(&access, access.authorize_request(&permit, &request)),
+        "no-policy-route "
+    );
 }
 
 #[test]
 fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
-    let bad = Access::Strict(vec![rule("read", &["shop"], &["("], &[])]);
-    let error = InboundAccess::compile(&bad, &domain()).unwrap_err().to_string();
+    let bad = Access::Strict(vec![access_rule("read", &["shop"], &["("], &[])]);
+    let error = InboundAccess::compile(&bad, &trust_domain()).unwrap_err().to_string();
     assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
     let denial = Denial {
         reason: Reason::Denied,
-        policy: Some(PolicyDecision::target(PolicyName::new("stock", "read").unwrap())),
+        policy: Some(PolicyDecision::from_target(PolicyName::new("stock", "read").unwrap())),
     };
     assert!(denial.to_string().contains("stock/read"), "{denial}");
 }
@@ -286,11 +307,11 @@ fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
 fn sources_of_the_same_rules_share_what_is_looked_up() {
     let paths: Vec<String> = (0..50).map(|n| format!("/items/{n}")).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-    let access = strict(vec![
-        rule("read", &["one", "two", "three"], &paths, &[]),
-        rule("write", &["three"], &paths, &[]),
+    let access = strict_access(vec![
+        access_rule("read", &["one", "two", "three"], &paths, &[]),
+        access_rule("write", &["three"], &paths, &[]),
     ]);
-    let named = |name| access.rules.as_ref().unwrap().by_source[&account(name)].clone();
+    let named = |name| access.rules.as_ref().unwrap().by_source[&service_account(name)].clone();
     assert!(Arc::ptr_eq(&named("one"), &named("two")));
     assert!(!Arc::ptr_eq(&named("one"), &named("three")));
 }
@@ -324,18 +345,18 @@ proptest! {
         let rules: Vec<AccessRule> = rules
             .into_iter()
             .enumerate()
-            .map(|(n, (sources, http))| AccessRule { http, ..rule(&format!("p{n}"), &sources, &[], &[]) })
+            .map(|(n, (sources, http))| AccessRule { http, ..access_rule(&format!("p{n}"), &sources, &[], &[]) })
             .collect();
-        let access = strict(rules.clone());
+        let access = strict_access(rules.clone());
         let fields = Vec::<(String, String)>::new();
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
         let allows = |rule: &&AccessRule| {
-            let kind = PathKind::of(path);
+            let kind = PathKind::from_path(path);
             rule.http.iter().any(|it| {
-                fits(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
+                allows_path(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
             })
         };
-        let is_for = |rule: &&AccessRule| rule.sources.contains(&account("one"));
+        let is_for = |rule: &&AccessRule| rule.sources.contains(&service_account("one"));
         let own = rules.iter().filter(is_for).find(allows);
         let expected = match (own, rules.iter().find(allows), rules.iter().any(|it| is_for(&it))) {
             (_, _, false) => "denied".to_owned(),
@@ -343,8 +364,8 @@ proptest! {
             (None, Some(others), true) => format!("denied {}", others.policy.name),
             (None, None, true) => "no-policy-route".to_owned(),
         };
-        let permit = access.connection(Some(&peer("one")), PORT).unwrap();
-        let decided = described(&access, access.request(&permit, &request));
+        let permit = access.authorize_connection(Some(&peer_id("one")), PORT).unwrap();
+        let decided = describe_decision(&access, access.authorize_request(&permit, &request));
         prop_assert_eq!(decided.trim(), expected);
     }
 }

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use leno_model::{BalanceAlgorithm, Endpoint, HashKey, LoadBalancing, Repeated, WorkloadName};
 
-use super::hashing::{self, Places, rendezvous};
-use super::policy::{any, in_turn, least_of, thinned, warmed, warmth};
-use super::{Candidates, pick};
+use super::hashing::{self, Places, rendezvous_hash};
+use super::policy::{
+    choose_thinned, choose_warmed, in_turn, least_of, pick_random, slow_start_share,
+};
+use super::{Candidates, pick_candidate};
 use crate::request::RequestView;
-use crate::tag::{cookie, header};
+use crate::tag::{cookie_value, header_value};
 
 /// A load balancing policy with the state of one data thread.
 #[derive(Debug)]
@@ -28,17 +30,19 @@ impl Key {
     /// Returns the key of a request, or of an opaque connection; `None` if the hashed value is absent: the
     /// default algorithm then decides.
     #[must_use]
-    pub fn of(
+    pub fn for_request(
         key: &HashKey,
         request: Option<&RequestView<'_>>,
         caller: &WorkloadName,
     ) -> Option<Self> {
-        let of = |value: Option<Cow<'_, str>>| Some(hashing::key(&value?));
+        let of = |value: Option<Cow<'_, str>>| Some(hashing::hash_key(&value?));
         let number = match (key, request) {
-            (HashKey::Source, _) => Some(hashing::key(&caller.to_string())),
+            (HashKey::Source, _) => Some(hashing::hash_key(&caller.to_string())),
             (_, None) => None,
-            (HashKey::Header(name), Some(request)) => of(header(request, name, Repeated::Joined)),
-            (HashKey::Cookie(name), Some(request)) => of(cookie(request, name)),
+            (HashKey::Header(name), Some(request)) => {
+                of(header_value(request, name, Repeated::Joined))
+            }
+            (HashKey::Cookie(name), Some(request)) => of(cookie_value(request, name)),
         };
         number.map(Self)
     }
@@ -68,39 +72,42 @@ impl Balancer {
 
     /// Chooses a candidate. `keyed`: the key, and its candidates. `age`: the time since a candidate was added;
     /// `None` for one outside slow start.
-    pub fn choose<C: Candidates + ?Sized>(
+    pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
         keyed: Option<(Key, Keyed<'_>)>,
         age: impl Fn(usize) -> Option<Duration>,
         draw: u64,
     ) -> Option<usize> {
-        if self.rule.algorithm.key().is_some() {
-            let found = keyed.and_then(|(key, keyed)| find(candidates, key, keyed));
-            return found.or_else(|| pick(candidates, draw));
+        if self.rule.algorithm.hash_key().is_some() {
+            let found = keyed.and_then(|(key, keyed)| find_by_key(candidates, key, keyed));
+            return found.or_else(|| pick_candidate(candidates, draw));
         }
         let warm_up = self.rule.warm_up;
         let warmth = |index| match (warm_up, age(index)) {
-            (Some(rule), Some(age)) => warmth(rule, age),
+            (Some(rule), Some(age)) => slow_start_share(rule, age),
             (None, _) | (_, None) => u32::MAX,
         };
         match self.rule.algorithm {
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices }
                 if warm_up.is_some() && candidates.len() > 1 =>
             {
-                let warm =
-                    thinned((candidates, &warmth), draw, |it, draw| least(it, choices, draw));
-                warm.or_else(|| least(candidates, choices, draw))
+                let warm = choose_thinned((candidates, &warmth), draw, |it, draw| {
+                    least_loaded(it, choices, draw)
+                });
+                warm.or_else(|| least_loaded(candidates, choices, draw))
             }
             BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
-                least(candidates, choices, draw)
+                least_loaded(candidates, choices, draw)
             }
             BalanceAlgorithm::RoundRobin => {
-                warmed(|_| in_turn(candidates, self.next()), warmth, draw)
+                choose_warmed(|_| in_turn(candidates, self.next()), warmth, draw)
             }
             BalanceAlgorithm::Random
             | BalanceAlgorithm::RingHash(_)
-            | BalanceAlgorithm::Maglev(_) => warmed(|draw| any(candidates, draw), warmth, draw),
+            | BalanceAlgorithm::Maglev(_) => {
+                choose_warmed(|draw| pick_random(candidates, draw), warmth, draw)
+            }
         }
     }
 
@@ -112,18 +119,22 @@ impl Balancer {
 }
 
 /// Returns the least loaded of this many candidates.
-fn least<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
+fn least_loaded<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) -> Option<usize> {
     match choices {
-        0..=2 => pick(candidates, draw),
+        0..=2 => pick_candidate(candidates, draw),
         choices => least_of(candidates, choices, draw),
     }
 }
 
-fn find<C: Candidates + ?Sized>(candidates: &C, key: Key, keyed: Keyed<'_>) -> Option<usize> {
-    let usable = |index: usize| index < candidates.len() && candidates.usable(index);
+fn find_by_key<C: Candidates + ?Sized>(
+    candidates: &C,
+    key: Key,
+    keyed: Keyed<'_>,
+) -> Option<usize> {
+    let usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
     match keyed {
-        Keyed::Places(places) => places.find(key.0, usable),
-        Keyed::Few(endpoints) => rendezvous(key.0, endpoints, usable),
+        Keyed::Places(places) => places.find_endpoint(key.0, usable),
+        Keyed::Few(endpoints) => rendezvous_hash(key.0, endpoints, usable),
     }
 }
 
@@ -143,9 +154,9 @@ mod tests {
             self.0.len()
         }
         fn load(&self, index: usize) -> Load {
-            Load::of(self.0[index])
+            Load::from_requests(self.0[index])
         }
-        fn usable(&self, _: usize) -> bool {
+        fn is_usable(&self, _: usize) -> bool {
             true
         }
     }
@@ -160,7 +171,7 @@ mod tests {
             |index: usize| (index == slow_start_endpoint).then(|| Duration::from_secs(seconds));
         let table = Loads(loads.to_vec());
         let draws = (0..10_000_u64).map(|n| hash(n, "draw"));
-        let chosen = draws.filter_map(|draw| balancer.choose(&table, None, age, draw));
+        let chosen = draws.filter_map(|draw| balancer.choose_candidate(&table, None, age, draw));
         u32::try_from(chosen.filter(|index| *index == slow_start_endpoint).count() / 100).unwrap()
     }
 
@@ -185,7 +196,8 @@ mod tests {
         for count in 1..4 {
             let table = Loads(vec![0; count]);
             for draw in (0..200).map(|n| hash(n, "draw")) {
-                let chosen = balancer.choose(&table, None, |_| Some(Duration::ZERO), draw);
+                let chosen =
+                    balancer.choose_candidate(&table, None, |_| Some(Duration::ZERO), draw);
                 assert!(chosen.is_some());
             }
         }

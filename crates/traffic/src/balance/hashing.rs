@@ -28,13 +28,16 @@ pub enum Places {
 impl Places {
     /// Builds the table or ring of these endpoints; `None` for an algorithm without hashing.
     #[must_use]
-    pub fn of(algorithm: &BalanceAlgorithm, endpoints: &[Arc<Endpoint>]) -> Option<Self> {
+    pub fn for_endpoints(
+        algorithm: &BalanceAlgorithm,
+        endpoints: &[Arc<Endpoint>],
+    ) -> Option<Self> {
         // Endpoints are identified by name, not by address, so that they keep their slots across a restart.
         let names = endpoints.iter().map(|it| Named(it.id.workload.to_string(), it.weight));
         let names: Vec<Named> = names.take(ENDPOINTS_MAX).collect();
         match algorithm {
-            BalanceAlgorithm::RingHash(_) => Some(Self::ring(&names)),
-            BalanceAlgorithm::Maglev(_) => Some(Self::table(&names)),
+            BalanceAlgorithm::RingHash(_) => Some(Self::from_ring(&names)),
+            BalanceAlgorithm::Maglev(_) => Some(Self::from_table(&names)),
             BalanceAlgorithm::PeakEwma { .. }
             | BalanceAlgorithm::LeastRequest { .. }
             | BalanceAlgorithm::RoundRobin
@@ -44,28 +47,28 @@ impl Places {
 
     /// Returns the endpoint for a key: the first in the key's sequence that `may` accepts. The sequence is the
     /// same in every sidecar. `None` if none is accepted within the search limit.
-    pub fn find(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
+    pub fn find_endpoint(&self, key: u64, mut may: impl FnMut(usize) -> bool) -> Option<usize> {
         match self {
             Self::Ring { points, endpoints } => {
                 let from = points.partition_point(|(point, _)| *point < key);
                 let after = points.iter().skip(from).chain(points.iter().take(from));
-                first(after.map(|(_, owner)| *owner), *endpoints, &mut may)
+                first_accepted(after.map(|(_, owner)| *owner), *endpoints, &mut may)
             }
             Self::Table { places, endpoints } => {
                 let count = u64::try_from(places.len()).ok()?;
                 let from = usize::try_from(key.checked_rem(count)?).ok()?;
                 let after = places.iter().skip(from).chain(places.iter().take(from));
-                first(after.copied(), *endpoints, &mut may)
+                first_accepted(after.copied(), *endpoints, &mut may)
             }
         }
     }
 
-    fn ring(names: &[Named]) -> Self {
-        Self::Ring { points: ring(names), endpoints: names.len() }
+    fn from_ring(names: &[Named]) -> Self {
+        Self::Ring { points: build_ring(names), endpoints: names.len() }
     }
 
-    fn table(names: &[Named]) -> Self {
-        Self::Table { places: table(names, TABLE_PLACES), endpoints: names.len() }
+    fn from_table(names: &[Named]) -> Self {
+        Self::Table { places: build_table(names, TABLE_PLACES), endpoints: names.len() }
     }
 }
 
@@ -73,7 +76,7 @@ impl Places {
 struct Named(String, Option<Weight>);
 
 /// Returns the first owner that is accepted. Each is tried once; `None` after all were rejected.
-fn first(
+fn first_accepted(
     owners: impl Iterator<Item = u16>,
     endpoints: usize,
     may: &mut impl FnMut(usize) -> bool,
@@ -122,13 +125,13 @@ impl Refused {
 
 /// Hashes a key; all bits of the result are uniform.
 #[must_use]
-pub fn key(value: &str) -> u64 {
+pub fn hash_key(value: &str) -> u64 {
     hash(KEY_SALT, value)
 }
 
 /// Returns the endpoint of a subset for a key: the one with the highest combined hash (rendezvous hashing).
 /// Linear; for sets without a hash table.
-pub fn rendezvous(
+pub fn rendezvous_hash(
     key: u64,
     endpoints: &[Arc<Endpoint>],
     mut may: impl FnMut(usize) -> bool,
@@ -144,8 +147,8 @@ pub fn rendezvous(
 /// The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a unit and one
 /// unit: the total number of points never exceeds that of equal weights, and adding or removing an endpoint
 /// rarely changes the points of others.
-fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
-    let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().number());
+fn build_ring(names: &[Named]) -> Box<[(u64, u16)]> {
+    let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().as_u16());
     let all = names.iter().map(|Named(_, weight)| of(*weight) * UNIT_PARTS).sum::<usize>();
     let average = (all / names.len().max(1)).max(1);
     let mut unit = usize::from(Weight::DEFAULT) * UNIT_PARTS;
@@ -166,14 +169,14 @@ fn ring(names: &[Named]) -> Box<[(u64, u16)]> {
 
 /// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): the endpoints take turns, each claiming the next
 /// free slot of its own permutation; the frequency of its turns is its weight relative to the greatest.
-fn table(names: &[Named], places: usize) -> Box<[u16]> {
+fn build_table(names: &[Named], places: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
     }
     let count = places as u64;
     let permutation =
         |name: &str| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1);
-    let weight = |weight: Option<Weight>| weight.unwrap_or_default().number();
+    let weight = |weight: Option<Weight>| weight.unwrap_or_default().as_u16();
     let mut turns: Vec<((u64, u64), u16, u16)> =
         names.iter().map(|Named(name, its)| (permutation(name), weight(*its), 0)).collect();
     let greatest = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
@@ -223,23 +226,23 @@ mod tests {
 
     use super::*;
 
-    fn names(count: usize) -> Vec<Named> {
+    fn endpoint_names(count: usize) -> Vec<Named> {
         (0..count).map(|n| Named(format!("shop/stock-{n}"), None)).collect()
     }
 
-    fn keys() -> impl Iterator<Item = u64> {
-        (0..20_000).map(|n| key(&format!("user-{n}")))
+    fn test_keys() -> impl Iterator<Item = u64> {
+        (0..20_000).map(|n| hash_key(&format!("user-{n}")))
     }
 
-    fn both(names: &[Named]) -> [Places; 2] {
-        [Places::ring(names), Places::table(names)]
+    fn ring_and_table(names: &[Named]) -> [Places; 2] {
+        [Places::from_ring(names), Places::from_table(names)]
     }
 
     /// The number of keys of each endpoint.
-    fn counts(places: &Places, endpoints: usize) -> Vec<usize> {
+    fn key_counts(places: &Places, endpoints: usize) -> Vec<usize> {
         let mut counts = vec![0; endpoints];
-        for key in keys() {
-            counts[places.find(key, |_| true).unwrap()] += 1;
+        for key in test_keys() {
+            counts[places.find_endpoint(key, |_| true).unwrap()] += 1;
         }
         counts
     }
@@ -247,18 +250,20 @@ mod tests {
     #[test]
     fn shares_are_nearly_equal() {
         for count in [1, 2, 3, 10, 50] {
-            for (places, most_percent) in both(&names(count)).iter().zip([40, 12]) {
+            for (places, most_percent) in
+                ring_and_table(&endpoint_names(count)).iter().zip([40, 12])
+            {
                 let fair = 20_000 / count;
                 let allowed = fair * most_percent / 100 + 60;
-                for got in counts(places, count) {
+                for got in key_counts(places, count) {
                     assert!(got.abs_diff(fair) <= allowed, "{got} of {fair} among {count}");
                 }
             }
         }
     }
 
-    fn weighted(weights: &[u16]) -> Vec<Named> {
-        let mut weighted = names(weights.len());
+    fn weighted_names(weights: &[u16]) -> Vec<Named> {
+        let mut weighted = endpoint_names(weights.len());
         for (Named(_, weight), number) in weighted.iter_mut().zip(weights) {
             *weight = Weight::new(*number);
         }
@@ -269,8 +274,10 @@ mod tests {
     fn shares_are_as_weights_are() {
         for weights in [&[50, 100, 350, 500][..], &[1, 2, 7], &[100, 200, 700]] {
             let all: usize = weights.iter().copied().map(usize::from).sum();
-            for (places, most_percent) in both(&weighted(weights)).iter().zip([40, 6]) {
-                let counts = counts(places, weights.len());
+            for (places, most_percent) in
+                ring_and_table(&weighted_names(weights)).iter().zip([40, 6])
+            {
+                let counts = key_counts(places, weights.len());
                 for (got, weight) in counts.iter().zip(weights) {
                     let fair = 20_000 * usize::from(*weight) / all;
                     let allowed = fair * most_percent / 100 + 60;
@@ -282,22 +289,25 @@ mod tests {
 
     #[test]
     fn a_ring_has_no_more_points_whatever_the_weights_are() {
-        let points = |weights: &[u16]| ring(&weighted(weights)).len();
+        let points = |weights: &[u16]| build_ring(&weighted_names(weights)).len();
         assert_eq!(points(&[100; 50]), 50 * RING_POINTS);
         for weight in [1, 7, 99, 101, 1000] {
             let range = 50 * RING_POINTS / 2 - 50..=50 * RING_POINTS;
             assert!(range.contains(&points(&[weight; 50])), "{weight}");
         }
         // Each has at least one.
-        assert_eq!(ring(&weighted(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(), 1);
+        assert_eq!(
+            build_ring(&weighted_names(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(),
+            1
+        );
     }
 
     #[test]
     fn who_comes_with_another_weight_moves_keys_to_itself_alone() {
-        let before = Places::ring(&weighted(&[1000, 900, 800]));
-        let after = Places::ring(&weighted(&[1000, 900, 800, 700]));
-        let found = |places: &Places, key| places.find(key, |_| true);
-        for key in keys().filter(|key| found(&before, *key) != found(&after, *key)) {
+        let before = Places::from_ring(&weighted_names(&[1000, 900, 800]));
+        let after = Places::from_ring(&weighted_names(&[1000, 900, 800, 700]));
+        let found = |places: &Places, key| places.find_endpoint(key, |_| true);
+        for key in test_keys().filter(|key| found(&before, *key) != found(&after, *key)) {
             assert_eq!(found(&after, key), Some(3));
         }
     }
@@ -305,14 +315,14 @@ mod tests {
     #[test]
     fn who_leaves_or_comes_moves_its_own_keys_and_few_others() {
         for count in [2, 5, 20] {
-            let (all, fewer) = (names(count), names(count - 1));
+            let (all, fewer) = (endpoint_names(count), endpoint_names(count - 1));
             for ((before, after), others_percent) in
-                both(&all).iter().zip(&both(&fewer)).zip([0, 4])
+                ring_and_table(&all).iter().zip(&ring_and_table(&fewer)).zip([0, 4])
             {
                 let mut moved = 0;
-                for key in keys() {
-                    let was = before.find(key, |_| true).unwrap();
-                    let is = after.find(key, |_| true).unwrap();
+                for key in test_keys() {
+                    let was = before.find_endpoint(key, |_| true).unwrap();
+                    let is = after.find_endpoint(key, |_| true).unwrap();
                     moved += usize::from(was != is && was != count - 1);
                 }
                 assert!(moved * 100 <= 20_000 * others_percent, "{moved} among {count}");
@@ -328,15 +338,15 @@ mod tests {
             refused in any::<u64>(),
         ) {
             let may = |index: usize| refused >> (index % 64) & 1 == 0;
-            for places in both(&names(count)) {
-                let first = places.find(key(&user), may);
-                prop_assert_eq!(first, places.find(key(&user), may));
+            for places in ring_and_table(&endpoint_names(count)) {
+                let first = places.find_endpoint(hash_key(&user), may);
+                prop_assert_eq!(first, places.find_endpoint(hash_key(&user), may));
                 match first {
                     Some(index) => prop_assert!(may(index) && index < count),
                     None => prop_assert!((0..count).all(|index| !may(index))),
                 }
                 // A rejected endpoint does not move the keys of others.
-                let usual = places.find(key(&user), |_| true);
+                let usual = places.find_endpoint(hash_key(&user), |_| true);
                 if usual.is_some_and(may) {
                     prop_assert_eq!(first, usual);
                 }
@@ -347,13 +357,13 @@ mod tests {
     #[test]
     fn each_endpoint_is_asked_once_at_most() {
         for count in [1, 3, 100] {
-            for places in both(&names(count)) {
+            for places in ring_and_table(&endpoint_names(count)) {
                 let mut asked = vec![0; count];
                 let refuse = |index: usize| {
                     asked[index] += 1;
                     false
                 };
-                assert_eq!(places.find(key("somebody"), refuse), None);
+                assert_eq!(places.find_endpoint(hash_key("somebody"), refuse), None);
                 assert_eq!(asked, vec![1; count]);
             }
         }
@@ -361,8 +371,8 @@ mod tests {
 
     #[test]
     fn nobody_is_found_where_nobody_is() {
-        for places in both(&[]) {
-            assert_eq!(places.find(7, |_| true), None);
+        for places in ring_and_table(&[]) {
+            assert_eq!(places.find_endpoint(7, |_| true), None);
         }
     }
 }

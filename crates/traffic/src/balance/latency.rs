@@ -21,10 +21,10 @@ pub struct Latency {
 
 impl Latency {
     /// Records a response that started after this time.
-    pub fn answered(&mut self, took: Duration, now: Duration) {
-        let (took, now) = (scaled(took), micros(now));
+    pub fn record_response(&mut self, took: Duration, now: Duration) {
+        let (took, now) = (scaled_micros(took), to_micros(now));
         self.average = match self.average.checked_sub(took) {
-            Some(above) => took + decayed(above, now.saturating_sub(self.at)),
+            Some(above) => took + decay(above, now.saturating_sub(self.at)),
             None => took,
         };
         self.at = now;
@@ -33,57 +33,57 @@ impl Latency {
 
     /// Records an attempt that failed, or was answered with an error, after this time. Errors are often faster
     /// than successful responses, so they never lower the average.
-    pub fn failed(&mut self, took: Duration, now: Duration) {
-        self.peaked(took, now);
-        self.failures = self.failures(now).saturating_add(1);
-        self.failed_at = micros(now);
+    pub fn record_failure(&mut self, took: Duration, now: Duration) {
+        self.record_pending(took, now);
+        self.failures = self.failure_count(now).saturating_add(1);
+        self.failed_at = to_micros(now);
     }
 
     /// Records a request that was rejected for its content after this time. Rejections are fast and do not
     /// lower the average either, but do not count as failures.
-    pub fn refused(&mut self, took: Duration, now: Duration) {
-        self.peaked(took, now);
+    pub fn record_rejection(&mut self, took: Duration, now: Duration) {
+        self.record_pending(took, now);
         self.failures = 0;
     }
 
     /// Records an attempt that has taken this long, with an unknown result.
-    pub fn peaked(&mut self, took: Duration, now: Duration) {
-        let peak = scaled(took);
+    pub fn record_pending(&mut self, took: Duration, now: Duration) {
+        let peak = scaled_micros(took);
         // An endpoint that has never responded has no known latency; it must not appear fast.
-        if self.average > 0 && peak > self.left(now) {
-            (self.average, self.at) = (peak, micros(now));
+        if self.average > 0 && peak > self.decayed_average(now) {
+            (self.average, self.at) = (peak, to_micros(now));
         }
     }
 
     /// Returns the expected time as a power of two of a microsecond: smaller differences are noise, and no
     /// reason to send all requests to one endpoint. `None` if unknown. Below 25.
     #[must_use]
-    pub fn step(&self, now: Duration) -> Option<u8> {
-        let step = (self.left(now) >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
+    pub fn latency_step(&self, now: Duration) -> Option<u8> {
+        let step = (self.decayed_average(now) >> SCALE_BITS).max(FLOOR_MICROS).ilog2();
         (self.average > 0).then_some(u8::try_from(step).unwrap_or(0))
     }
 
     /// Returns the number of consecutive failed attempts; each second without another one halves it.
     #[must_use]
-    pub fn failures(&self, now: Duration) -> u8 {
-        let seconds = micros(now).saturating_sub(self.failed_at) / STALE_MICROS;
+    pub fn failure_count(&self, now: Duration) -> u8 {
+        let seconds = to_micros(now).saturating_sub(self.failed_at) / STALE_MICROS;
         self.failures.checked_shr(u32::try_from(seconds).unwrap_or(u32::MAX)).unwrap_or(0)
     }
 
     /// Returns the average after decay since the last update: an endpoint without recent requests is eventually
     /// tried again.
     #[inline]
-    fn left(&self, now: Duration) -> u64 {
-        match micros(now).saturating_sub(self.at) {
+    fn decayed_average(&self, now: Duration) -> u64 {
+        match to_micros(now).saturating_sub(self.at) {
             ..STALE_MICROS => self.average,
-            silence => decayed(self.average, silence),
+            silence => decay(self.average, silence),
         }
     }
 }
 
 /// Returns a value after exponential decay by e per ten seconds. Whole half-lives are shifts; within a
 /// half-life the curve is a parabola through its ends with the exponential's initial slope, at most 0.5 % off.
-fn decayed(value: u64, micros: u64) -> u64 {
+fn decay(value: u64, micros: u64) -> u64 {
     let halves = u32::try_from(micros / HALF_LIFE_MICROS).unwrap_or(u32::MAX);
     let part = ((micros % HALF_LIFE_MICROS) << PART_BITS) / HALF_LIFE_MICROS;
     let bent = SLOPE - ((BEND * part) >> PART_BITS);
@@ -92,12 +92,12 @@ fn decayed(value: u64, micros: u64) -> u64 {
     (value.checked_shr(halves).unwrap_or(0) * left) >> PART_BITS
 }
 
-fn micros(time: Duration) -> u64 {
+fn to_micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn scaled(took: Duration) -> u64 {
-    micros(took).clamp(1, LATENCY_MICROS_MAX) << SCALE_BITS
+fn scaled_micros(took: Duration) -> u64 {
+    to_micros(took).clamp(1, LATENCY_MICROS_MAX) << SCALE_BITS
 }
 
 /// Ten seconds times ln 2.

@@ -16,7 +16,7 @@ pub struct Load {
 impl Load {
     /// Creates the load of a candidate with only the number of requests in progress known.
     #[must_use]
-    pub const fn of(under_way: u32) -> Self {
+    pub const fn from_requests(under_way: u32) -> Self {
         Self { under_way, step: None, weight: None }
     }
 
@@ -29,27 +29,29 @@ impl Load {
         if self.weight.is_none() && other.weight.is_none() {
             return match steps {
                 None => self.under_way < other.under_way,
-                Some((here, there)) => self.requests() << here < other.requests() << there,
+                Some((here, there)) => {
+                    self.request_count() << here < other.request_count() << there
+                }
             };
         }
         let (here, there) = steps.unwrap_or_default();
-        let (own, others) = (self.weight(), other.weight());
-        (self.weighted(own) << here) * others < (other.weighted(others) << there) * own
+        let (own, others) = (self.effective_weight(), other.effective_weight());
+        (self.weighted_load(own) << here) * others < (other.weighted_load(others) << there) * own
     }
 
     /// Includes the next request. At most 2^32.
-    fn requests(self) -> u64 {
+    fn request_count(self) -> u64 {
         u64::from(self.under_way) + 1
     }
 
     /// Scales the requests in progress by the weight, in units of the default weight; the next request counts
     /// as one. Idle candidates are thus equal, since the draw already follows the weights. Below 2^28.
-    fn weighted(self, weight: u64) -> u64 {
+    fn weighted_load(self, weight: u64) -> u64 {
         u64::from(self.under_way.min(UNDER_WAY_MAX)) * u64::from(Weight::DEFAULT) + weight
     }
 
-    fn weight(self) -> u64 {
-        u64::from(self.weight.unwrap_or_default().number())
+    fn effective_weight(self) -> u64 {
+        u64::from(self.weight.unwrap_or_default().as_u16())
     }
 }
 
@@ -62,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    fn load(under_way: u32, step: Option<u8>, weight: u16) -> Load {
+    fn test_load(under_way: u32, step: Option<u8>, weight: u16) -> Load {
         Load { under_way, step, weight: Weight::new(weight) }
     }
 
@@ -78,7 +80,7 @@ mod tests {
             ((2, Some(10)), (1, None), false),
             ((0, Some(20)), (1, None), true),
         ] {
-            let (one, other) = (load(one.0, one.1, 0), load(other.0, other.1, 0));
+            let (one, other) = (test_load(one.0, one.1, 0), test_load(other.0, other.1, 0));
             assert_eq!(one.is_less_than(other), is_less, "{one:?} {other:?}");
         }
     }
@@ -93,7 +95,7 @@ mod tests {
             ((0, 1000), (0, 1), false),
             ((0, 1), (0, 1000), false),
         ] {
-            let (one, other) = (load(one.0, None, one.1), load(other.0, None, other.1));
+            let (one, other) = (test_load(one.0, None, one.1), test_load(other.0, None, other.1));
             assert_eq!(one.is_less_than(other), is_less, "{one:?} {other:?}");
         }
     }
@@ -105,8 +107,8 @@ mod tests {
             (own, others) in (0..=1000_u16, 0..=1000_u16),
             more in any::<u32>(),
         ) {
-            let here = load(one.0, Some(one.1), own);
-            let there = load(other.0, Some(other.1), others);
+            let here = test_load(one.0, Some(one.1), own);
+            let there = test_load(other.0, Some(other.1), others);
             prop_assert!(!(here.is_less_than(there) && there.is_less_than(here)));
             let busier = Load { under_way: here.under_way.saturating_add(more), ..here };
             prop_assert!(!busier.is_less_than(here));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{WarmUp, Weight};
 
-use super::{Candidates, Load, below, remix, weighted};
+use super::{Candidates, Load, draw_below, remix_draw, weighted};
 
 /// Returns the next candidate in turn. Unusable candidates are skipped by a random draw among the others, so
 /// that their neighbors do not receive a double share.
@@ -12,30 +12,30 @@ use super::{Candidates, Load, below, remix, weighted};
 pub fn in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
     let from = turn.checked_rem(count)?;
-    if weighted::applies(candidates) {
-        return weighted::one(candidates, weighted::turn(turn));
+    if weighted::has_weights(candidates) {
+        return weighted::draw_one(candidates, weighted::turn_draw(turn));
     }
     // The common case: the candidate in turn is usable.
-    if candidates.usable(from) {
+    if candidates.is_usable(from) {
         return Some(from);
     }
     // A new number: the turn is known to select an unusable candidate, so its values are not uniform over the
     // others.
-    nth_fitting(candidates, usize::try_from(remix(turn as u64) >> 33).unwrap_or(0))
+    nth_fitting(candidates, usize::try_from(remix_draw(turn as u64) >> 33).unwrap_or(0))
 }
 
 /// Returns a random usable candidate.
 #[must_use]
-pub fn any<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
     let count = candidates.len();
-    if count > 0 && weighted::applies(candidates) {
-        return weighted::one(candidates, draw);
+    if count > 0 && weighted::has_weights(candidates) {
+        return weighted::draw_one(candidates, draw);
     }
-    let index = below(count, draw >> 32);
-    if count > 0 && candidates.usable(index) {
+    let index = draw_below(count, draw >> 32);
+    if count > 0 && candidates.is_usable(index) {
         return Some(index);
     }
-    nth_fitting(candidates, usize::try_from(remix(draw) >> 33).unwrap_or(0))
+    nth_fitting(candidates, usize::try_from(remix_draw(draw) >> 33).unwrap_or(0))
 }
 
 /// Returns the least loaded of `choices` random candidates, usable ones if there are any.
@@ -44,8 +44,8 @@ pub fn least_of<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) 
     let mut draw = draw;
     let mut best: Option<(Load, usize)> = None;
     for _ in 0..choices.max(1) {
-        draw = remix(draw);
-        let Some(index) = any(candidates, draw) else { break };
+        draw = remix_draw(draw);
+        let Some(index) = pick_random(candidates, draw) else { break };
         let load = candidates.load(index);
         if best.is_none_or(|(least, _)| load.is_less_than(least)) {
             best = Some((load, index));
@@ -61,12 +61,13 @@ fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<
         let number = number.checked_rem(fitting().count())?;
         fitting().nth(number)
     };
-    nth(&|index| candidates.usable(index)).or_else(|| nth(&|index| candidates.eligible(index)))
+    nth(&|index| candidates.is_usable(index))
+        .or_else(|| nth(&|index| candidates.is_eligible(index)))
 }
 
 /// Returns the share of requests for a candidate of this age, in 65536ths.
 #[must_use]
-pub fn warmth(rule: WarmUp, age: Duration) -> u32 {
+pub fn slow_start_share(rule: WarmUp, age: Duration) -> u32 {
     if age >= rule.time {
         return WHOLE;
     }
@@ -77,7 +78,7 @@ pub fn warmth(rule: WarmUp, age: Duration) -> u32 {
 
 /// Repeats the choice until a draw falls below the candidate's slow-start share, a limited number of times;
 /// each candidate thus receives requests in proportion to its share.
-pub fn warmed(
+pub fn choose_warmed(
     mut choose: impl FnMut(u64) -> Option<usize>,
     warmth: impl Fn(usize) -> u32,
     draw: u64,
@@ -89,11 +90,11 @@ pub fn warmed(
         if warmth >= WHOLE {
             break;
         }
-        draw = remix(draw);
+        draw = remix_draw(draw);
         if u32::try_from(draw >> 48).unwrap_or(0) < warmth {
             break;
         }
-        draw = remix(draw);
+        draw = remix_draw(draw);
         chosen = choose(draw)?;
     }
     Some(chosen)
@@ -122,33 +123,33 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, 
         self.candidates.weight(index)
     }
 
-    fn usable(&self, index: usize) -> bool {
+    fn is_usable(&self, index: usize) -> bool {
         let warmth = (self.warmth)(index);
         let is_warm = warmth >= WHOLE
-            || u32::try_from(remix(self.draw ^ index as u64) >> 48).unwrap_or(0) < warmth;
-        is_warm && self.candidates.usable(index)
+            || u32::try_from(remix_draw(self.draw ^ index as u64) >> 48).unwrap_or(0) < warmth;
+        is_warm && self.candidates.is_usable(index)
     }
 
     /// If no candidate takes part, a new draw is better than the last resort.
-    fn eligible(&self, _: usize) -> bool {
+    fn is_eligible(&self, _: usize) -> bool {
         false
     }
 }
 
 /// Repeats the choice among [`Thinned`] candidates until one is returned; after the last attempt, chooses among
 /// all.
-pub(super) fn thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
+pub(super) fn choose_thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
     (candidates, warmth): (&'a C, W),
     draw: u64,
     choose: impl Fn(&Thinned<'a, C, W>, u64) -> Option<usize>,
 ) -> Option<usize> {
     let mut draw = draw;
     for _ in 0..CHANGES_MAX {
-        let thinned = Thinned { candidates, warmth, draw: remix(draw) };
+        let thinned = Thinned { candidates, warmth, draw: remix_draw(draw) };
         if let Some(index) = choose(&thinned, draw) {
             return Some(index);
         }
-        draw = remix(thinned.draw);
+        draw = remix_draw(thinned.draw);
     }
     None
 }
@@ -168,16 +169,16 @@ mod tests {
             self.0.len()
         }
         fn load(&self, index: usize) -> Load {
-            Load::of(self.0[index].0)
+            Load::from_requests(self.0[index].0)
         }
-        fn usable(&self, index: usize) -> bool {
+        fn is_usable(&self, index: usize) -> bool {
             self.0[index].1
         }
     }
 
     const TURNS: usize = 30_000;
 
-    fn counts(len: usize, mut pick: impl FnMut(usize) -> Option<usize>) -> Vec<usize> {
+    fn pick_counts(len: usize, mut pick: impl FnMut(usize) -> Option<usize>) -> Vec<usize> {
         let mut counts = vec![0; len];
         for turn in 0..TURNS {
             counts[pick(turn).unwrap()] += 1;
@@ -185,11 +186,11 @@ mod tests {
         counts
     }
 
-    fn draw(turn: usize) -> u64 {
-        remix(turn as u64 ^ 0x5555)
+    fn turn_draw(turn: usize) -> u64 {
+        remix_draw(turn as u64 ^ 0x5555)
     }
 
-    fn near(count: usize, share: f64) -> bool {
+    fn is_near(count: usize, share: f64) -> bool {
         (count as f64 - TURNS as f64 * share).abs() < TURNS as f64 * 0.012
     }
 
@@ -204,22 +205,27 @@ mod tests {
     #[test]
     fn who_is_not_usable_is_passed_over_and_its_turns_are_shared() {
         let table = Table(vec![(0, true), (0, false), (0, true), (0, true)]);
-        for counts in
-            [counts(4, |turn| in_turn(&table, turn)), counts(4, |turn| any(&table, draw(turn)))]
-        {
+        for counts in [
+            pick_counts(4, |turn| in_turn(&table, turn)),
+            pick_counts(4, |turn| pick_random(&table, turn_draw(turn))),
+        ] {
             assert_eq!(counts[1], 0);
             assert!([0, 2, 3].iter().all(|i| counts[*i] * 4 > TURNS), "{counts:?}");
         }
         // Two candidates that are not neighbors, of an even number.
         let table = Table(vec![(0, true), (0, false), (0, true), (0, false)]);
-        let counts = counts(4, |turn| in_turn(&table, turn));
-        assert!(near(counts[0], 0.5) && near(counts[2], 0.5), "{counts:?}");
+        let counts = pick_counts(4, |turn| in_turn(&table, turn));
+        assert!(is_near(counts[0], 0.5) && is_near(counts[2], 0.5), "{counts:?}");
     }
 
     #[test]
     fn any_is_tried_when_none_is_usable() {
         let none = Table(vec![(0, false); 3]);
-        assert!(counts(3, |turn| any(&none, draw(turn))).iter().all(|it| near(*it, 1.0 / 3.0)));
+        assert!(
+            pick_counts(3, |turn| pick_random(&none, turn_draw(turn)))
+                .iter()
+                .all(|it| is_near(*it, 1.0 / 3.0))
+        );
     }
 
     #[test]
@@ -227,9 +233,9 @@ mod tests {
         let table = Table(vec![(0, true), (5, true), (9, true), (9, true)]);
         let mut before = 0;
         for choices in [2, 4, 16] {
-            let counts = counts(4, |turn| least_of(&table, choices, draw(turn)));
+            let counts = pick_counts(4, |turn| least_of(&table, choices, turn_draw(turn)));
             let missed = 1.0 - 0.75_f64.powi(choices.into());
-            assert!(near(counts[0], missed), "{choices}: {counts:?}");
+            assert!(is_near(counts[0], missed), "{choices}: {counts:?}");
             assert!(counts[0] > before);
             before = counts[0];
         }
@@ -238,7 +244,8 @@ mod tests {
     #[test]
     fn an_endpoint_gets_as_much_as_it_is_warm() {
         let rule = WarmUp { time: Duration::from_secs(100), percent_min: 10 };
-        let warm = |seconds| f64::from(warmth(rule, Duration::from_secs(seconds))) / 65536.0;
+        let warm =
+            |seconds| f64::from(slow_start_share(rule, Duration::from_secs(seconds))) / 65536.0;
         for (seconds, expected) in [(0, 0.1), (5, 0.1), (50, 0.5), (100, 1.0), (1000, 1.0)] {
             assert!((warm(seconds) - expected).abs() < 0.001, "{seconds}");
         }
@@ -248,9 +255,11 @@ mod tests {
             ([1000, 50, 50], [0.5, 0.25, 0.25]),
             ([0, 0, 0], [1.0 / 3.0; 3]),
         ] {
-            let age = |index: usize| warmth(rule, Duration::from_secs(ages[index]));
-            let counts = counts(3, |turn| warmed(|draw| any(&table, draw), age, draw(turn)));
-            let fits = counts.iter().zip(expected).all(|(count, share)| near(*count, share));
+            let age = |index: usize| slow_start_share(rule, Duration::from_secs(ages[index]));
+            let counts = pick_counts(3, |turn| {
+                choose_warmed(|draw| pick_random(&table, draw), age, turn_draw(turn))
+            });
+            let fits = counts.iter().zip(expected).all(|(count, share)| is_near(*count, share));
             assert!(fits, "{ages:?}: {counts:?}");
         }
     }

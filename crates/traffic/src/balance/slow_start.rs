@@ -19,7 +19,12 @@ pub struct SlowStart {
 impl SlowStart {
     /// Updates the endpoints. Endpoints of a port that had none are not in slow start; later additions are,
     /// until their age is `grown`.
-    pub fn attend(&mut self, endpoints: &Arc<[Arc<Endpoint>]>, now: Duration, grown: Duration) {
+    pub fn update_endpoints(
+        &mut self,
+        endpoints: &Arc<[Arc<Endpoint>]>,
+        now: Duration,
+        grown: Duration,
+    ) {
         let young = |came: Duration| now.saturating_sub(came) < grown;
         if !self.new.is_empty() && !young(self.youngest) {
             self.new = FxHashMap::default();
@@ -41,7 +46,7 @@ impl SlowStart {
 
     /// Returns the age of an endpoint in slow start.
     #[must_use]
-    pub fn age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
+    pub fn endpoint_age(&self, endpoint: &EndpointId, now: Duration) -> Option<Duration> {
         self.new.get(endpoint).map(|came| now.saturating_sub(*came))
     }
 }
@@ -54,12 +59,12 @@ mod tests {
 
     use super::*;
 
-    fn endpoints(names: &[&str]) -> Arc<[Arc<Endpoint>]> {
+    fn test_endpoints(names: &[&str]) -> Arc<[Arc<Endpoint>]> {
         names
             .iter()
             .map(|name| {
                 Arc::new(Endpoint {
-                    id: id(name),
+                    id: endpoint_id(name),
                     address: ([127, 0, 0, 1], 80).into(),
                     account: ServiceAccount::new("shop", "stock").ok(),
                     tags: BTreeMap::new(),
@@ -69,7 +74,7 @@ mod tests {
             .collect()
     }
 
-    fn id(name: &str) -> EndpointId {
+    fn endpoint_id(name: &str) -> EndpointId {
         let service = ServiceName::new("shop", "stock").unwrap();
         EndpointId { service, port: 80, workload: WorkloadName::new("shop", name).unwrap() }
     }
@@ -78,32 +83,32 @@ mod tests {
     fn who_comes_beside_others_is_new_until_it_is_grown() {
         let at = Duration::from_secs;
         let mut slow_start = SlowStart::default();
-        slow_start.attend(&endpoints(&[]), at(1), at(10));
-        slow_start.attend(&endpoints(&["a", "b"]), at(2), at(10));
-        assert_eq!(slow_start.age(&id("a"), at(3)), None);
-        let three = endpoints(&["a", "b", "c"]);
-        slow_start.attend(&three, at(4), at(10));
-        slow_start.attend(&three, at(6), at(10));
-        assert_eq!(slow_start.age(&id("c"), at(7)), Some(at(3)));
-        assert_eq!(slow_start.age(&id("a"), at(7)), None);
+        slow_start.update_endpoints(&test_endpoints(&[]), at(1), at(10));
+        slow_start.update_endpoints(&test_endpoints(&["a", "b"]), at(2), at(10));
+        assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(3)), None);
+        let three = test_endpoints(&["a", "b", "c"]);
+        slow_start.update_endpoints(&three, at(4), at(10));
+        slow_start.update_endpoints(&three, at(6), at(10));
+        assert_eq!(slow_start.endpoint_age(&endpoint_id("c"), at(7)), Some(at(3)));
+        assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(7)), None);
         // An endpoint that returns starts anew.
-        slow_start.attend(&endpoints(&["b", "c"]), at(8), at(10));
-        slow_start.attend(&three, at(9), at(10));
-        assert_eq!(slow_start.age(&id("a"), at(9)), Some(at(0)));
-        slow_start.attend(&endpoints(&["a", "c"]), at(15), at(10));
-        assert_eq!(slow_start.age(&id("c"), at(15)), None);
+        slow_start.update_endpoints(&test_endpoints(&["b", "c"]), at(8), at(10));
+        slow_start.update_endpoints(&three, at(9), at(10));
+        assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(9)), Some(at(0)));
+        slow_start.update_endpoints(&test_endpoints(&["a", "c"]), at(15), at(10));
+        assert_eq!(slow_start.endpoint_age(&endpoint_id("c"), at(15)), None);
     }
 
     #[test]
     fn who_is_grown_is_forgotten_though_nobody_comes_or_goes() {
         let at = Duration::from_secs;
         let mut slow_start = SlowStart::default();
-        slow_start.attend(&endpoints(&["a"]), at(1), at(10));
-        let two = endpoints(&["a", "b"]);
-        slow_start.attend(&two, at(2), at(10));
-        slow_start.attend(&two, at(11), at(10));
+        slow_start.update_endpoints(&test_endpoints(&["a"]), at(1), at(10));
+        let two = test_endpoints(&["a", "b"]);
+        slow_start.update_endpoints(&two, at(2), at(10));
+        slow_start.update_endpoints(&two, at(11), at(10));
         assert_eq!(slow_start.new.len(), 1);
-        slow_start.attend(&two, at(12), at(10));
+        slow_start.update_endpoints(&two, at(12), at(10));
         assert!(slow_start.new.is_empty());
     }
 }

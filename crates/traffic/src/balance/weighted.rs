@@ -1,13 +1,13 @@
 //! Weighted random choice of candidates.
 
-use super::{Candidates, below, remix};
+use super::{Candidates, draw_below, remix_draw};
 
 /// Draws two candidates by weight and returns the one with less load.
 ///
 /// Linear in the number of candidates; used only if weights differ.
-pub(super) fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
-    let first = one(candidates, draw)?;
-    let second = one(candidates, remix(draw))?;
+pub(super) fn pick_weighted<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let first = draw_one(candidates, draw)?;
+    let second = draw_one(candidates, remix_draw(draw))?;
     match candidates.load(second).is_less_than(candidates.load(first)) {
         true => Some(second),
         false => Some(first),
@@ -15,31 +15,31 @@ pub(super) fn pick<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<
 }
 
 /// Draws a usable candidate by weight, or an eligible one if none is usable.
-pub(super) fn one<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
-    let drawn = among(candidates, |_| true, draw)?;
-    if candidates.usable(drawn) {
+pub(super) fn draw_one<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Option<usize> {
+    let drawn = draw_among(candidates, |_| true, draw)?;
+    if candidates.is_usable(drawn) {
         return Some(drawn);
     }
-    let draw = remix(draw ^ AGAIN);
-    among(candidates, |index| candidates.usable(index), draw)
-        .or_else(|| among(candidates, |index| candidates.eligible(index), draw))
+    let draw = remix_draw(draw ^ AGAIN);
+    draw_among(candidates, |index| candidates.is_usable(index), draw)
+        .or_else(|| draw_among(candidates, |index| candidates.is_eligible(index), draw))
 }
 
 /// Returns the draw for this turn: consecutive values are spread evenly, so that heavier candidates are not
 /// chosen several times in a row.
-pub(super) fn turn(turn: usize) -> u64 {
+pub(super) fn turn_draw(turn: usize) -> u64 {
     (turn as u64).wrapping_mul(GOLDEN)
 }
 
-fn among<C: Candidates + ?Sized>(
+fn draw_among<C: Candidates + ?Sized>(
     candidates: &C,
     fits: impl Fn(usize) -> bool,
     draw: u64,
 ) -> Option<usize> {
-    let weight = |index| usize::from(candidates.weight(index).unwrap_or_default().number());
+    let weight = |index| usize::from(candidates.weight(index).unwrap_or_default().as_u16());
     let fitting = || (0..candidates.len()).filter(|index| fits(*index));
     let all = fitting().map(weight).sum();
-    let mut point = below(all, draw >> 32);
+    let mut point = draw_below(all, draw >> 32);
     fitting().find(|index| {
         let weight = weight(*index);
         let found = point < weight;
@@ -49,7 +49,7 @@ fn among<C: Candidates + ?Sized>(
 }
 
 /// True if weights differ; all candidates then have one.
-pub(super) fn applies<C: Candidates + ?Sized>(candidates: &C) -> bool {
+pub(super) fn has_weights<C: Candidates + ?Sized>(candidates: &C) -> bool {
     candidates.weight(0).is_some()
 }
 
@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::balance::Load;
-    use crate::balance::policy::{any, in_turn};
+    use crate::balance::policy::{in_turn, pick_random};
 
     /// Weight, requests in progress, and true if it may be chosen.
     struct Table(Vec<(u16, u32, bool)>);
@@ -73,9 +73,9 @@ mod tests {
             self.0.len()
         }
         fn load(&self, index: usize) -> Load {
-            Load { weight: self.weight(index), ..Load::of(self.0[index].1) }
+            Load { weight: self.weight(index), ..Load::from_requests(self.0[index].1) }
         }
-        fn usable(&self, index: usize) -> bool {
+        fn is_usable(&self, index: usize) -> bool {
             self.0[index].2
         }
         fn weight(&self, index: usize) -> Option<Weight> {
@@ -85,7 +85,7 @@ mod tests {
 
     const TURNS: usize = 20_000;
 
-    fn counts(table: &Table, choose: impl Fn(&Table, usize) -> Option<usize>) -> Vec<usize> {
+    fn pick_counts(table: &Table, choose: impl Fn(&Table, usize) -> Option<usize>) -> Vec<usize> {
         let mut counts = vec![0; table.len()];
         for turn in 0..TURNS {
             counts[choose(table, turn).unwrap()] += 1;
@@ -93,15 +93,15 @@ mod tests {
         counts
     }
 
-    fn near(counts: &[usize], shares: &[f64]) -> bool {
+    fn are_near(counts: &[usize], shares: &[f64]) -> bool {
         let near = |(count, share): (&usize, &f64)| {
             (*count as f64 - TURNS as f64 * share).abs() < TURNS as f64 * 0.012
         };
         counts.iter().zip(shares).all(near)
     }
 
-    fn draw(turn: usize) -> u64 {
-        remix(turn as u64 ^ 0x3333)
+    fn seeded_draw(turn: usize) -> u64 {
+        remix_draw(turn as u64 ^ 0x3333)
     }
 
     #[test]
@@ -109,11 +109,11 @@ mod tests {
         let shares = [0.1, 0.2, 0.7];
         let table = Table(vec![(10, 0, true), (20, 0, true), (70, 0, true)]);
         for counts in [
-            counts(&table, |it, turn| crate::pick(it, draw(turn))),
-            counts(&table, |it, turn| any(it, draw(turn))),
-            counts(&table, in_turn),
+            pick_counts(&table, |it, turn| crate::pick_candidate(it, seeded_draw(turn))),
+            pick_counts(&table, |it, turn| pick_random(it, seeded_draw(turn))),
+            pick_counts(&table, in_turn),
         ] {
-            assert!(near(&counts, &shares), "{counts:?}");
+            assert!(are_near(&counts, &shares), "{counts:?}");
         }
     }
 
@@ -121,15 +121,15 @@ mod tests {
     fn who_may_not_be_chosen_leaves_its_share_to_the_others_by_weight() {
         let table = Table(vec![(10, 0, true), (50, 0, false), (30, 0, true)]);
         for counts in [
-            counts(&table, |it, turn| crate::pick(it, draw(turn))),
-            counts(&table, |it, turn| any(it, draw(turn))),
-            counts(&table, in_turn),
+            pick_counts(&table, |it, turn| crate::pick_candidate(it, seeded_draw(turn))),
+            pick_counts(&table, |it, turn| pick_random(it, seeded_draw(turn))),
+            pick_counts(&table, in_turn),
         ] {
-            assert!(near(&counts, &[0.25, 0.0, 0.75]), "{counts:?}");
+            assert!(are_near(&counts, &[0.25, 0.0, 0.75]), "{counts:?}");
         }
         let none = Table(vec![(10, 0, false), (30, 0, false)]);
-        let counts = counts(&none, |it, turn| any(it, draw(turn)));
-        assert!(near(&counts, &[0.25, 0.75]), "{counts:?}");
+        let counts = pick_counts(&none, |it, turn| pick_random(it, seeded_draw(turn)));
+        assert!(are_near(&counts, &[0.25, 0.75]), "{counts:?}");
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
     fn load_evens_out_by_weight() {
         let mut table = Table(vec![(100, 0, true), (100, 0, true), (300, 0, true)]);
         for turn in 0..1000 {
-            let index = crate::pick(&table, draw(turn)).unwrap();
+            let index = crate::pick_candidate(&table, seeded_draw(turn)).unwrap();
             table.0[index].1 += 1;
         }
         let loads: Vec<u32> = table.0.iter().map(|it| it.1).collect();

@@ -5,20 +5,20 @@ use proptest::prelude::*;
 
 use super::*;
 
-const fn at(seconds: u64) -> Duration {
+const fn at_second(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn trip() -> Trip {
+fn trip_rule() -> Trip {
     Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
-        window: at(10),
+        window: at_second(10),
         steps: 10,
         requests_min: 4,
         failed: TooMany { share_ppm: Some(500_000), number: None },
         consecutive: None,
         slow: None,
-        open_for: at(20),
+        open_for: at_second(20),
         probes: 2,
     }
 }
@@ -26,99 +26,115 @@ fn trip() -> Trip {
 const WELL: Shown = Shown { failed: false, took: Duration::from_millis(10) };
 const FAILED: Shown = Shown { failed: true, took: Duration::from_millis(10) };
 
-fn ask(circuit: &mut Circuit, shown: Shown, now: Duration) -> Option<Turn> {
-    let ticket = circuit.admit(now).expect("it lets requests through");
-    circuit.end(ticket, shown, now)
+fn run_request(circuit: &mut Circuit, shown: Shown, now: Duration) -> Option<Turn> {
+    let ticket = circuit.admit_request(now).expect("it lets requests through");
+    circuit.record_result(ticket, shown, now)
 }
 
-fn opened(trigger: Trigger) -> Option<Turn> {
+fn opened_by(trigger: Trigger) -> Option<Turn> {
     Some(Turn::Opened(trigger))
 }
 
 #[test]
 fn opens_by_the_share_of_failures_and_closes_after_its_probes() {
-    let mut circuit = Circuit::new(trip());
+    let mut circuit = Circuit::new(trip_rule());
     for shown in [WELL, WELL, FAILED] {
-        assert_eq!(ask(&mut circuit, shown, at(0)), None);
+        assert_eq!(run_request(&mut circuit, shown, at_second(0)), None);
     }
-    assert_eq!(ask(&mut circuit, FAILED, at(1)), opened(Trigger::Failed));
-    assert_eq!(circuit.admit(at(1)), None);
-    assert_eq!(circuit.admit(at(20)), None, "20 s since it opened are not over");
-    let first = circuit.admit(at(21)).unwrap();
-    let second = circuit.admit(at(21)).unwrap();
-    assert_eq!(circuit.admit(at(21)), None, "two probes are permitted");
-    assert_eq!(circuit.end(first, WELL, at(21)), None);
-    assert_eq!(circuit.admit(at(21)), None);
-    assert_eq!(circuit.end(second, WELL, at(21)), Some(Turn::Closed));
-    assert_eq!(ask(&mut circuit, FAILED, at(21)), None, "with a clean slate");
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(1)), opened_by(Trigger::Failed));
+    assert_eq!(circuit.admit_request(at_second(1)), None);
+    assert_eq!(circuit.admit_request(at_second(20)), None, "20 s since it opened are not over");
+    let first = circuit.admit_request(at_second(21)).unwrap();
+    let second = circuit.admit_request(at_second(21)).unwrap();
+    assert_eq!(circuit.admit_request(at_second(21)), None, "two probes are permitted");
+    assert_eq!(circuit.record_result(first, WELL, at_second(21)), None);
+    assert_eq!(circuit.admit_request(at_second(21)), None);
+    assert_eq!(circuit.record_result(second, WELL, at_second(21)), Some(Turn::Closed));
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(21)), None, "with a clean slate");
 }
 
 #[test]
 fn a_failed_probe_opens_it_again_and_one_that_proves_nothing_makes_room() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(2), probes: 1, ..trip() });
-    assert_eq!(ask(&mut circuit, FAILED, at(0)), None);
-    assert_eq!(ask(&mut circuit, FAILED, at(0)), opened(Trigger::Consecutive));
-    assert_eq!(ask(&mut circuit, FAILED, at(20)), opened(Trigger::Probe));
-    assert_eq!(circuit.admit(at(39)), None);
-    let probe = circuit.admit(at(40)).unwrap();
-    assert_eq!(circuit.admit(at(40)), None);
-    circuit.release(probe);
-    assert_eq!(ask(&mut circuit, WELL, at(40)), Some(Turn::Closed));
+    let mut circuit = Circuit::new(Trip { consecutive: Some(2), probes: 1, ..trip_rule() });
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), None);
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(20)), opened_by(Trigger::Probe));
+    assert_eq!(circuit.admit_request(at_second(39)), None);
+    let probe = circuit.admit_request(at_second(40)).unwrap();
+    assert_eq!(circuit.admit_request(at_second(40)), None);
+    circuit.release_ticket(probe);
+    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Turn::Closed));
 }
 
 #[test]
 fn a_probe_that_does_not_end_is_waited_for_no_longer_than_it_was_open() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip() });
-    assert_eq!(ask(&mut circuit, FAILED, at(0)), opened(Trigger::Consecutive));
-    let stream = circuit.admit(at(20)).unwrap();
-    assert_eq!(circuit.admit(at(39)), None);
-    assert_eq!(ask(&mut circuit, WELL, at(40)), Some(Turn::Closed));
-    assert_eq!(circuit.end(stream, FAILED, at(41)), None, "it is of another time");
+    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip_rule() });
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
+    let stream = circuit.admit_request(at_second(20)).unwrap();
+    assert_eq!(circuit.admit_request(at_second(39)), None);
+    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Turn::Closed));
+    assert_eq!(circuit.record_result(stream, FAILED, at_second(41)), None, "it is of another time");
 }
 
 #[test]
 fn what_began_before_it_opened_decides_nothing_after() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip() });
-    let early: Vec<Ticket> = (0..3).map(|_| circuit.admit(at(0)).unwrap()).collect();
-    assert_eq!(circuit.end(early[0], FAILED, at(0)), opened(Trigger::Consecutive));
-    assert_eq!(circuit.end(early[1], WELL, at(1)), None);
-    let probe = circuit.admit(at(20)).unwrap();
-    assert_eq!(circuit.end(early[2], FAILED, at(20)), None);
-    circuit.release(early[2]);
-    assert_eq!(circuit.admit(at(20)), None, "the probe is still under way");
-    assert_eq!(circuit.end(probe, WELL, at(20)), Some(Turn::Closed));
+    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip_rule() });
+    let early: Vec<Ticket> = (0..3).map(|_| circuit.admit_request(at_second(0)).unwrap()).collect();
+    assert_eq!(
+        circuit.record_result(early[0], FAILED, at_second(0)),
+        opened_by(Trigger::Consecutive)
+    );
+    assert_eq!(circuit.record_result(early[1], WELL, at_second(1)), None);
+    let probe = circuit.admit_request(at_second(20)).unwrap();
+    assert_eq!(circuit.record_result(early[2], FAILED, at_second(20)), None);
+    circuit.release_ticket(early[2]);
+    assert_eq!(circuit.admit_request(at_second(20)), None, "the probe is still under way");
+    assert_eq!(circuit.record_result(probe, WELL, at_second(20)), Some(Turn::Closed));
 }
 
 #[test]
 fn slow_answers_open_it_by_share_or_by_number() {
     let slow = |share_ppm, number| {
-        let slow = Slow { from: at(2), too_many: TooMany { share_ppm, number } };
-        Circuit::new(Trip { slow: Some(slow), failed: TooMany::default(), probes: 1, ..trip() })
+        let slow = Slow { from: at_second(2), too_many: TooMany { share_ppm, number } };
+        Circuit::new(Trip {
+            slow: Some(slow),
+            failed: TooMany::default(),
+            probes: 1,
+            ..trip_rule()
+        })
     };
-    let late = Shown { failed: false, took: at(2) };
+    let late = Shown { failed: false, took: at_second(2) };
     let mut by_share = slow(Some(750_000), None);
     for shown in [late, late, WELL] {
-        assert_eq!(ask(&mut by_share, shown, at(0)), None);
+        assert_eq!(run_request(&mut by_share, shown, at_second(0)), None);
     }
-    assert_eq!(ask(&mut by_share, late, at(0)), opened(Trigger::Slow));
-    assert_eq!(ask(&mut by_share, late, at(20)), opened(Trigger::Probe), "a slow probe fails");
+    assert_eq!(run_request(&mut by_share, late, at_second(0)), opened_by(Trigger::Slow));
+    assert_eq!(
+        run_request(&mut by_share, late, at_second(20)),
+        opened_by(Trigger::Probe),
+        "a slow probe fails"
+    );
     let mut by_number = slow(None, Some(2));
     for shown in [late, late, WELL] {
-        assert_eq!(ask(&mut by_number, shown, at(0)), None, "fewer than four prove nothing");
+        assert_eq!(
+            run_request(&mut by_number, shown, at_second(0)),
+            None,
+            "fewer than four prove nothing"
+        );
     }
-    assert_eq!(ask(&mut by_number, WELL, at(0)), opened(Trigger::Slow));
+    assert_eq!(run_request(&mut by_number, WELL, at_second(0)), opened_by(Trigger::Slow));
 }
 
 #[test]
 fn what_left_the_window_does_not_count() {
-    let mut circuit = Circuit::new(trip());
+    let mut circuit = Circuit::new(trip_rule());
     for _ in 0..3 {
-        assert_eq!(ask(&mut circuit, FAILED, at(0)), None);
+        assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), None);
     }
     for _ in 0..3 {
-        assert_eq!(ask(&mut circuit, WELL, at(10)), None);
+        assert_eq!(run_request(&mut circuit, WELL, at_second(10)), None);
     }
-    assert_eq!(ask(&mut circuit, FAILED, at(10)), None, "one of four");
+    assert_eq!(run_request(&mut circuit, FAILED, at_second(10)), None, "one of four");
 }
 
 proptest! {
@@ -138,11 +154,11 @@ proptest! {
             failed: too_many,
             consecutive,
             slow: Some(Slow { from, too_many: TooMany { share_ppm: share, number: None } }),
-            window: at(1),
+            window: at_second(1),
             steps: 10,
-            open_for: at(1),
+            open_for: at_second(1),
             probes: 1,
-            ..trip()
+            ..trip_rule()
         };
         let mut circuit = Circuit::new(rule);
         let mut list: Vec<(Duration, bool, bool)> = Vec::new();
@@ -151,12 +167,12 @@ proptest! {
         for (pause, failed, slow) in asked {
             now += Duration::from_millis(pause);
             let took = if slow { from } else { Duration::ZERO };
-            let ticket = circuit.admit(now);
+            let ticket = circuit.admit_request(now);
             prop_assert_eq!(ticket.is_none(), open_until.is_some_and(|until| now < until));
             let Some(ticket) = ticket else { continue };
-            let turn = circuit.end(ticket, Shown { failed, took }, now);
+            let turn = circuit.record_result(ticket, Shown { failed, took }, now);
             if open_until.is_some() {
-                open_until = (failed || slow).then(|| now + at(1));
+                open_until = (failed || slow).then(|| now + at_second(1));
                 list.clear();
                 prop_assert_eq!(turn == Some(Turn::Closed), open_until.is_none());
                 continue;
@@ -177,7 +193,7 @@ proptest! {
             let opens = consecutive.is_some_and(|limit| row >= limit as usize)
                 || enough && (over(bad) || many || over(late));
             prop_assert_eq!(turn.is_some(), opens);
-            open_until = opens.then(|| now + at(1));
+            open_until = opens.then(|| now + at_second(1));
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// Adds a rule after those added before; without hosts it applies to any host.
-    pub(super) fn add(&mut self, place: usize, hosts: &[HostPattern]) {
+    pub(super) fn add_rule(&mut self, place: usize, hosts: &[HostPattern]) {
         if hosts.is_empty() {
             self.any.push(place);
         }
@@ -35,7 +35,7 @@ impl Hosts {
     }
 
     /// Returns the first rule for a host that `fits`. The host is in lower case, without a final dot.
-    pub(super) fn first(&self, host: &str, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn first_rule(&self, host: &str, fits: impl Fn(usize) -> bool) -> Option<usize> {
         let exact = self.exact.get(host).map_or(&[][..], |places| places);
         let mut best = first_before(usize::MAX, exact, &fits);
         best = first_before(best, &self.any, &fits);
@@ -59,7 +59,7 @@ mod tests {
 
     use super::*;
 
-    fn host() -> impl Strategy<Value = String> {
+    fn any_host() -> impl Strategy<Value = String> {
         proptest::collection::vec("[ab]?", 1..5).prop_map(|labels| labels.join("."))
     }
 
@@ -70,7 +70,7 @@ mod tests {
                 proptest::collection::vec("(\\*\\.)?[ab](\\.[ab]){0,2}", 0..4),
                 0..6,
             ),
-            host in host(),
+            host in any_host(),
             odd in any::<bool>(),
         ) {
             let patterns = |texts: &Vec<String>| -> Vec<HostPattern> {
@@ -79,14 +79,14 @@ mod tests {
             let egress_rules: Vec<Vec<HostPattern>> = egress_rules.iter().map(patterns).collect();
             let mut hosts = Hosts::default();
             for (place, patterns) in egress_rules.iter().enumerate() {
-                hosts.add(place, patterns);
+                hosts.add_rule(place, patterns);
             }
             let fits = |place: usize| !odd || place % 2 == 1;
             let in_order = egress_rules.iter().enumerate().position(|(place, patterns)| {
-                let is_for = patterns.is_empty() || patterns.iter().any(|it| it.fits(&host));
+                let is_for = patterns.is_empty() || patterns.iter().any(|it| it.matches_host(&host));
                 is_for && fits(place)
             });
-            prop_assert_eq!(hosts.first(&host, fits), in_order);
+            prop_assert_eq!(hosts.first_rule(&host, fits), in_order);
         }
     }
 }

@@ -14,27 +14,27 @@ use crate::plan::tests::workload_plan;
 use crate::traffic_policy::PortTrafficPolicy;
 use crate::{ForwardedPort, Plans};
 
-fn service(name: &str) -> ServiceName {
+fn service_name(name: &str) -> ServiceName {
     ServiceName::new("shop", name).unwrap()
 }
 
-fn policy(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", name).unwrap()
 }
 
-fn breaking(name: &str) -> TrafficPolicy {
-    let policy = policy(ServicePolicyKind::CircuitBreaker, name);
+fn breaker_policy(name: &str) -> TrafficPolicy {
+    let policy = policy_name(ServicePolicyKind::CircuitBreaker, name);
     let breaker = Breaker { policy, rule: CircuitBreaker::default() };
     TrafficPolicy { breaker: Some(breaker), ..TrafficPolicy::default() }
 }
 
-fn balancing(name: &str, algorithm: BalanceAlgorithm) -> TrafficPolicy {
-    let policy = policy(ServicePolicyKind::LoadBalancing, name);
+fn balancing_policy(name: &str, algorithm: BalanceAlgorithm) -> TrafficPolicy {
+    let policy = policy_name(ServicePolicyKind::LoadBalancing, name);
     let rule = LoadBalancing { algorithm, warm_up: None };
     TrafficPolicy { balancing: Some(Balancing { policy, rule }), ..TrafficPolicy::default() }
 }
 
-fn view(
+fn service_config(
     name: &str,
     traffic_policy: TrafficPolicy,
     backends: &[&str],
@@ -42,14 +42,14 @@ fn view(
 ) -> ServiceView {
     let endpoint = |number: u16| {
         let workload = WorkloadName::new("shop", &format!("{name}-{number}")).unwrap();
-        let id = EndpointId { service: service(name), port: 80, workload };
+        let id = EndpointId { service: service_name(name), port: 80, workload };
         let address = ([127, 0, 0, 1], number).into();
         Arc::new(Endpoint { id, address, account: None, tags: BTreeMap::new(), weight: None })
     };
     let rule = RouteRule {
         route: RouteName::new("shop", "r").unwrap(),
         matches: vec![RequestMatch::default()],
-        backends: backends.iter().map(|it| WeightedBackend::new(service(it), 80, 1)).collect(),
+        backends: backends.iter().map(|it| WeightedBackend::new(service_name(it), 80, 1)).collect(),
         request_timeout: None,
         actions: RuleActions::default(),
         kind: RouteKind::default(),
@@ -66,10 +66,10 @@ fn view(
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    ServiceView { name: service(name), reach: Reach::Allowed, ports, awaited: false }
+    ServiceView { name: service_name(name), reach: Reach::Allowed, ports, awaited: false }
 }
 
-fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
+fn compile_config(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
     let services = views.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     let plan = Arc::new(workload_plan(Access::Permissive));
@@ -78,52 +78,52 @@ fn plans(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
 }
 
 /// The names of the policies for a request to one service that is forwarded to another.
-fn applied(plans: &Plans, to: &str) -> String {
-    let called = &plans.service(&service("api")).unwrap().ports[&80];
-    let behind = &plans.service(&service(to)).unwrap().ports[&80];
-    let (traffic_policy, _) = called.policies_to(&service(to), 80, behind);
-    let names = traffic_policy.into_iter().flat_map(|it| it.policies());
+fn applied_policies(plans: &Plans, to: &str) -> String {
+    let called = &plans.service(&service_name("api")).unwrap().ports[&80];
+    let behind = &plans.service(&service_name(to)).unwrap().ports[&80];
+    let (traffic_policy, _) = called.policies_to(&service_name(to), 80, behind);
+    let names = traffic_policy.into_iter().flat_map(|it| it.policy_names());
     names.map(|it| it.name.to_string()).collect::<Vec<_>>().join(" ")
 }
 
-fn port<'a>(plans: &'a Plans, to: &str) -> &'a ForwardedPort {
-    let called = &plans.service(&service("api")).unwrap().ports[&80];
+fn forwarded_port<'a>(plans: &'a Plans, to: &str) -> &'a ForwardedPort {
+    let called = &plans.service(&service_name("api")).unwrap().ports[&80];
     let mut ports = called.forwarded.as_ref().unwrap().ports().iter();
-    ports.find(|it| it.service == service(to)).unwrap()
+    ports.find(|it| it.service == service_name(to)).unwrap()
 }
 
 #[test]
 fn policies_are_combined_by_kind() {
-    let random = || balancing("random", BalanceAlgorithm::Random);
-    let both = TrafficPolicy { balancing: random().balancing, ..breaking("called") };
+    let random = || balancing_policy("random", BalanceAlgorithm::Random);
+    let both = TrafficPolicy { balancing: random().balancing, ..breaker_policy("called") };
     for (called, own, expected) in [
         (TrafficPolicy::default(), TrafficPolicy::default(), ""),
-        (TrafficPolicy::default(), breaking("own"), "own"),
-        (breaking("called"), TrafficPolicy::default(), "called"),
-        (breaking("called"), breaking("own"), "own called"),
+        (TrafficPolicy::default(), breaker_policy("own"), "own"),
+        (breaker_policy("called"), TrafficPolicy::default(), "called"),
+        (breaker_policy("called"), breaker_policy("own"), "own called"),
         (random(), TrafficPolicy::default(), "random"),
-        (random(), balancing("own", BalanceAlgorithm::RoundRobin), "own"),
-        (both.clone(), breaking("own"), "own called random"),
+        (random(), balancing_policy("own", BalanceAlgorithm::RoundRobin), "own"),
+        (both.clone(), breaker_policy("own"), "own called random"),
     ] {
         let views = || {
             vec![
-                view("api", called.clone(), &["v1", "api", "gone"], 1),
-                view("v1", own.clone(), &[], 1),
+                service_config("api", called.clone(), &["v1", "api", "gone"], 1),
+                service_config("v1", own.clone(), &[], 1),
             ]
         };
-        assert_eq!(applied(&plans(views(), None), "v1"), expected);
+        assert_eq!(applied_policies(&compile_config(views(), None), "v1"), expected);
     }
 }
 
 #[test]
 fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
     let views = vec![
-        view("api", breaking("called"), &["gone", "api", "v1"], 1),
-        view("v1", TrafficPolicy::default(), &[], 1),
+        service_config("api", breaker_policy("called"), &["gone", "api", "v1"], 1),
+        service_config("v1", TrafficPolicy::default(), &[], 1),
     ];
-    let plans = plans(views, None);
-    let api = &plans.service(&service("api")).unwrap().ports[&80];
-    let v1 = &plans.service(&service("v1")).unwrap().ports[&80];
+    let plans = compile_config(views, None);
+    let api = &plans.service(&service_name("api")).unwrap().ports[&80];
+    let v1 = &plans.service(&service_name("v1")).unwrap().ports[&80];
     let breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
         let it: &PortTrafficPolicy = traffic_policy.unwrap();
         (it.breaker.is_some(), it.called.is_some())
@@ -137,44 +137,45 @@ fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
 fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
     let views = |own: &str, endpoints| {
         vec![
-            view("api", breaking("called"), &["v1", "v2"], 1),
-            view("v1", breaking(own), &[], endpoints),
-            view("v2", TrafficPolicy::default(), &[], 1),
+            service_config("api", breaker_policy("called"), &["v1", "v2"], 1),
+            service_config("v1", breaker_policy(own), &[], endpoints),
+            service_config("v2", TrafficPolicy::default(), &[], 1),
         ]
     };
-    let first = plans(views("own", 1), None);
-    let grown = plans(views("own", 2), Some(&first));
-    let edited = plans(views("other", 2), Some(&grown));
-    let traffic_policy = |plans: &Plans, to| Arc::clone(&port(plans, to).traffic_policy);
+    let first = compile_config(views("own", 1), None);
+    let grown = compile_config(views("own", 2), Some(&first));
+    let edited = compile_config(views("other", 2), Some(&grown));
+    let traffic_policy = |plans: &Plans, to| Arc::clone(&forwarded_port(plans, to).traffic_policy);
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v1"), &traffic_policy(&grown, "v1")));
     assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v2"), &traffic_policy(&edited, "v2")));
     // One breaker of the called service for all backends, and one of the backend for all callers.
     let called = |to| traffic_policy(&edited, to).called.clone().unwrap();
     assert!(Arc::ptr_eq(&called("v1"), &called("v2")));
-    let own = edited.service(&service("v1")).unwrap().ports[&80].traffic_policy.clone().unwrap();
+    let own =
+        edited.service(&service_name("v1")).unwrap().ports[&80].traffic_policy.clone().unwrap();
     let forwarded = traffic_policy(&edited, "v1").breaker.clone().unwrap();
     assert!(Arc::ptr_eq(&own.breaker.clone().unwrap(), &forwarded));
 }
 
 #[test]
 fn places_of_keys_follow_the_endpoints_of_the_backend() {
-    let maglev = || balancing("keys", BalanceAlgorithm::Maglev(HashKey::Source));
+    let maglev = || balancing_policy("keys", BalanceAlgorithm::Maglev(HashKey::Source));
     let views = |endpoints| {
         vec![
-            view("api", maglev(), &["v1"], 1),
-            view("v1", TrafficPolicy::default(), &[], endpoints),
+            service_config("api", maglev(), &["v1"], 1),
+            service_config("v1", TrafficPolicy::default(), &[], endpoints),
         ]
     };
-    let first = plans(views(1), None);
-    let same = plans(views(1), Some(&first));
-    let grown = plans(views(2), Some(&same));
-    let places = |plans: &Plans| port(plans, "v1").places.clone().unwrap();
+    let first = compile_config(views(1), None);
+    let same = compile_config(views(1), Some(&first));
+    let grown = compile_config(views(2), Some(&same));
+    let places = |plans: &Plans| forwarded_port(plans, "v1").places.clone().unwrap();
     assert!(Arc::ptr_eq(&places(&first), &places(&same)));
     let taken = |plans: &Plans| {
         let places = places(plans);
-        let keys = (0..1000).map(|n| crate::balance::hashing::key(&format!("user-{n}")));
-        keys.filter(|key| places.find(*key, |_| true) == Some(1)).count()
+        let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
+        keys.filter(|key| places.find_endpoint(*key, |_| true) == Some(1)).count()
     };
     assert_eq!(taken(&same), 0);
     assert!((400..600).contains(&taken(&grown)), "{}", taken(&grown));
@@ -183,11 +184,14 @@ fn places_of_keys_follow_the_endpoints_of_the_backend() {
 #[test]
 fn a_policy_that_ends_takes_its_ways_with_it() {
     let views = |traffic_policy| {
-        vec![view("api", traffic_policy, &["v1"], 1), view("v1", TrafficPolicy::default(), &[], 1)]
+        vec![
+            service_config("api", traffic_policy, &["v1"], 1),
+            service_config("v1", TrafficPolicy::default(), &[], 1),
+        ]
     };
-    let first = plans(views(breaking("called")), None);
+    let first = compile_config(views(breaker_policy("called")), None);
     assert_eq!(first.traffic_policies().count(), 2);
-    let after = plans(views(TrafficPolicy::default()), Some(&first));
-    assert_eq!((after.traffic_policies().count(), after.forwarded().count()), (0, 0));
-    assert_eq!(applied(&after, "v1"), "");
+    let after = compile_config(views(TrafficPolicy::default()), Some(&first));
+    assert_eq!((after.traffic_policies().count(), after.forwarded_ports().count()), (0, 0));
+    assert_eq!(applied_policies(&after, "v1"), "");
 }

@@ -6,11 +6,11 @@ use leno_model::{
 
 use super::*;
 
-fn pattern(text: &str) -> Option<HostPattern> {
+fn host_pattern(text: &str) -> Option<HostPattern> {
     (!text.is_empty()).then(|| text.parse().unwrap())
 }
 
-fn rule(route: &str, path: &str) -> RouteRule {
+fn path_rule(route: &str, path: &str) -> RouteRule {
     RouteRule {
         route: format!("shop/{route}").parse().unwrap(),
         matches: vec![RequestMatch {
@@ -24,28 +24,32 @@ fn rule(route: &str, path: &str) -> RouteRule {
     }
 }
 
-fn listener(name: &str, hostname: &str, hosts: &[(&str, &[(&str, &str)])]) -> GatewayListener {
+fn gateway_listener(
+    name: &str,
+    hostname: &str,
+    hosts: &[(&str, &[(&str, &str)])],
+) -> GatewayListener {
     let host = |(hostname, found): &(&str, &[(&str, &str)])| HostRules {
-        hostname: pattern(hostname),
-        rules: found.iter().map(|(route, path)| rule(route, path)).collect(),
+        hostname: host_pattern(hostname),
+        rules: found.iter().map(|(route, path)| path_rule(route, path)).collect(),
     };
     GatewayListener {
         name: Name::new(name).unwrap(),
-        hostname: pattern(hostname),
+        hostname: host_pattern(hostname),
         certificates: Vec::new(),
         hosts: hosts.iter().map(host).collect(),
     }
 }
 
-fn built(listeners: Vec<GatewayListener>) -> HttpListeners {
+fn compile_listeners(listeners: Vec<GatewayListener>) -> HttpListeners {
     HttpListeners::compile(&listeners, &mut Vec::new())
 }
 
-fn decided(port: &HttpListeners, url: &str, server_name: Option<Option<&str>>) -> String {
+fn decide_request(port: &HttpListeners, url: &str, server_name: Option<Option<&str>>) -> String {
     let (authority, path) = url.split_at(url.find('/').unwrap());
     let fields: Vec<(String, String)> = Vec::new();
     let request = RequestView { method: "GET", path, query: None, authority, fields: &fields };
-    match port.choose(&request, server_name, 0) {
+    match port.choose_backend(&request, server_name, 0) {
         GatewayChoice::Route(RouteChoice::To { rule, .. }) => rule.route.name.to_string(),
         GatewayChoice::Route(other) => format!("{other:?}"),
         GatewayChoice::NoRoute { listener } => {
@@ -57,11 +61,11 @@ fn decided(port: &HttpListeners, url: &str, server_name: Option<Option<&str>>) -
 
 #[test]
 fn the_most_specific_listener_takes_a_request_and_no_other() {
-    let port = built(vec![
-        listener("any", "", &[("", &[("all", "/")])]),
-        listener("wild", "*.example.com", &[("", &[("wild", "/wild")])]),
-        listener("deep", "*.foo.example.com", &[("", &[("deep", "/")])]),
-        listener("one", "abc.foo.example.com", &[("", &[("one", "/one")])]),
+    let port = compile_listeners(vec![
+        gateway_listener("any", "", &[("", &[("all", "/")])]),
+        gateway_listener("wild", "*.example.com", &[("", &[("wild", "/wild")])]),
+        gateway_listener("deep", "*.foo.example.com", &[("", &[("deep", "/")])]),
+        gateway_listener("one", "abc.foo.example.com", &[("", &[("one", "/one")])]),
     ]);
     for (url, expected) in [
         ("bar.com/", "all"),
@@ -75,15 +79,15 @@ fn the_most_specific_listener_takes_a_request_and_no_other() {
         ("abc.foo.example.com/", "nothing at one"),
         ("[::1]:80/", "all"),
     ] {
-        assert_eq!(decided(&port, url, None), expected, "{url}");
+        assert_eq!(decide_request(&port, url, None), expected, "{url}");
     }
-    let none = built(vec![listener("one", "a.com", &[("", &[("a", "/")])])]);
-    assert_eq!(decided(&none, "b.com/", None), "nobody");
+    let none = compile_listeners(vec![gateway_listener("one", "a.com", &[("", &[("a", "/")])])]);
+    assert_eq!(decide_request(&none, "b.com/", None), "nobody");
 }
 
 #[test]
 fn within_a_listener_the_more_specific_host_is_asked_first_and_the_next_one_after_it() {
-    let port = built(vec![listener(
+    let port = compile_listeners(vec![gateway_listener(
         "any",
         "",
         &[
@@ -100,17 +104,17 @@ fn within_a_listener_the_more_specific_host_is_asked_first_and_the_next_one_afte
         ("b.a.com/x", "all"),
         ("c.a.com/b", "all"),
     ] {
-        assert_eq!(decided(&port, url, None), expected, "{url}");
+        assert_eq!(decide_request(&port, url, None), expected, "{url}");
     }
 }
 
 #[test]
 fn a_request_for_another_listener_than_its_session_is_misdirected() {
-    let port = built(vec![
-        listener("any", "", &[("example.org", &[("first", "/")])]),
-        listener("second", "second-example.org", &[("", &[("second", "/")])]),
-        listener("wild", "*.wildcard.org", &[("", &[("wild", "/")])]),
-        listener("fourth", "fourth.wildcard.org", &[("", &[("fourth", "/")])]),
+    let port = compile_listeners(vec![
+        gateway_listener("any", "", &[("example.org", &[("first", "/")])]),
+        gateway_listener("second", "second-example.org", &[("", &[("second", "/")])]),
+        gateway_listener("wild", "*.wildcard.org", &[("", &[("wild", "/")])]),
+        gateway_listener("fourth", "fourth.wildcard.org", &[("", &[("fourth", "/")])]),
     ]);
     for (name, url, expected) in [
         (Some("example.org"), "example.org/", "first"),
@@ -125,19 +129,19 @@ fn a_request_for_another_listener_than_its_session_is_misdirected() {
         (None, "example.org/", "first"),
         (None, "second-example.org/", "misdirected"),
     ] {
-        assert_eq!(decided(&port, url, Some(name)), expected, "{name:?} {url}");
+        assert_eq!(decide_request(&port, url, Some(name)), expected, "{name:?} {url}");
     }
 }
 
 #[test]
 fn a_rule_that_cannot_be_used_costs_no_other() {
-    let mut bad = rule("bad", "/");
+    let mut bad = path_rule("bad", "/");
     bad.matches[0].path = PathMatch::Regex("(".to_owned());
-    let mut listener = listener("any", "", &[("", &[("good", "/")])]);
+    let mut listener = gateway_listener("any", "", &[("", &[("good", "/")])]);
     listener.hosts[0].rules.insert(0, bad);
     let mut refused = Vec::new();
     let port = HttpListeners::compile(&[listener], &mut refused);
-    assert_eq!(decided(&port, "a.com/", None), "good");
+    assert_eq!(decide_request(&port, "a.com/", None), "good");
     assert_eq!(refused.len(), 1);
     assert!(refused[0].to_string().contains("HTTPRoute shop/bad"), "{}", refused[0]);
 }
@@ -145,9 +149,9 @@ fn a_rule_that_cannot_be_used_costs_no_other() {
 #[test]
 fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is_said() {
     let at = |redirect: Redirect, scheme, port| {
-        let mut listener = listener("any", "", &[("", &[("a", "/")])]);
+        let mut listener = gateway_listener("any", "", &[("", &[("a", "/")])]);
         listener.hosts[0].rules[0].actions.redirect = Some(redirect);
-        let listeners = built(vec![listener]);
+        let listeners = compile_listeners(vec![listener]);
         let fields: Vec<(String, String)> = Vec::new();
         let authority = "a.com:1234";
         let request =

@@ -46,12 +46,12 @@ pub fn request_edits(
 ) -> Result<HeaderEdits, Improper> {
     let is_made = |change: &&HeaderChange| match change.how {
         How::Replace | How::Append => true,
-        How::IfAbsent => fields.first(&change.name).is_none(),
-        How::IfPresent => fields.first(&change.name).is_some(),
+        How::IfAbsent => fields.first_value(&change.name).is_none(),
+        How::IfPresent => fields.first_value(&change.name).is_some(),
     };
     let mut edits = HeaderEdits::default();
     for change in changes.iter().filter(is_made) {
-        put(&mut edits, change)?;
+        add_change(&mut edits, change)?;
     }
     for name in remove {
         let is_free = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
@@ -70,14 +70,14 @@ pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, Improper> {
     let mut edits = HeaderEdits::default();
     for change in changes {
         match change.how {
-            How::Replace | How::Append => put(&mut edits, change)?,
+            How::Replace | How::Append => add_change(&mut edits, change)?,
             How::IfAbsent | How::IfPresent => return Err(Improper(change.name.clone())),
         }
     }
     Ok(edits)
 }
 
-fn put(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Improper> {
+fn add_change(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Improper> {
     let HeaderChange { name, value, how } = change;
     if !HeaderEdits::is_name(name) || !HeaderEdits::may_edit(name) || !HeaderEdits::is_value(value)
     {
@@ -97,7 +97,7 @@ fn put(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Improper> {
 impl FieldEdits {
     /// Compiles requested edits.
     #[must_use]
-    pub fn wanted(edits: &HeaderEdits) -> Self {
+    pub fn from_edits(edits: &HeaderEdits) -> Self {
         Self::compile(edits)
     }
 }
@@ -109,7 +109,7 @@ const NAME_CHARACTERS_MAX: usize = 64;
 mod tests {
     use super::*;
 
-    fn change(name: &str, value: &str, how: How) -> HeaderChange {
+    fn header_change(name: &str, value: &str, how: How) -> HeaderChange {
         HeaderChange { name: name.to_owned(), value: value.to_owned(), how }
     }
 
@@ -117,16 +117,16 @@ mod tests {
     fn changes_hang_on_what_the_request_has() {
         let fields = vec![("x-there".to_owned(), "1".to_owned())];
         let changes = [
-            change("x-user", "ann", How::Replace),
-            change("x-user", "bea", How::Replace),
-            change("x-role", "reader", How::Append),
-            change("x-there", "2", How::IfAbsent),
-            change("x-new", "3", How::IfAbsent),
-            change("x-there", "4", How::IfPresent),
-            change("x-gone", "5", How::IfPresent),
+            header_change("x-user", "ann", How::Replace),
+            header_change("x-user", "bea", How::Replace),
+            header_change("x-role", "reader", How::Append),
+            header_change("x-there", "2", How::IfAbsent),
+            header_change("x-new", "3", How::IfAbsent),
+            header_change("x-there", "4", How::IfPresent),
+            header_change("x-gone", "5", How::IfPresent),
         ];
         let remove = ["cookie", "host", "Content-Length", "x-user"].map(str::to_owned);
-        let edits = FieldEdits::wanted(&request_edits(&changes, &remove, &fields).unwrap());
+        let edits = FieldEdits::from_edits(&request_edits(&changes, &remove, &fields).unwrap());
         assert_eq!(&*edits.lines, "x-user: bea\r\nx-new: 3\r\nx-there: 4\r\nx-role: reader\r\n");
         let mut removed: Vec<&str> = edits.remove.iter().map(|name| &**name).collect();
         removed.sort_unstable();
@@ -144,10 +144,10 @@ mod tests {
             ("", "a"),
             ("x-a", "b\r\nx-c: d"),
         ] {
-            let changes = [change(name, value, How::Replace)];
+            let changes = [header_change(name, value, How::Replace)];
             assert!(request_edits(&changes, &[], &Vec::new()).is_err(), "{name}");
             assert!(edits_of(&changes).is_err(), "{name}");
         }
-        assert!(edits_of(&[change("x-a", "b", How::IfAbsent)]).is_err());
+        assert!(edits_of(&[header_change("x-a", "b", How::IfAbsent)]).is_err());
     }
 }

@@ -15,22 +15,22 @@ fn check_service() -> CheckService {
     CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
 }
 
-fn path(prefix: &str) -> RequestMatch {
+fn path_prefix(prefix: &str) -> RequestMatch {
     RequestMatch { path: PathMatch::Prefix(prefix.to_owned()), ..RequestMatch::default() }
 }
 
-fn policy(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
+fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
     ServicePolicyName::new(kind, "shop", name).unwrap()
 }
 
-fn plan(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
+fn guarded_config(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
     let mut plan = crate::plan::tests::workload_plan(leno_model::Access::Permissive);
     plan.guards = BTreeMap::from([(80, guards)]);
     plan.limits = BTreeMap::from([(80, limits)]);
     plan
 }
 
-fn authorization(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
+fn authorization_guard(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
     let rule = Authorization {
         check_service: check_service(),
         requests,
@@ -38,15 +38,15 @@ fn authorization(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
         context: Vec::new(),
         body: None,
     };
-    let policy = policy(ServicePolicyKind::ExternalAuthorization, name);
+    let policy = policy_name(ServicePolicyKind::ExternalAuthorization, name);
     PortGuard { policy, guard: Guard::Authorization(Box::new(rule)) }
 }
 
-fn entry(key: &str, value: DescriptorValue) -> DescriptorEntry {
+fn descriptor_entry(key: &str, value: DescriptorValue) -> DescriptorEntry {
     DescriptorEntry { key: key.to_owned(), value }
 }
 
-fn limit(descriptors: Vec<Descriptor>) -> PortLimits {
+fn global_limit(descriptors: Vec<Descriptor>) -> PortLimits {
     let global = GlobalLimit {
         check_service: check_service(),
         domain: "shop".to_owned(),
@@ -55,19 +55,22 @@ fn limit(descriptors: Vec<Descriptor>) -> PortLimits {
         tells: false,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
-    PortLimits { policy: policy(ServicePolicyKind::RateLimit, "all"), limits }
+    PortLimits { policy: policy_name(ServicePolicyKind::RateLimit, "all"), limits }
 }
 
-fn view<'a>(path: &'a str, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
+fn request_view<'a>(path: &'a str, fields: &'a Vec<(String, String)>) -> RequestView<'a> {
     RequestView { method: "GET", path, query: None, authority: "web:80", fields }
 }
 
 #[test]
 fn no_odd_variant_gets_around_a_question() {
-    let guards = vec![authorization("admin", vec![path("/admin")]), authorization("all", vec![])];
-    let guards = Guards::build(&plan(guards, Vec::new())).unwrap().unwrap();
-    assert!(guards.at(81).is_none());
-    let port = guards.at(80).unwrap();
+    let guards = vec![
+        authorization_guard("admin", vec![path_prefix("/admin")]),
+        authorization_guard("all", vec![]),
+    ];
+    let guards = Guards::build(&guarded_config(guards, Vec::new())).unwrap().unwrap();
+    assert!(guards.for_port(81).is_none());
+    let port = guards.for_port(80).unwrap();
     for (path, asked) in [
         ("/admin/users", &["admin", "all"][..]),
         ("/%61dmin", &["admin", "all"]),
@@ -81,8 +84,8 @@ fn no_odd_variant_gets_around_a_question() {
         ("/", &["all"]),
     ] {
         let fields = Vec::new();
-        let view = view(path, &fields);
-        let found = port.authorizations(&view);
+        let view = request_view(path, &fields);
+        let found = port.required_authorizations(&view);
         let found: Vec<&str> = found.map(|it| it.policy.name.as_str()).collect();
         assert_eq!(found, asked, "{path}");
     }
@@ -90,7 +93,7 @@ fn no_odd_variant_gets_around_a_question() {
 
 #[test]
 fn nobody_is_asked_where_nothing_is_said() {
-    let mut plan = plan(Vec::new(), Vec::new());
+    let mut plan = guarded_config(Vec::new(), Vec::new());
     plan.guards.clear();
     assert!(Guards::build(&plan).unwrap().is_none());
 }
@@ -98,41 +101,41 @@ fn nobody_is_asked_where_nothing_is_said() {
 #[test]
 fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
     let descriptor = |requests, entries, hits| Descriptor { requests, entries, hits };
-    let limits = limit(vec![
+    let limits = global_limit(vec![
         descriptor(
-            vec![path("/orders")],
-            vec![entry("rule", DescriptorValue::Text("orders".to_owned()))],
+            vec![path_prefix("/orders")],
+            vec![descriptor_entry("rule", DescriptorValue::Text("orders".to_owned()))],
             5,
         ),
         descriptor(
             vec![],
             vec![
-                entry("user", DescriptorValue::Header("x-user".to_owned())),
-                entry("path", DescriptorValue::Path),
+                descriptor_entry("user", DescriptorValue::Header("x-user".to_owned())),
+                descriptor_entry("path", DescriptorValue::Path),
             ],
             1,
         ),
-        descriptor(vec![], vec![entry("client", DescriptorValue::Client)], 1),
+        descriptor(vec![], vec![descriptor_entry("client", DescriptorValue::Client)], 1),
         descriptor(
             vec![],
             vec![
-                entry("from", DescriptorValue::Address),
-                entry("method", DescriptorValue::Method),
-                entry("to", DescriptorValue::Header(":authority".to_owned())),
+                descriptor_entry("from", DescriptorValue::Address),
+                descriptor_entry("method", DescriptorValue::Method),
+                descriptor_entry("to", DescriptorValue::Header(":authority".to_owned())),
             ],
             1,
         ),
     ]);
-    let guards = Guards::build(&plan(Vec::new(), vec![limits])).unwrap().unwrap();
-    let port = guards.at(80).unwrap();
+    let guards = Guards::build(&guarded_config(Vec::new(), vec![limits])).unwrap().unwrap();
+    let port = guards.for_port(80).unwrap();
     let account = ServiceAccount::new("shop", "web").unwrap();
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let reported = |path: &str, user: Option<&str>, account: Option<&ServiceAccount>| {
         let fields: Vec<(String, String)> =
             user.iter().map(|user| ("x-user".to_owned(), (*user).to_owned())).collect();
         let asking = Asking { account, address };
-        let view = view(path, &fields);
-        let all = port.limits(&view, asking);
+        let view = request_view(path, &fields);
+        let all = port.required_limits(&view, asking);
         let all: Vec<_> = all.flat_map(|(_, described)| described).collect();
         all.into_iter()
             .map(|it| {

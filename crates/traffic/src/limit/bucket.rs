@@ -21,7 +21,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn of(rate: Rate) -> Self {
+    pub(super) fn from_rate(rate: Rate) -> Self {
         let time = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
         let token = (time / u64::from(rate.count.max(1))).max(1);
         Self { token, whole: token.saturating_mul(u64::from(rate.size.max(1))) }
@@ -29,7 +29,7 @@ impl Pace {
 
     /// Returns the time at which the bucket is full after one more token; or the time until a token is
     /// available.
-    fn after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
+    fn full_after(self, full_at: u64, now: u64) -> Result<u64, Duration> {
         let next = full_at.max(now).saturating_add(self.token);
         match (next - now).checked_sub(self.whole) {
             None | Some(0) => Ok(next),
@@ -50,10 +50,10 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// Takes a token, or returns the time until one is available.
-    pub(super) fn take(&self, pace: Pace, now: u64) -> Result<(), Duration> {
+    pub(super) fn take_token(&self, pace: Pace, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
         let taken = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
-            match pace.after(full_at, now) {
+            match pace.full_after(full_at, now) {
                 Ok(next) => Some(next),
                 Err(short) => {
                     wait = short;
@@ -92,11 +92,11 @@ impl Buckets {
     }
 
     /// Takes a token from a key's bucket, or returns the time until one is available.
-    pub(super) fn take(&self, key: u128, pace: Pace, now: u64) -> Result<(), Duration> {
+    pub(super) fn take_token(&self, key: u128, pace: Pace, now: u64) -> Result<(), Duration> {
         // Held for one map lookup, without waits or panics.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
-        let full_at = generations.bucket(key, self.remembered);
-        *full_at = pace.after(*full_at, now)?;
+        let full_at = generations.bucket_for(key, self.remembered);
+        *full_at = pace.full_after(*full_at, now)?;
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Buckets {
 impl Generations {
     /// Returns the bucket of a key and moves it to the young generation. A full young generation becomes the
     /// old one, and the previous old one is dropped.
-    fn bucket(&mut self, key: u128, remembered: usize) -> &mut u64 {
+    fn bucket_for(&mut self, key: u128, remembered: usize) -> &mut u64 {
         if !self.young.contains_key(&key) {
             let known = self.old.remove(&key);
             if self.young.len() >= remembered {
@@ -132,39 +132,39 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn pace(count: u32, seconds: u64, size: u32) -> Pace {
-        Pace::of(Rate { count, time: Duration::from_secs(seconds), size })
+    fn test_pace(count: u32, seconds: u64, size: u32) -> Pace {
+        Pace::from_rate(Rate { count, time: Duration::from_secs(seconds), size })
     }
 
     #[test]
     fn a_bucket_gives_what_it_holds_and_then_what_comes_back() {
-        let (bucket, pace) = (Bucket::default(), pace(2, 1, 3));
+        let (bucket, pace) = (Bucket::default(), test_pace(2, 1, 3));
         let now = 5 * SECOND;
         for _ in 0..3 {
-            assert_eq!(bucket.take(pace, now), Ok(()));
+            assert_eq!(bucket.take_token(pace, now), Ok(()));
         }
-        assert_eq!(bucket.take(pace, now), Err(Duration::from_millis(500)));
-        assert_eq!(bucket.take(pace, now + SECOND / 4), Err(Duration::from_millis(250)));
-        assert_eq!(bucket.take(pace, now + SECOND / 2), Ok(()));
-        assert!(bucket.take(pace, now + SECOND / 2).is_err());
+        assert_eq!(bucket.take_token(pace, now), Err(Duration::from_millis(500)));
+        assert_eq!(bucket.take_token(pace, now + SECOND / 4), Err(Duration::from_millis(250)));
+        assert_eq!(bucket.take_token(pace, now + SECOND / 2), Ok(()));
+        assert!(bucket.take_token(pace, now + SECOND / 2).is_err());
         bucket.give_back(pace);
-        assert_eq!(bucket.take(pace, now + SECOND / 2), Ok(()));
+        assert_eq!(bucket.take_token(pace, now + SECOND / 2), Ok(()));
         // It never holds more than its size.
         for _ in 0..3 {
-            assert_eq!(bucket.take(pace, 100 * SECOND), Ok(()));
+            assert_eq!(bucket.take_token(pace, 100 * SECOND), Ok(()));
         }
-        assert!(bucket.take(pace, 100 * SECOND).is_err());
+        assert!(bucket.take_token(pace, 100 * SECOND).is_err());
     }
 
     #[test]
     fn over_any_time_no_more_comes_through_than_the_rate_and_a_bucket() {
         for (count, seconds, size) in [(1, 1, 1), (3, 60, 13), (1_000_000, 1, 10), (6, 3600, 1)] {
-            let (bucket, pace) = (Bucket::default(), pace(count, seconds, size));
+            let (bucket, pace) = (Bucket::default(), test_pace(count, seconds, size));
             // Four steps are one token: no fraction is lost.
             let step = seconds * SECOND / u64::from(count) / 4;
             let mut taken = 0_u64;
             for turn in 0..3_000 {
-                taken += u64::from(bucket.take(pace, turn * step).is_ok());
+                taken += u64::from(bucket.take_token(pace, turn * step).is_ok());
             }
             let over = 2_999 * step;
             let most = u64::from(size) + over / (seconds * SECOND / u64::from(count));
@@ -175,13 +175,13 @@ mod tests {
 
     #[test]
     fn threads_together_take_no_more_than_it_holds() {
-        let (bucket, pace) = (Bucket::default(), pace(1, 3600, 100));
+        let (bucket, pace) = (Bucket::default(), test_pace(1, 3600, 100));
         let taken = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let one = u64::from(bucket.take(pace, SECOND).is_ok());
+                        let one = u64::from(bucket.take_token(pace, SECOND).is_ok());
                         taken.fetch_add(one, Ordering::Relaxed);
                     }
                 });
@@ -192,18 +192,18 @@ mod tests {
 
     #[test]
     fn the_buckets_used_last_are_remembered_and_there_are_never_many() {
-        let (buckets, pace) = (Buckets::new(10), pace(1, 3600, 1));
-        assert_eq!(buckets.take(0, pace, SECOND), Ok(()));
+        let (buckets, pace) = (Buckets::new(10), test_pace(1, 3600, 1));
+        assert_eq!(buckets.take_token(0, pace, SECOND), Ok(()));
         for key in 1..10_000 {
-            assert_eq!(buckets.take(key, pace, SECOND), Ok(()), "{key}");
+            assert_eq!(buckets.take_token(key, pace, SECOND), Ok(()), "{key}");
             // A bucket in constant use is never dropped.
-            assert!(buckets.take(0, pace, SECOND).is_err(), "{key}");
+            assert!(buckets.take_token(0, pace, SECOND).is_err(), "{key}");
             let generations = buckets.generations.lock().unwrap();
             assert!(generations.young.len() + generations.old.len() <= 20);
         }
         for key in 9_995..10_000 {
-            assert!(buckets.take(key, pace, SECOND).is_err(), "{key}");
+            assert!(buckets.take_token(key, pace, SECOND).is_err(), "{key}");
         }
-        assert_eq!(buckets.take(1, pace, SECOND), Ok(()), "long forgotten");
+        assert_eq!(buckets.take_token(1, pace, SECOND), Ok(()), "long forgotten");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_model::{AdaptiveConcurrency, Concurrency};
 
-use super::nanoseconds;
+use super::to_nanos;
 
 /// A number of concurrency permits. Shared by threads.
 #[derive(Debug)]
@@ -47,13 +47,13 @@ impl Places {
     }
 
     /// Acquires a permit, if available. `waits`: the request is complete.
-    pub(super) fn take(&self, waits: bool, now: Duration) -> bool {
+    pub(super) fn try_acquire(&self, waits: bool, now: Duration) -> bool {
         if !take_of(&self.taken, self.requests) {
             return false;
         }
         let has_room = self.adaptive.as_ref().is_none_or(|it| match waits {
-            true => take_of(&it.waiting, it.most(now)),
-            false => it.waiting.load(Ordering::Relaxed) < it.most(now),
+            true => take_of(&it.waiting, it.current_limit(now)),
+            false => it.waiting.load(Ordering::Relaxed) < it.current_limit(now),
         });
         if !has_room {
             self.taken.fetch_sub(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl Places {
     }
 
     /// Releases a permit. `waits`: the response has not started.
-    pub(super) fn leave(&self, waits: bool) {
+    pub(super) fn release(&self, waits: bool) {
         self.taken.fetch_sub(1, Ordering::Relaxed);
         if waits {
             self.is_heard();
@@ -70,7 +70,7 @@ impl Places {
     }
 
     /// Records that a request with a permit is complete: it waits from now on.
-    pub(super) fn waits(&self) {
+    pub(super) fn mark_waiting(&self) {
         if let Some(adaptive) = &self.adaptive {
             adaptive.waiting.fetch_add(1, Ordering::Relaxed);
         }
@@ -84,13 +84,13 @@ impl Places {
     }
 
     /// Records the result of a request that waited since `sent`; called before [`Self::is_heard`].
-    pub(super) fn learn(&self, sent: Duration, (heard, now): (Heard, Duration)) {
+    pub(super) fn record_outcome(&self, sent: Duration, (heard, now): (Heard, Duration)) {
         let Some(adaptive) = &self.adaptive else { return };
         let waiting = adaptive.waiting.load(Ordering::Relaxed);
         let mut tuning = adaptive.tuning.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(quartered_until) = tuning.sample((sent, heard), waiting, now) {
-            adaptive.quartered_until.store(nanoseconds(quartered_until), Ordering::Relaxed);
-            adaptive.most.store(tuning.most(), Ordering::Relaxed);
+        if let Some(quartered_until) = tuning.add_sample((sent, heard), waiting, now) {
+            adaptive.quartered_until.store(to_nanos(quartered_until), Ordering::Relaxed);
+            adaptive.most.store(tuning.waiting_limit(), Ordering::Relaxed);
         }
     }
 }
@@ -105,16 +105,16 @@ impl Adaptive {
         let tuning = Tuning::new(rule, ceiling);
         Self {
             waiting: AtomicU32::new(0),
-            most: AtomicU32::new(tuning.most()),
+            most: AtomicU32::new(tuning.waiting_limit()),
             quartered_until: AtomicU64::new(0),
             least: rule.least.clamp(1, ceiling.max(1)),
             tuning: Mutex::new(tuning),
         }
     }
 
-    fn most(&self, now: Duration) -> u32 {
+    fn current_limit(&self, now: Duration) -> u32 {
         let most = self.most.load(Ordering::Relaxed);
-        match nanoseconds(now) < self.quartered_until.load(Ordering::Relaxed) {
+        match to_nanos(now) < self.quartered_until.load(Ordering::Relaxed) {
             true => (most / 4).max(self.least),
             false => most,
         }
@@ -182,23 +182,23 @@ struct Quartered {
 }
 
 impl Window {
-    fn at(began: Duration) -> Self {
+    fn starting_at(began: Duration) -> Self {
         Self { began, ..Self::default() }
     }
 
-    fn average(&self) -> f64 {
+    fn average_latency(&self) -> f64 {
         self.seconds / f64::from(self.answers)
     }
 
-    fn hear(&mut self, took: f64) {
+    fn add_sample(&mut self, took: f64) {
         self.seconds += took;
         self.squares += took * took;
         self.answers += 1;
     }
 
     /// Returns the standard error of the average.
-    fn doubt(&self) -> f64 {
-        let (answers, average) = (f64::from(self.answers), self.average());
+    fn standard_error(&self) -> f64 {
+        let (answers, average) = (f64::from(self.answers), self.average_latency());
         let variance = (self.squares / answers - average * average).max(0.0);
         (variance / answers).sqrt()
     }
@@ -227,14 +227,14 @@ impl Tuning {
 
     /// Records the result of a request that waited since `sent`, with `waiting - 1` others. Returns the end of
     /// the probe, if it changed.
-    fn sample(
+    fn add_sample(
         &mut self,
         (sent, heard): (Duration, Heard),
         waiting: u32,
         now: Duration,
     ) -> Option<Duration> {
         let took = now.saturating_sub(sent).as_secs_f64();
-        let pace = self.pace();
+        let pace = self.baseline_latency();
         let tells = match heard {
             Heard::Answer => true,
             Heard::GivenUp if pace.is_infinite() => took > WINDOW.as_secs_f64(),
@@ -246,23 +246,23 @@ impl Tuning {
         match self.quartered {
             Some(quartered) if now >= quartered.until => {
                 self.quartered = None;
-                self.window = Window::at(now);
+                self.window = Window::starting_at(now);
             }
             Some(quartered) if sent < quartered.believed_from => return None,
             _ => {}
         }
-        let slowest = self.average.max(self.window.average()).max(took);
-        let longest = seconds(slowest * 2.0 * f64::from(ANSWERS_MIN)).max(STRETCH);
+        let slowest = self.average.max(self.window.average_latency()).max(took);
+        let longest = from_seconds(slowest * 2.0 * f64::from(ANSWERS_MIN)).max(STRETCH);
         if now.saturating_sub(self.window.began) > longest {
             // There are too few samples for a conclusion.
-            self.window = Window::at(now);
+            self.window = Window::starting_at(now);
         }
-        self.window.hear(took);
+        self.window.add_sample(took);
         self.window.given_up += u32::from(heard == Heard::GivenUp);
         self.window.peak = self.window.peak.max(waiting);
         self.is_over(now).then(|| {
-            let window = std::mem::replace(&mut self.window, Window::at(now));
-            self.conclude(&window, now);
+            let window = std::mem::replace(&mut self.window, Window::starting_at(now));
+            self.finish_window(&window, now);
             self.quartered.map_or(Duration::ZERO, |quartered| quartered.until)
         })
     }
@@ -273,17 +273,17 @@ impl Tuning {
         if self.quartered.is_some() {
             return self.window.answers >= FEW;
         }
-        let lasts = seconds(2.0 * self.window.average()).clamp(WINDOW, STRETCH);
+        let lasts = from_seconds(2.0 * self.window.average_latency()).clamp(WINDOW, STRETCH);
         let is_long = now.saturating_sub(self.window.began) >= lasts;
         is_long && (self.window.answers >= ANSWERS_MIN || self.window.given_up >= FEW)
     }
 
-    fn conclude(&mut self, window: &Window, now: Duration) {
-        let average = window.average();
+    fn finish_window(&mut self, window: &Window, now: Duration) {
+        let average = window.average_latency();
         let was_quartered = self.quartered.take().is_some();
         if !was_quartered {
             self.average = average;
-            self.stretch.was_full |= window.peak >= self.most();
+            self.stretch.was_full |= window.peak >= self.waiting_limit();
             let began = *self.stretch.began.get_or_insert(now);
             let passed = now.saturating_sub(began).as_secs_f64();
             if passed >= self.stretch.lasts.as_secs_f64() {
@@ -292,10 +292,10 @@ impl Tuning {
         }
         if !window.is_given_up() {
             let [lowest, ..] = &mut self.lowest;
-            *lowest = lowest.min(average + 2.0 * window.doubt());
+            *lowest = lowest.min(average + 2.0 * window.standard_error());
         }
         if !was_quartered {
-            self.adjust(window);
+            self.adjust_limit(window);
         }
     }
 
@@ -307,17 +307,17 @@ impl Tuning {
             *lowest = f64::INFINITY;
         }
         let was_full = self.stretch.was_full;
-        let lasts = STRETCH.max(seconds(self.average * 20.0));
+        let lasts = STRETCH.max(from_seconds(self.average * 20.0));
         self.stretch = Stretch { began: Some(now), lasts, was_full: false };
         if was_full {
-            let believed_from = now.saturating_add(seconds(self.average));
-            let until = now.saturating_add(WINDOW).saturating_add(seconds(self.average * 2.0));
+            let believed_from = now.saturating_add(from_seconds(self.average));
+            let until = now.saturating_add(WINDOW).saturating_add(from_seconds(self.average * 2.0));
             self.quartered = Some(Quartered { believed_from, until });
         }
     }
 
-    fn adjust(&mut self, window: &Window) {
-        let (average, peak) = (window.average(), window.peak);
+    fn adjust_limit(&mut self, window: &Window) {
+        let (average, peak) = (window.average_latency(), window.peak);
         if !window.is_given_up() && self.shrinks_in_vain(average) {
             self.lowest = [f64::INFINITY; STRETCHES];
             let [lowest, ..] = &mut self.lowest;
@@ -328,8 +328,8 @@ impl Tuning {
         let share = match window.is_given_up() {
             true => 0.5,
             false => {
-                let at_least = (average - window.doubt()).max(f64::MIN_POSITIVE);
-                (self.pace() * slower + SLACK) / at_least
+                let at_least = (average - window.standard_error()).max(f64::MIN_POSITIVE);
+                (self.baseline_latency() * slower + SLACK) / at_least
             }
         };
         let wanted = if share < 1.0 {
@@ -338,20 +338,20 @@ impl Tuning {
             self.most * share.max(0.5)
         } else {
             self.shrinks_from = None;
-            let is_far = !self.has_shrunk && peak >= self.most();
+            let is_far = !self.has_shrunk && peak >= self.waiting_limit();
             self.most + if is_far { self.most } else { self.most.sqrt() }
         };
         let is_used = f64::from(peak) >= self.most / 2.0;
         if wanted < self.most || is_used {
             let ceiling = f64::from(self.ceiling);
-            self.most = f64::midpoint(self.most, wanted).min(ceiling).max(self.least());
+            self.most = f64::midpoint(self.most, wanted).min(ceiling).max(self.lowest_latency());
         }
     }
 
     /// True if latency is unchanged although far fewer requests wait: a queue would be shorter now.
     fn shrinks_in_vain(&mut self, average: f64) -> bool {
         let Some((most, before)) = self.shrinks_from else { return false };
-        let is_least = self.most <= self.least();
+        let is_least = self.most <= self.lowest_latency();
         if self.most < 2.0 || (is_least && self.most * 2.0 <= most && average > before * 0.8) {
             // A single request does not wait for others.
             return true;
@@ -364,16 +364,16 @@ impl Tuning {
     }
 
     /// Returns the baseline latency, in seconds.
-    fn pace(&self) -> f64 {
+    fn baseline_latency(&self) -> f64 {
         self.lowest.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn least(&self) -> f64 {
+    fn lowest_latency(&self) -> f64 {
         f64::from(self.rule.least.clamp(1, self.ceiling))
     }
 
     /// Returns the limit of waiting requests outside probes.
-    fn most(&self) -> u32 {
+    fn waiting_limit(&self) -> u32 {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -384,7 +384,7 @@ impl Tuning {
     }
 }
 
-fn seconds(seconds: f64) -> Duration {
+fn from_seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(STRETCH)
 }
 

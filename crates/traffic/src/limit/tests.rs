@@ -11,13 +11,13 @@ use crate::many::tests::{any_match, any_request};
 
 const PORT: u16 = 9080;
 
-fn policy(name: &str, rules: Vec<RateRule>) -> PortLimits {
+fn port_limits(name: &str, rules: Vec<RateRule>) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", name).unwrap();
     PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
 }
 
 /// A burst of this size, and one more each hour.
-fn rule(size: u32, path: Option<&str>) -> RateRule {
+fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
     let path = path.map(|path| RequestMatch {
         path: PathMatch::Prefix(path.to_owned()),
         ..RequestMatch::default()
@@ -33,11 +33,11 @@ fn rule(size: u32, path: Option<&str>) -> RateRule {
     }
 }
 
-fn limits(policies: Vec<PortLimits>) -> Limits {
+fn compile_limits(policies: Vec<PortLimits>) -> Limits {
     Limits::build(&BTreeMap::from([(PORT, policies)]), None).unwrap()
 }
 
-fn account(name: &str) -> ServiceAccount {
+fn service_account(name: &str) -> ServiceAccount {
     ServiceAccount::new("shop", name).unwrap()
 }
 
@@ -53,9 +53,9 @@ fn let_in(limits: &Limits, asked: &Asked<'_>) -> usize {
     let fields: Vec<(String, String)> = user.into_iter().collect();
     let (method, query, authority) = ("GET", None, "stock.shop");
     let request = RequestView { method, path: asked.path, query, authority, fields: &fields };
-    let caller = account(asked.from);
+    let caller = service_account(asked.from);
     let now = Duration::from_secs(7);
-    (0..100).filter(|_| limits.admit(PORT, (&request, Some(&caller)), now).is_ok()).count()
+    (0..100).filter(|_| limits.admit_request(PORT, (&request, Some(&caller)), now).is_ok()).count()
 }
 
 fn get(path: &str) -> Asked<'_> {
@@ -64,7 +64,10 @@ fn get(path: &str) -> Asked<'_> {
 
 #[test]
 fn every_rule_that_is_about_a_request_must_have_a_token() {
-    let limits = limits(vec![policy("a", vec![rule(10, None), rule(3, Some("/orders"))])]);
+    let limits = compile_limits(vec![port_limits(
+        "a",
+        vec![hourly_rule(10, None), hourly_rule(3, Some("/orders"))],
+    )]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 3);
     // Requests rejected by the second rule cost the first no token.
     assert_eq!(let_in(&limits, &get("/items")), 7);
@@ -72,16 +75,17 @@ fn every_rule_that_is_about_a_request_must_have_a_token() {
 
 #[test]
 fn rules_after_the_last_one_that_fits_are_not_asked() {
-    let last = RateRule { is_last: true, ..rule(20, Some("/orders")) };
-    let limits = limits(vec![policy("a", vec![last, rule(2, None)])]);
+    let last = RateRule { is_last: true, ..hourly_rule(20, Some("/orders")) };
+    let limits = compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, None)])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 20);
     assert_eq!(let_in(&limits, &get("/items")), 2);
 }
 
 #[test]
 fn no_variant_gets_around_a_limit() {
-    let last = RateRule { is_last: true, ..rule(90, Some("/cheap")) };
-    let limits = limits(vec![policy("a", vec![last, rule(2, Some("/orders"))])]);
+    let last = RateRule { is_last: true, ..hourly_rule(90, Some("/cheap")) };
+    let limits =
+        compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, Some("/orders"))])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 2);
     for path in [
         "/%6frders/1",
@@ -107,7 +111,7 @@ fn a_request_with_two_meanings_ends_no_list() {
     };
     let of = |size, is_last, requests: RequestMatch| {
         let requests = vec![requests];
-        RateRule { requests, is_last, ..rule(size, None) }
+        RateRule { requests, is_last, ..hourly_rule(size, None) }
     };
     let method =
         |method: &str| RequestMatch { methods: vec![method.to_owned()], ..RequestMatch::default() };
@@ -140,7 +144,7 @@ fn a_request_with_two_meanings_ends_no_list() {
         (by_header("~p.*"), None, Some(("x-kind", "probe, real")), 1),
         (by_header("~p.*"), None, Some(("x-kind", "probe;real")), 1),
     ] {
-        let limits = limits(vec![policy("a", rules)]);
+        let limits = compile_limits(vec![port_limits("a", rules)]);
         let field = field.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let plain = ("x-kind".to_owned(), "probe".to_owned());
         let is_twin = field.as_ref().is_some_and(|(name, _)| name == "x_kind");
@@ -148,20 +152,24 @@ fn a_request_with_two_meanings_ends_no_list() {
         let request =
             RequestView { method: "POST", path: "/item", query, authority: "", fields: &fields };
         let now = Duration::from_secs(7);
-        let admitted = (0..100).filter(|_| limits.admit(PORT, (&request, None), now).is_ok());
+        let admitted =
+            (0..100).filter(|_| limits.admit_request(PORT, (&request, None), now).is_ok());
         assert_eq!(admitted.count(), expected, "{query:?} {fields:?}");
     }
 }
 
 #[test]
 fn each_client_and_each_value_has_a_bucket_of_its_own() {
-    let client = RateRule { each: Each::Client { buckets: 10 }, ..rule(4, None) };
-    let limits_ = limits(vec![policy("a", vec![client])]);
+    let client = RateRule { each: Each::Client { buckets: 10 }, ..hourly_rule(4, None) };
+    let limits_ = compile_limits(vec![port_limits("a", vec![client])]);
     for from in ["web", "app"] {
         assert_eq!(let_in(&limits_, &Asked { from, ..get("/") }), 4, "{from}");
     }
     let header = Each::Header { name: "x-user".to_owned(), buckets: 10 };
-    let limits = limits(vec![policy("a", vec![RateRule { each: header, ..rule(4, None) }])]);
+    let limits = compile_limits(vec![port_limits(
+        "a",
+        vec![RateRule { each: header, ..hourly_rule(4, None) }],
+    )]);
     for user in [Some("ann"), Some("bob"), None] {
         assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 4, "{user:?}");
         assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 0, "{user:?}");
@@ -172,7 +180,8 @@ fn each_client_and_each_value_has_a_bucket_of_its_own() {
 fn a_rule_about_some_callers_counts_no_others() {
     let pattern = |text| NamePattern::new(text).unwrap();
     let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("w*") }];
-    let limits = limits(vec![policy("a", vec![RateRule { peers, ..rule(4, None) }])]);
+    let limits =
+        compile_limits(vec![port_limits("a", vec![RateRule { peers, ..hourly_rule(4, None) }])]);
     assert_eq!(let_in(&limits, &get("/")), 4);
     assert_eq!(let_in(&limits, &Asked { from: "app", ..get("/") }), 100);
 }
@@ -180,25 +189,29 @@ fn a_rule_about_some_callers_counts_no_others() {
 #[test]
 fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
     let answer = FixedAnswer { status: Some(503), ..FixedAnswer::default() };
-    let small = RateRule { answer, ..rule(1, None) };
-    let limits = limits(vec![policy("a", vec![rule(5, None)]), policy("b", vec![small])]);
+    let small = RateRule { answer, ..hourly_rule(1, None) };
+    let limits = compile_limits(vec![
+        port_limits("a", vec![hourly_rule(5, None)]),
+        port_limits("b", vec![small]),
+    ]);
     assert_eq!(let_in(&limits, &get("/")), 1);
     let fields = Vec::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let exceeded = limits.admit(PORT, (&request, None), Duration::from_secs(7)).unwrap_err();
+    let exceeded =
+        limits.admit_request(PORT, (&request, None), Duration::from_secs(7)).unwrap_err();
     assert_eq!(exceeded.policy.to_string(), "RateLimit shop/b");
     assert_eq!(exceeded.answer.unwrap().status, Some(503));
     assert_eq!(exceeded.wait, Duration::from_secs(3600));
-    assert!(limits.admit(1, (&request, None), Duration::ZERO).is_ok(), "another port");
+    assert!(limits.admit_request(1, (&request, None), Duration::ZERO).is_ok(), "another port");
 }
 
 #[test]
 fn connections_have_buckets_of_their_own() {
     let rate = Rate { count: 1, time: Duration::from_secs(1), size: 2 };
-    let mut said = policy("a", vec![rule(1, None)]);
+    let mut said = port_limits("a", vec![hourly_rule(1, None)]);
     said.limits.connections = Some(rate);
-    let limits = limits(vec![said]);
+    let limits = compile_limits(vec![said]);
     let at = Duration::from_millis;
     assert_eq!(let_in(&limits, &get("/")), 1);
     let admitted =
@@ -208,49 +221,58 @@ fn connections_have_buckets_of_their_own() {
 
 #[test]
 fn what_says_the_same_keeps_its_buckets() {
-    let kept = policy("kept", vec![rule(5, None)]);
-    let first = limits(vec![kept.clone(), policy("other", vec![rule(50, None)])]);
+    let kept = port_limits("kept", vec![hourly_rule(5, None)]);
+    let first =
+        compile_limits(vec![kept.clone(), port_limits("other", vec![hourly_rule(50, None)])]);
     assert_eq!(let_in(&first, &get("/")), 5);
-    let said = BTreeMap::from([(PORT, vec![policy("other", vec![rule(60, None)]), kept])]);
+    let said =
+        BTreeMap::from([(PORT, vec![port_limits("other", vec![hourly_rule(60, None)]), kept])]);
     let second = Limits::build(&said, Some(&first)).unwrap();
     assert_eq!(let_in(&second, &get("/")), 0);
-    let changed = BTreeMap::from([(PORT, vec![policy("kept", vec![rule(6, None)])])]);
+    let changed = BTreeMap::from([(PORT, vec![port_limits("kept", vec![hourly_rule(6, None)])])]);
     let third = Limits::build(&changed, Some(&second)).unwrap();
     assert_eq!(let_in(&third, &get("/")), 6);
 }
 
 fn at_once(name: &str, requests: u32) -> PortLimits {
     let concurrency = Concurrency { requests, ..Concurrency::default() };
-    let mut policy = policy(name, Vec::new());
+    let mut policy = port_limits(name, Vec::new());
     policy.limits.concurrency = Some(concurrency);
     policy
 }
 
 #[test]
 fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
-    let limits = limits(vec![at_once("a", 2), policy("b", vec![rule(1, None)]), at_once("c", 1)]);
+    let limits = compile_limits(vec![
+        at_once("a", 2),
+        port_limits("b", vec![hourly_rule(1, None)]),
+        at_once("c", 1),
+    ]);
     let now = Duration::ZERO;
-    let first = limits.enter(PORT, true, now).unwrap().unwrap();
-    let full = limits.enter(PORT, true, now).unwrap_err();
+    let first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
+    let full = limits.acquire_permit(PORT, true, now).unwrap_err();
     assert_eq!(
         (full.policy.to_string(), full.rule),
         ("RateLimit shop/c".to_owned(), "concurrency")
     );
     drop(first);
-    let _first = limits.enter(PORT, true, now).unwrap().unwrap();
+    let _first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
     // Had the second kept its permit of the first policy, that would be full.
-    assert_eq!(limits.enter(PORT, true, now).unwrap_err().policy.to_string(), "RateLimit shop/c");
-    assert!(limits.enter(PORT + 1, true, now).unwrap().is_none());
+    assert_eq!(
+        limits.acquire_permit(PORT, true, now).unwrap_err().policy.to_string(),
+        "RateLimit shop/c"
+    );
+    assert!(limits.acquire_permit(PORT + 1, true, now).unwrap().is_none());
 }
 
 #[test]
 fn requests_under_way_are_known_to_limits_that_say_the_same() {
-    let first = limits(vec![at_once("a", 1)]);
-    let _place = first.enter(PORT, true, Duration::ZERO).unwrap().unwrap();
+    let first = compile_limits(vec![at_once("a", 1)]);
+    let _place = first.acquire_permit(PORT, true, Duration::ZERO).unwrap().unwrap();
     let same = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 1)])]), Some(&first));
-    assert!(same.unwrap().enter(PORT, true, Duration::ZERO).is_err());
+    assert!(same.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_err());
     let more = Limits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
-    assert!(more.unwrap().enter(PORT, true, Duration::ZERO).is_ok());
+    assert!(more.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_ok());
 }
 
 /// A rule for some requests, of one caller or any, perhaps the last one evaluated.
@@ -265,7 +287,7 @@ fn any_rule() -> impl Strategy<Value = RateRule> {
             PeerMatch { namespace: pattern(namespace), account: pattern(account) }
         };
         let peers = callers.into_iter().map(peer).collect();
-        RateRule { requests, peers, is_last, ..rule(3, None) }
+        RateRule { requests, peers, is_last, ..hourly_rule(3, None) }
     })
 }
 
@@ -279,14 +301,14 @@ proptest! {
         let named = |(n, rule): (usize, RateRule)| RateRule { name: format!("r{n}"), ..rule };
         let policies: Vec<PortLimits> = policies
             .into_iter()
-            .map(|rules| policy("a", rules.into_iter().enumerate().map(named).collect()))
+            .map(|rules| port_limits("a", rules.into_iter().enumerate().map(named).collect()))
             .collect();
-        let (request, caller) = (made.view(), caller.map(account));
-        let kind = PathKind::of(request.path);
-        let variant = PathVariants::of(request.path, kind);
+        let (request, caller) = (made.request_view(), caller.map(service_account));
+        let kind = PathKind::from_path(request.path);
+        let variant = PathVariants::from_path(request.path, kind);
         let mut expected = Vec::new();
         for policy in &policies {
-            for rule in policy.limits.rules.iter().filter(|rule| rule.names(caller.as_ref())) {
+            for rule in policy.limits.rules.iter().filter(|rule| rule.matches_caller(caller.as_ref())) {
                 let fits = |fits: &dyn Fn(&RequestMatch) -> bool| {
                     rule.requests.is_empty() || rule.requests.iter().any(fits)
                 };
@@ -303,14 +325,14 @@ proptest! {
                 }
             }
         }
-        let limits = limits(policies);
-        let counting = limits.counting(PORT, &request, caller.as_ref());
+        let limits = compile_limits(policies);
+        let counting = limits.counting_rules(PORT, &request, caller.as_ref());
         let counting: Vec<String> = counting.iter().map(|(_, rule)| rule.name.clone()).collect();
         prop_assert_eq!(&counting, &expected);
 
         // Each of them has three tokens, and rules without tokens take none from others.
         let now = Duration::from_secs(7);
-        let admitted = || limits.admit(PORT, (&request, caller.as_ref()), now).is_ok();
+        let admitted = || limits.admit_request(PORT, (&request, caller.as_ref()), now).is_ok();
         if !expected.is_empty() {
             prop_assert_eq!((0..5).filter(|_| admitted()).count(), 3);
             limits.give_back(PORT, (&request, caller.as_ref()));

@@ -12,7 +12,7 @@ pub(crate) struct Beginnings<T> {
 
 impl<T> Beginnings<T> {
     /// Builds the index from distinct prefixes.
-    pub(crate) fn of(held: impl Iterator<Item = (Box<str>, T)>) -> Self {
+    pub(crate) fn from_prefixes(held: impl Iterator<Item = (Box<str>, T)>) -> Self {
         let held: FxHashMap<Box<[u8]>, T> =
             held.map(|(beginning, it)| (beginning.into_boxed_bytes(), it)).collect();
         let mut lengths: Vec<usize> = held.keys().map(|beginning| beginning.len()).collect();
@@ -23,7 +23,7 @@ impl<T> Beginnings<T> {
 
     /// Returns the first result of `found` over the values of a path's prefixes, the longest first.
     #[inline]
-    pub(crate) fn find<'a, R>(
+    pub(crate) fn find_longest<'a, R>(
         &'a self,
         path: &str,
         mut found: impl FnMut(&'a T) -> Option<R>,
@@ -59,8 +59,8 @@ impl<T> Beginnings<T> {
 
     /// Calls `take` with the value of each prefix of a path.
     #[inline]
-    pub(crate) fn each<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
-        self.find(path, |held| {
+    pub(crate) fn for_each_prefix<'a>(&'a self, path: &str, mut take: impl FnMut(&'a T)) {
+        self.find_longest(path, |held| {
             take(held);
             None::<()>
         });
@@ -85,17 +85,17 @@ mod tests {
 
     use super::*;
 
-    fn path() -> impl Strategy<Value = String> {
+    fn any_path() -> impl Strategy<Value = String> {
         proptest::collection::vec("[abä]{0,2}", 0..5).prop_map(|elements| elements.join("/"))
     }
 
     proptest! {
         #[test]
         fn what_is_found_is_what_the_path_has(
-            held in proptest::collection::btree_set(path(), 0..8),
-            path in path(),
+            held in proptest::collection::btree_set(any_path(), 0..8),
+            path in any_path(),
         ) {
-            let beginnings = Beginnings::of(held.iter().map(|it| (it.as_str().into(), it)));
+            let beginnings = Beginnings::from_prefixes(held.iter().map(|it| (it.as_str().into(), it)));
             let has = |beginning: &&String| {
                 let rest = path.strip_prefix(beginning.as_str());
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -103,18 +103,18 @@ mod tests {
             let mut expected: Vec<&String> = held.iter().filter(has).collect();
             expected.sort_by_key(|it| std::cmp::Reverse(it.len()));
             let mut found = Vec::new();
-            beginnings.each(&path, |it| found.push(*it));
+            beginnings.for_each_prefix(&path, |it| found.push(*it));
             prop_assert_eq!(&found, &expected);
-            let first = beginnings.find(&path, |it| it.contains('a').then_some(*it));
+            let first = beginnings.find_longest(&path, |it| it.contains('a').then_some(*it));
             prop_assert_eq!(first, expected.into_iter().find(|it| it.contains('a')));
         }
 
         #[test]
-        fn who_begins_with_a_text_has_its_whole_elements(text in path(), rest in path()) {
+        fn who_begins_with_a_text_has_its_whole_elements(text in any_path(), rest in any_path()) {
             if let Some(elements) = whole_elements(&text) {
-                let beginnings = Beginnings::of(std::iter::once((elements.into(), ())));
+                let beginnings = Beginnings::from_prefixes(std::iter::once((elements.into(), ())));
                 let path = [text.as_str(), &rest].concat();
-                prop_assert!(beginnings.find(&path, Some).is_some());
+                prop_assert!(beginnings.find_longest(&path, Some).is_some());
             }
         }
     }

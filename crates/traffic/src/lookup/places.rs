@@ -14,17 +14,17 @@ pub(crate) struct Places<'a> {
 
 impl<'a> Places<'a> {
     /// Creates an empty union.
-    pub(crate) fn none() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { few: [&[]; FEW], more: Vec::new(), all: 0..0 }
     }
 
     /// Creates the union of all positions.
-    pub(crate) fn all(rules: usize) -> Self {
-        Self { all: 0..rules, ..Self::none() }
+    pub(crate) fn all_rules(rules: usize) -> Self {
+        Self { all: 0..rules, ..Self::empty() }
     }
 
     /// Adds a list.
-    pub(crate) fn add(&mut self, list: &'a [usize]) {
+    pub(crate) fn add_list(&mut self, list: &'a [usize]) {
         if list.is_empty() {
             return;
         }
@@ -72,14 +72,14 @@ mod tests {
         ) {
             let together: BTreeSet<usize> = lists.iter().flatten().copied().collect();
             let lists: Vec<Vec<usize>> = lists.into_iter().map(Vec::from_iter).collect();
-            let mut places = Places::none();
-            lists.iter().for_each(|list| places.add(list));
+            let mut places = Places::empty();
+            lists.iter().for_each(|list| places.add_list(list));
             prop_assert_eq!(places.collect::<Vec<_>>(), Vec::from_iter(together));
         }
     }
 
     #[test]
     fn all_are_as_many_as_there_are() {
-        assert_eq!(Places::all(3).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(Places::all_rules(3).collect::<Vec<_>>(), [0, 1, 2]);
     }
 }

@@ -22,13 +22,13 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    pub(crate) fn view(&self) -> RequestView<'_> {
+    pub(crate) fn request_view(&self) -> RequestView<'_> {
         let Self { method, path, query, authority, fields } = self;
         RequestView { method, path, query: *query, authority, fields }
     }
 
-    pub(crate) fn variant(&self) -> PathVariants {
-        PathVariants::of(self.path, PathKind::of(self.path))
+    pub(crate) fn path_variants(&self) -> PathVariants {
+        PathVariants::from_path(self.path, PathKind::from_path(self.path))
     }
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     })
 }
 
-fn compiled<M>(
+fn compile_all<M>(
     rules: &[Vec<RequestMatch>],
     compile: fn(&RequestMatch) -> Result<M, BadPattern>,
 ) -> Vec<Vec<M>> {
@@ -158,27 +158,28 @@ fn compiled<M>(
 }
 
 /// The lookup finds the same as sequential evaluation, among all rules and among a part.
-fn check<M: Demanding>(
+fn check_lookup<M: Demanding>(
     rules: &[Vec<M>],
     part: &[usize],
     sought: Sought<'_>,
     fits: impl Fn(&M) -> bool,
 ) -> Result<(), TestCaseError> {
-    let Some(many) = Many::of(rules.iter().enumerate().map(|(at, it)| (at, &**it))) else {
+    let Some(many) = Many::from_matches(rules.iter().enumerate().map(|(at, it)| (at, &**it)))
+    else {
         return Ok(());
     };
     let fit = |rule: &usize| rules[*rule].is_empty() || rules[*rule].iter().any(&fits);
     let at = |rule: usize, place: usize| rules[rule].get(place).is_none_or(&fits);
 
-    prop_assert_eq!(many.first(sought, at), (0..rules.len()).find(fit));
+    prop_assert_eq!(many.first_fitting(sought, at), (0..rules.len()).find(fit));
 
-    let asked: Vec<usize> = many.all(sought).collect();
+    let asked: Vec<usize> = many.candidates(sought).collect();
     prop_assert!(asked.is_sorted_by(|a, b| a < b), "{asked:?}");
     let found: Vec<usize> = asked.into_iter().filter(fit).collect();
     prop_assert_eq!(found, (0..rules.len()).filter(fit).collect::<Vec<_>>());
 
-    let places = Part::of(Some(&many), part.into());
-    let mut listed: Vec<usize> = places.rules(Some(&many)).collect();
+    let places = Part::from_rules(Some(&many), part.into());
+    let mut listed: Vec<usize> = places.matching_rules(Some(&many)).collect();
     listed.dedup();
     prop_assert_eq!(&listed, part);
     prop_assert!(part.len() < rules.len() || matches!(places, Part::Many(None)));
@@ -202,11 +203,11 @@ proptest! {
         let (rules, chosen): (Vec<_>, Vec<bool>) = rules.into_iter().unzip();
         let part = (0..rules.len()).filter(|rule| are_all_chosen || chosen[*rule]);
         let part: Vec<usize> = part.collect();
-        let (request, variant) = (request.view(), request.variant());
-        let allowing = compiled(&rules, RequestMatcher::compile);
-        check(&allowing, &part, Sought::sent(&request), |it| it.matches(&request))?;
-        let denying = compiled(&rules, DenialMatcher::compile);
-        let sought = Sought::meant(&request, &variant);
-        check(&denying, &part, sought, |it| it.may_mean(&request, &variant))?;
+        let (request, variant) = (request.request_view(), request.path_variants());
+        let allowing = compile_all(&rules, RequestMatcher::compile);
+        check_lookup(&allowing, &part, Sought::as_sent(&request), |it| it.matches(&request))?;
+        let denying = compile_all(&rules, DenialMatcher::compile);
+        let sought = Sought::as_meant(&request, &variant);
+        check_lookup(&denying, &part, sought, |it| it.may_mean(&request, &variant))?;
     }
 }

@@ -13,7 +13,7 @@ use crate::query::{all_parameters, folded_rule_name, may_be_named, may_be_values
 use crate::request::RequestView;
 use crate::variant::{
     Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, folded_rule,
-    hosts, is_equal_folded,
+    host_readings, is_equal_folded,
 };
 
 /// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request that any
@@ -77,13 +77,13 @@ impl DenialMatcher {
 
     #[inline(never)]
     fn may_mean_rest(&self, request: &RequestView<'_>) -> bool {
-        let is_method = self.methods.is_empty() || self.names(request.method);
+        let is_method = self.methods.is_empty() || self.includes_method(request.method);
         self.headers.iter().all(|header| header.may_mean(request))
             && self.query.iter().all(|parameter| parameter.may_mean(request))
             && (is_method || self.is_overridden(request))
     }
 
-    fn names(&self, method: &str) -> bool {
+    fn includes_method(&self, method: &str) -> bool {
         let named = |it: &str| self.methods.iter().any(|known| known.eq_ignore_ascii_case(it));
         // Servers handle it like GET, without sending the content (RFC 9110 §9.3.2).
         named(method) || method.eq_ignore_ascii_case("HEAD") && named("GET")
@@ -93,12 +93,14 @@ impl DenialMatcher {
     fn is_overridden(&self, request: &RequestView<'_>) -> bool {
         let in_header = |name: &&str| {
             let joined = request.fields.find_similar(name);
-            joined.is_some_and(|joined| any_value(&joined, |value| self.names(value)))
+            joined.is_some_and(|joined| any_value(&joined, |value| self.includes_method(value)))
         };
         let in_query = |query| {
             let overrides = |name| METHOD_PARAMETERS.iter().any(|it| may_be_named(name, it));
             let mut named = all_parameters(query).filter(|it| overrides(it.0));
-            named.any(|(_, value)| may_be_values(value).any(|value| self.names(bare_value(&value))))
+            named.any(|(_, value)| {
+                may_be_values(value).any(|value| self.includes_method(bare_value(&value)))
+            })
         };
         METHOD_HEADERS.iter().any(in_header) || request.query.is_some_and(in_query)
     }
@@ -196,7 +198,7 @@ impl MeantPath {
         match self {
             Self::Any => true,
             _ if path.is_ambiguous() => self.may_be_ambiguous(sent, path),
-            _ => self.fits(sent, path),
+            _ => self.may_match(sent, path),
         }
     }
 
@@ -204,16 +206,16 @@ impl MeantPath {
     /// space for it.
     #[inline(never)]
     fn may_be_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
-        let mut others = path.others();
-        path.climbs()
-            || self.fits(sent, path)
-            || others.any(|(other, variant)| self.fits(other, variant))
+        let mut others = path.other_readings();
+        path.is_any_path()
+            || self.may_match(sent, path)
+            || others.any(|(other, variant)| self.may_match(other, variant))
     }
 
     #[inline]
-    fn fits(&self, sent: &str, path: &PathVariants) -> bool {
+    fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
         let read = |parameters| match parameters {
-            Parameters::Dropped => path.folded(sent),
+            Parameters::Dropped => path.normalized_path(sent),
             Parameters::Kept => path.with_parameters(sent),
         };
         match self {
@@ -250,7 +252,7 @@ impl MeantPath {
 impl MeantRegex {
     #[inline(never)]
     fn may_fit(&self, sent: &str, path: &PathVariants) -> bool {
-        let folded = path.folded(sent);
+        let folded = path.normalized_path(sent);
         let begins = |rest: &str| matches!(rest.as_bytes(), [] | [b'/' | b'.', ..]);
         if !self.elements.is_empty() && !folded.strip_prefix(&*self.elements).is_some_and(begins) {
             return false;
@@ -326,14 +328,14 @@ impl MeantHeader {
 
     fn may_mean(&self, request: &RequestView<'_>) -> bool {
         let Some(name) = &self.name else {
-            return hosts(request.authority).any(|host| self.value.may_be(&host));
+            return host_readings(request.authority).any(|host| self.value.may_be(&host));
         };
         let fits = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
         // Single values are found in any list; others are compared with the header of exactly this name as
         // well.
         let is_one = matches!(self.value, MeantValue::Text(_));
         request.fields.find_similar(name).is_some_and(fits)
-            || !is_one && request.fields.find(name).is_some_and(fits)
+            || !is_one && request.fields.joined_values(name).is_some_and(fits)
     }
 
     fn demand(&self) -> Option<Demand> {
@@ -382,7 +384,11 @@ impl MeantValue {
         match (plain, value) {
             (Pattern::Literal(text), _) => {
                 let text = folded_case(bare_value(text));
-                if text.contains(',') { Self::List(listed(&text)) } else { Self::Text(text.into()) }
+                if text.contains(',') {
+                    Self::List(without_blanks(&text))
+                } else {
+                    Self::Text(text.into())
+                }
             }
             (Pattern::Beginning(text), _) => Self::Begins(folded_case(text).into()),
             (Pattern::Regex(_, plain), ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern)) => {
@@ -394,7 +400,7 @@ impl MeantValue {
     fn may_be(&self, value: &str) -> bool {
         match self {
             Self::Text(text) => is_equal_folded(value, text),
-            Self::List(text) => listed(&folded_case(value)).contains(&**text),
+            Self::List(text) => without_blanks(&folded_case(value)).contains(&**text),
             Self::Begins(text) => folded_case(value).starts_with(&**text),
             Self::Regex(regex) => regex.is_match(value),
         }
@@ -402,7 +408,7 @@ impl MeantValue {
 }
 
 /// Returns a list without blanks after commas.
-fn listed(values: &str) -> Box<str> {
+fn without_blanks(values: &str) -> Box<str> {
     values.split(',').map(str::trim).collect::<Vec<_>>().join(",").into()
 }
 

@@ -12,7 +12,7 @@ fn endpoint_id(workload: &str) -> EndpointId {
     }
 }
 
-fn rule(persistence: Persistence, matches: Vec<RequestMatch>) -> RouteRule {
+fn persistent_rule(persistence: Persistence, matches: Vec<RequestMatch>) -> RouteRule {
     RouteRule {
         route: RouteName::new("shop", "cart").unwrap(),
         matches,
@@ -23,31 +23,32 @@ fn rule(persistence: Persistence, matches: Vec<RequestMatch>) -> RouteRule {
     }
 }
 
-fn compiled(persistence: Persistence) -> CompiledPersistence {
-    CompiledPersistence::of(&rule(persistence, vec![RequestMatch::default()]), 0).unwrap()
+fn compile_persistence(persistence: Persistence) -> CompiledPersistence {
+    CompiledPersistence::from_rule(&persistent_rule(persistence, vec![RequestMatch::default()]), 0)
+        .unwrap()
 }
 
-fn by(carrier: Carries) -> Persistence {
+fn carried_by(carrier: Carries) -> Persistence {
     Persistence { name: Some("cart".into()), carrier, absolute: None, idle: None, path: None }
 }
 
-fn seconds(seconds: u64) -> Duration {
+fn from_seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn ask<'a>(fields: &'a Vec<(String, String)>, path: &'a str) -> RequestView<'a> {
+fn request_view<'a>(fields: &'a Vec<(String, String)>, path: &'a str) -> RequestView<'a> {
     RequestView { method: "GET", path, query: None, authority: "cart", fields }
 }
 
 /// Converts the response field of an endpoint to a request field.
-fn reported(
+fn request_fields(
     persistence: &CompiledPersistence,
     since: Option<u64>,
     now: u64,
 ) -> Vec<(String, String)> {
     let id = endpoint_id("cart-1");
-    let answer = (seconds(now), "/", false);
-    let (name, value) = persistence.field(&id, since.map(seconds), answer).unwrap();
+    let answer = (from_seconds(now), "/", false);
+    let (name, value) = persistence.response_field(&id, since.map(from_seconds), answer).unwrap();
     match &*name {
         "set-cookie" => {
             let (pair, _) = value.split_once(';').unwrap();
@@ -63,7 +64,7 @@ fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
         Value { number: 7, began: None, reported: None },
         Value { number: u64::MAX, began: Some(0), reported: Some(u64::MAX) },
     ] {
-        assert_eq!(Value::read(&value.written()), Some(value));
+        assert_eq!(Value::read(&value.encode()), Some(value));
     }
     for text in [
         "",
@@ -85,9 +86,9 @@ fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
 #[test]
 fn a_value_counts_until_one_of_its_times_is_over() {
     let limited = |absolute: Option<u64>, idle: Option<u64>| Persistence {
-        absolute: absolute.map(seconds),
-        idle: idle.map(seconds),
-        ..by(Carries::Header)
+        absolute: absolute.map(from_seconds),
+        idle: idle.map(from_seconds),
+        ..carried_by(Carries::Header)
     };
     // Session start at 1000, last response at 1050.
     for (rule, now, counts) in [
@@ -102,18 +103,18 @@ fn a_value_counts_until_one_of_its_times_is_over() {
         (limited(Some(100), None), 990, true),
         (limited(Some(100), Some(20)), 900, false),
     ] {
-        let persistence = compiled(rule.clone());
-        let fields = reported(&persistence, Some(1_000), 1_050);
-        let shown = persistence.shown(&ask(&fields, "/"), seconds(now));
+        let persistence = compile_persistence(rule.clone());
+        let fields = request_fields(&persistence, Some(1_000), 1_050);
+        let shown = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
         assert_eq!(shown.is_some(), counts, "{rule:?} at {now}");
         if let Some(shown) = shown.filter(|_| rule.absolute.is_some()) {
-            assert_eq!(shown.began, seconds(1_000));
+            assert_eq!(shown.began, from_seconds(1_000));
         }
     }
     // A value without times is invalid if there are limits.
-    let plain = reported(&compiled(by(Carries::Header)), None, 1_000);
-    let persistence = compiled(limited(Some(100), None));
-    assert!(persistence.shown(&ask(&plain, "/"), seconds(1_000)).is_none());
+    let plain = request_fields(&compile_persistence(carried_by(Carries::Header)), None, 1_000);
+    let persistence = compile_persistence(limited(Some(100), None));
+    assert!(persistence.session_value(&request_view(&plain, "/"), from_seconds(1_000)).is_none());
 }
 
 #[test]
@@ -126,29 +127,30 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
         tags: <_>::default(),
         weight: None,
     });
-    let persistence = compiled(by(Carries::Cookie));
-    let fields = reported(&persistence, None, 5);
+    let persistence = compile_persistence(carried_by(Carries::Cookie));
+    let fields = request_fields(&persistence, None, 5);
     let value = &fields[0].1;
     for clear in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
         assert!(!value.contains(clear), "{value}");
     }
     let found = |persistence: &CompiledPersistence| {
-        let shown = persistence.shown(&ask(&fields, "/"), seconds(5)).unwrap();
-        persistence.find((&names, std::slice::from_ref(&endpoint)), shown).is_some()
+        let shown =
+            persistence.session_value(&request_view(&fields, "/"), from_seconds(5)).unwrap();
+        persistence.find_endpoint((&names, std::slice::from_ref(&endpoint)), shown).is_some()
     };
     assert!(found(&persistence));
-    let mut other = rule(by(Carries::Cookie), vec![RequestMatch::default()]);
+    let mut other = persistent_rule(carried_by(Carries::Cookie), vec![RequestMatch::default()]);
     other.route = RouteName::new("shop", "other").unwrap();
-    assert!(!found(&CompiledPersistence::of(&other, 0).unwrap()));
+    assert!(!found(&CompiledPersistence::from_rule(&other, 0).unwrap()));
     // The same on every machine and in every version: clients keep it across restarts.
     assert_eq!(value, "a=b; cart=74837e45a88bcd57");
 }
 
 #[test]
 fn rules_without_a_name_have_one_each() {
-    let nameless = Persistence { name: None, ..by(Carries::Cookie) };
-    let rule = rule(nameless, vec![RequestMatch::default()]);
-    let name = |number| CompiledPersistence::of(&rule, number).unwrap().name.to_string();
+    let nameless = Persistence { name: None, ..carried_by(Carries::Cookie) };
+    let rule = persistent_rule(nameless, vec![RequestMatch::default()]);
+    let name = |number| CompiledPersistence::from_rule(&rule, number).unwrap().name.to_string();
     assert_ne!(name(0), name(1));
     assert_eq!(name(0), name(0));
     assert!(Persistence::is_name(&name(0), Carries::Header), "{}", name(0));
@@ -158,20 +160,29 @@ fn rules_without_a_name_have_one_each() {
 fn a_client_of_cookies_is_reported_what_it_does_not_know() {
     let id = endpoint_id("cart-1");
     let tell = |persistence: Persistence, since: Option<u64>, is_safe| {
-        let reported =
-            compiled(persistence).field(&id, since.map(seconds), (seconds(1_030), "/a", is_safe));
+        let reported = compile_persistence(persistence).response_field(
+            &id,
+            since.map(from_seconds),
+            (from_seconds(1_030), "/a", is_safe),
+        );
         reported.map(|(name, value)| {
             assert_eq!(name, "set-cookie");
             value.split_once("; ").unwrap().1.to_owned()
         })
     };
-    let lasting = Persistence { absolute: Some(seconds(100)), ..by(Carries::LastingCookie) };
-    let idle = Persistence { idle: Some(seconds(10)), ..by(Carries::Cookie) };
-    let idle_lasting = Persistence { idle: Some(seconds(10)), ..lasting.clone() };
+    let lasting =
+        Persistence { absolute: Some(from_seconds(100)), ..carried_by(Carries::LastingCookie) };
+    let idle = Persistence { idle: Some(from_seconds(10)), ..carried_by(Carries::Cookie) };
+    let idle_lasting = Persistence { idle: Some(from_seconds(10)), ..lasting.clone() };
     for (persistence, since, is_safe, expected) in [
-        (by(Carries::Cookie), None, false, Some("Path=/a; HttpOnly; SameSite=Strict")),
-        (by(Carries::Cookie), None, true, Some("Path=/a; HttpOnly; Secure; SameSite=Strict")),
-        (by(Carries::Cookie), Some(1_000), false, None),
+        (carried_by(Carries::Cookie), None, false, Some("Path=/a; HttpOnly; SameSite=Strict")),
+        (
+            carried_by(Carries::Cookie),
+            None,
+            true,
+            Some("Path=/a; HttpOnly; Secure; SameSite=Strict"),
+        ),
+        (carried_by(Carries::Cookie), Some(1_000), false, None),
         (idle, Some(1_000), false, Some("Path=/a; HttpOnly; SameSite=Strict")),
         (lasting.clone(), None, false, Some("Path=/a; Max-Age=100; HttpOnly; SameSite=Strict")),
         (lasting, Some(1_000), false, None),
@@ -207,13 +218,23 @@ fn a_cookie_is_for_the_path_that_the_rule_names() {
         (vec![prefix("/a/b;c=d/e")], "/a/b;c=d/e", "/a"),
         (vec![prefix("/a\r\nb: c")], "/a", "/"),
     ] {
-        let rule = rule(by(Carries::Cookie), matches(&paths));
-        let persistence = CompiledPersistence::of(&rule, 0).unwrap();
-        assert_eq!(persistence.path(&ask(&Vec::new(), request)), expected, "{paths:?}");
+        let rule = persistent_rule(carried_by(Carries::Cookie), matches(&paths));
+        let persistence = CompiledPersistence::from_rule(&rule, 0).unwrap();
+        assert_eq!(
+            persistence.cookie_path(&request_view(&Vec::new(), request)),
+            expected,
+            "{paths:?}"
+        );
     }
-    let named = Persistence { path: Some("/shop".to_owned()), ..by(Carries::Cookie) };
-    let persistence = CompiledPersistence::of(&rule(named, matches(&[prefix("/a")])), 0).unwrap();
+    let named = Persistence { path: Some("/shop".to_owned()), ..carried_by(Carries::Cookie) };
+    let persistence =
+        CompiledPersistence::from_rule(&persistent_rule(named, matches(&[prefix("/a")])), 0)
+            .unwrap();
     for request in ["/a/b", "/shop/a"] {
-        assert_eq!(persistence.path(&ask(&Vec::new(), request)), "/shop", "{request}");
+        assert_eq!(
+            persistence.cookie_path(&request_view(&Vec::new(), request)),
+            "/shop",
+            "{request}"
+        );
     }
 }

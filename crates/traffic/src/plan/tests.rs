@@ -11,14 +11,14 @@ use leno_model::{
 
 use super::*;
 
-fn service(name: &str) -> ServiceName {
+fn service_name(name: &str) -> ServiceName {
     ServiceName::new("shop", name).unwrap()
 }
 
-fn endpoint(port: u16) -> Arc<Endpoint> {
+fn test_endpoint(port: u16) -> Arc<Endpoint> {
     Arc::new(Endpoint {
         id: EndpointId {
-            service: service("stock"),
+            service: service_name("stock"),
             port: 80,
             workload: WorkloadName::new("shop", "stock-1").unwrap(),
         },
@@ -29,7 +29,7 @@ fn endpoint(port: u16) -> Arc<Endpoint> {
     })
 }
 
-fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceView> {
+fn service_config(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceView> {
     let request = RequestMatch { path: PathMatch::Regex(path.into()), ..RequestMatch::default() };
     let rule = RouteRule {
         route: RouteName::new("shop", "r").unwrap(),
@@ -51,14 +51,14 @@ fn view(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<ServiceVie
         tcp_rule: None,
     };
     Arc::new(ServiceView {
-        name: service(name),
+        name: service_name(name),
         reach: Reach::Allowed,
         ports: BTreeMap::from([(80, port)]),
         awaited: false,
     })
 }
 
-fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
+fn config_snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
     let plan = workload_plan(access);
     let services = views.into_iter().map(|view| (view.name.clone(), view)).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
@@ -67,7 +67,7 @@ fn snapshot(access: Access, views: Vec<Arc<ServiceView>>) -> Arc<Snapshot> {
 
 /// A workload without configuration.
 pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
-    WorkloadPlan::bare(
+    WorkloadPlan::identity_only(
         WorkloadName::new("shop", "web-1").unwrap(),
         ServiceAccount::new("shop", "web").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
@@ -78,36 +78,41 @@ pub(crate) fn workload_plan(access: Access) -> WorkloadPlan {
 
 #[test]
 fn what_did_not_change_is_taken_over() {
-    let stay = view("stay", "/a+", Vec::new());
-    let equal = || view("equal", "/b+", Vec::new());
-    let first =
-        snapshot(Access::Permissive, vec![stay.clone(), equal(), view("gone", "/", vec![])]);
+    let stay = service_config("stay", "/a+", Vec::new());
+    let equal = || service_config("equal", "/b+", Vec::new());
+    let first = config_snapshot(
+        Access::Permissive,
+        vec![stay.clone(), equal(), service_config("gone", "/", vec![])],
+    );
     let before = Plans::build(first, None).unwrap();
-    let second = snapshot(Access::Permissive, vec![stay, equal(), view("new", "/", vec![])]);
+    let second = config_snapshot(
+        Access::Permissive,
+        vec![stay, equal(), service_config("new", "/", vec![])],
+    );
     let after = Plans::build(second, Some(&before)).unwrap();
 
     for name in ["stay", "equal"] {
-        let plan = |plans: &Plans| Arc::clone(plans.service(&service(name)).unwrap());
+        let plan = |plans: &Plans| Arc::clone(plans.service(&service_name(name)).unwrap());
         assert!(Arc::ptr_eq(&plan(&before), &plan(&after)), "{name}");
     }
     assert!(Arc::ptr_eq(&before.access, &after.access));
-    assert!(after.service(&service("gone")).is_none());
-    assert!(after.service(&service("new")).is_some());
+    assert!(after.service(&service_name("gone")).is_none());
+    assert!(after.service(&service_name("new")).is_some());
 }
 
 #[test]
 fn new_endpoints_need_no_new_routes_but_new_rules_do() {
     let plans = |path: &str, endpoints, previous: Option<&Plans>| {
-        let views = vec![view("stock", path, endpoints)];
-        Plans::build(snapshot(Access::Permissive, views), previous).unwrap()
+        let views = vec![service_config("stock", path, endpoints)];
+        Plans::build(config_snapshot(Access::Permissive, views), previous).unwrap()
     };
     let port = |plans: &Plans| {
-        let plan = &plans.service(&service("stock")).unwrap().ports[&80];
+        let plan = &plans.service(&service_name("stock")).unwrap().ports[&80];
         (Arc::clone(&plan.routes), plan.endpoints.len())
     };
-    let first = plans("/a+", vec![endpoint(1)], None);
-    let moved = plans("/a+", vec![endpoint(1), endpoint(2)], Some(&first));
-    let ruled = plans("/b+", vec![endpoint(1)], Some(&moved));
+    let first = plans("/a+", vec![test_endpoint(1)], None);
+    let moved = plans("/a+", vec![test_endpoint(1), test_endpoint(2)], Some(&first));
+    let ruled = plans("/b+", vec![test_endpoint(1)], Some(&moved));
     let ((first, one), (moved, two), (ruled, _)) = (port(&first), port(&moved), port(&ruled));
     assert!(Arc::ptr_eq(&first, &moved));
     assert_eq!((one, two), (1, 2));
@@ -125,23 +130,23 @@ fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
         let balancing = Balancing { policy, rule };
         let plans = |(path, weights): (&str, [Option<u16>; 2]), previous: Option<&Plans>| {
             let of = |(n, weight): (u16, Option<u16>)| {
-                let mut endpoint = Endpoint::clone(&endpoint(n));
+                let mut endpoint = Endpoint::clone(&test_endpoint(n));
                 endpoint.id.workload = WorkloadName::new("shop", &format!("stock-{n}")).unwrap();
                 Arc::new(Endpoint { weight: weight.and_then(Weight::new), ..endpoint })
             };
             let endpoints = (1..).zip(weights).map(of).collect();
-            let mut view = ServiceView::clone(&view("stock", path, endpoints));
+            let mut view = ServiceView::clone(&service_config("stock", path, endpoints));
             let port = view.ports.get_mut(&80).unwrap();
             port.traffic_policy.balancing = Some(balancing.clone());
             let views = vec![Arc::new(view)];
-            Plans::build(snapshot(Access::Permissive, views), previous).unwrap()
+            Plans::build(config_snapshot(Access::Permissive, views), previous).unwrap()
         };
         let places = |plans: &Plans| {
-            plans.service(&service("stock")).unwrap().ports[&80].places.clone().unwrap()
+            plans.service(&service_name("stock")).unwrap().ports[&80].places.clone().unwrap()
         };
         let first = |places: &Places| {
-            let keys = (0..1000).map(|n| crate::balance::hashing::key(&format!("user-{n}")));
-            keys.filter(|key| places.find(*key, |_| true) == Some(0)).count()
+            let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
+            keys.filter(|key| places.find_endpoint(*key, |_| true) == Some(0)).count()
         };
         let before = plans(("/a+", [None, None]), None);
         let weighted = plans(("/a+", [Some(100), Some(900)]), Some(&before));
@@ -161,23 +166,25 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
         answer_timeout: Some(Duration::from_secs(1)),
     };
     let own = RetryRule { codes: vec![502], attempts: 7, backoff: Duration::ZERO };
-    let mut ruled = ServiceView::clone(&view("ruled", "/a+", vec![]));
+    let mut ruled = ServiceView::clone(&service_config("ruled", "/a+", vec![]));
     let rules = &mut ruled.ports.get_mut(&80).unwrap().rules;
     rules.push(RouteRule {
         actions: RuleActions { retry: Some(own), ..RuleActions::default() },
         ..rules[0].clone()
     });
-    let (ruled, other) = (Arc::new(ruled), view("other", "/b+", vec![]));
+    let (ruled, other) = (Arc::new(ruled), service_config("other", "/b+", vec![]));
     let plans = |attempts: Option<u8>, previous: Option<&Plans>| {
-        let mut snapshot =
-            Snapshot::clone(&snapshot(Access::Permissive, vec![ruled.clone(), other.clone()]));
-        let retries = attempts.map(|attempts| (service("ruled"), retry(attempts)));
+        let mut snapshot = Snapshot::clone(&config_snapshot(
+            Access::Permissive,
+            vec![ruled.clone(), other.clone()],
+        ));
+        let retries = attempts.map(|attempts| (service_name("ruled"), retry(attempts)));
         let plan = workload_plan(Access::Permissive);
         snapshot.plan = Arc::new(WorkloadPlan { retries: retries.into_iter().collect(), ..plan });
         Plans::build(Arc::new(snapshot), previous).unwrap()
     };
     let attempts = |plans: &Plans| {
-        let routes = &plans.service(&service("ruled")).unwrap().ports[&80].routes;
+        let routes = &plans.service(&service_name("ruled")).unwrap().ports[&80].routes;
         let ruled = routes.rules().iter().map(|rule| rule.actions.as_deref());
         let all = ruled.chain([routes.direct_actions().map(|it| &**it)]);
         let reported = all.map(|actions| {
@@ -197,22 +204,22 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
     let same = plans(Some(3), Some(&three));
     let gone = plans(None, Some(&same));
     assert_eq!(attempts(&gone), attempts(&before));
-    let plan = |plans: &Plans, name| Arc::clone(plans.service(&service(name)).unwrap());
+    let plan = |plans: &Plans, name| Arc::clone(plans.service(&service_name(name)).unwrap());
     assert!(Arc::ptr_eq(&plan(&three, "ruled"), &plan(&same, "ruled")));
     assert!(Arc::ptr_eq(&plan(&before, "other"), &plan(&gone, "other")));
 }
 
 #[test]
 fn changed_access_is_compiled_again() {
-    let permissive = Plans::build(snapshot(Access::Permissive, vec![]), None).unwrap();
-    let strict = snapshot(Access::Strict(vec![]), vec![]);
+    let permissive = Plans::build(config_snapshot(Access::Permissive, vec![]), None).unwrap();
+    let strict = config_snapshot(Access::Strict(vec![]), vec![]);
     let strict = Plans::build(strict, Some(&permissive)).unwrap();
     assert!(!Arc::ptr_eq(&permissive.access, &strict.access));
 }
 
 #[test]
 fn one_bad_pattern_refuses_the_snapshot() {
-    let views = vec![view("good", "/a+", vec![]), view("stock", "(", vec![])];
-    let error = Plans::build(snapshot(Access::Permissive, views), None).unwrap_err();
+    let views = vec![service_config("good", "/a+", vec![]), service_config("stock", "(", vec![])];
+    let error = Plans::build(config_snapshot(Access::Permissive, views), None).unwrap_err();
     assert!(error.to_string().contains("HTTPRoute shop/r"), "{error}");
 }

@@ -31,7 +31,7 @@ pub enum Failed {
 
 /// Classifies a result by these failure classes.
 #[must_use]
-pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
+pub fn classify_ending(classes: &FailureClasses, ending: Ending) -> Failed {
     let counts = |counts: bool| if counts { Failed::Yes } else { Failed::No };
     match ending {
         Ending::Opened => Failed::No,
@@ -53,7 +53,7 @@ pub fn failed(classes: &FailureClasses, ending: Ending) -> Failed {
 /// Classifies the result of a health check. Rejections by the mesh are no evidence, nor are policy rejections
 /// of a gRPC application.
 #[must_use]
-pub fn checked(ending: Ending) -> Failed {
+pub fn classify_check(ending: Ending) -> Failed {
     match ending {
         Ending::Opened => Failed::No,
         Ending::Answered { grpc: Some(0), .. } => Failed::No,
@@ -117,17 +117,17 @@ mod tests {
         for (index, (class, _)) in classes.iter().enumerate() {
             for (other, (_, ending)) in classes.iter().enumerate() {
                 let expected = if index == other { Failed::Yes } else { Failed::No };
-                assert_eq!(failed(class, *ending), expected, "{class:?} {ending:?}");
+                assert_eq!(classify_ending(class, *ending), expected, "{class:?} {ending:?}");
             }
         }
         let gateway = FailureClasses { gateway_errors: true, ..none() };
         for (status, expected) in
             [(500, false), (502, true), (503, true), (504, true), (429, false)]
         {
-            let seen = failed(&gateway, answered(status)) == Failed::Yes;
+            let seen = classify_ending(&gateway, answered(status)) == Failed::Yes;
             assert_eq!(seen, expected, "{status}");
         }
-        assert_eq!(failed(&gateway, Ending::Opened), Failed::No);
+        assert_eq!(classify_ending(&gateway, Ending::Opened), Failed::No);
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
             (Broken(Reason::UpstreamRefused), Failed::Unknown),
             (Broken(Reason::Unsupported), Failed::Unknown),
         ] {
-            assert_eq!(checked(ending), expected, "{ending:?}");
+            assert_eq!(classify_check(ending), expected, "{ending:?}");
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
         let all =
             FailureClasses { connect: true, timeout: true, reset: true, ..Default::default() };
         for reason in Reason::ALL {
-            if failed(&all, Ending::Broken(*reason)) == Failed::Yes {
+            if classify_ending(&all, Ending::Broken(*reason)) == Failed::Yes {
                 assert_eq!(reason.side(), Side::Upstream, "{reason:?}");
             }
         }

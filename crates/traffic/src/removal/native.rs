@@ -82,11 +82,11 @@ impl Outliers {
 
     /// Returns the failure classes that count.
     #[must_use]
-    pub fn failures(&self) -> &FailureClasses {
+    pub fn failure_classes(&self) -> &FailureClasses {
         &self.rule.failures
     }
 
-    pub(super) fn rearrange(&mut self, places: &[Option<usize>]) {
+    pub(super) fn update_endpoints(&mut self, places: &[Option<usize>]) {
         let fresh = Member::new(self.rule.steps);
         let old = |place: &Option<usize>| place.and_then(|old| self.members.get(old)).cloned();
         self.members = places.iter().map(|place| old(place).unwrap_or(fresh.clone())).collect();
@@ -99,7 +99,7 @@ impl Outliers {
         self.keep_bounds();
     }
 
-    pub(super) fn standing(&self, slot: usize) -> Standing {
+    pub(super) fn endpoint_state(&self, slot: usize) -> Standing {
         let Some(member) = self.members.get(slot) else { return Standing::In };
         match member.state {
             _ if member.checks.is_ill => Standing::Out,
@@ -116,7 +116,7 @@ impl Outliers {
         member.is_in() && (member.is_spared || failed && is_ill)
     }
 
-    pub(super) fn advance(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    pub(super) fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         if now >= self.step_ends {
             self.end_steps(now, draw, events);
         }
@@ -125,7 +125,7 @@ impl Outliers {
         }
     }
 
-    pub(super) fn begin(&mut self, slot: usize) -> bool {
+    pub(super) fn start_request(&mut self, slot: usize) -> bool {
         match self.members.get_mut(slot).map(|member| &mut member.state) {
             Some(State::Probed { under_way, .. }) if !*under_way => {
                 *under_way = true;
@@ -135,7 +135,7 @@ impl Outliers {
         }
     }
 
-    pub(super) fn release(&mut self, slot: usize) {
+    pub(super) fn release_request(&mut self, slot: usize) {
         if let Some(State::Probed { under_way, .. }) =
             self.members.get_mut(slot).map(|member| &mut member.state)
         {
@@ -143,12 +143,12 @@ impl Outliers {
         }
     }
 
-    pub(super) fn learn(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub(super) fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
         let current = self.current;
         let Some(member) = self.members.get_mut(slot) else { return };
         match &mut member.state {
             State::In if !member.checks.is_ill => {
-                member.count(current, seen.failed);
+                member.count_request(current, seen.failed);
                 if !seen.failed || !member.is_guilty_in_a_row(&self.rule) {
                     return;
                 }
@@ -179,7 +179,7 @@ impl Outliers {
     /// Records the result of a health check. The bounds apply to these ejections too: an endpoint that cannot
     /// be ejected for lack of room is reconsidered at its next check. An ejected endpoint with inconclusive
     /// checks is returned to service, where its requests decide.
-    pub(super) fn check(
+    pub(super) fn record_check(
         &mut self,
         slot: usize,
         heard: Failed,
@@ -220,7 +220,7 @@ impl Outliers {
 
     /// Ends one or more steps: evaluates the counts up to the end of the first one.
     fn end_steps(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
-        self.judge(now, draw, events);
+        self.eject_worst(now, draw, events);
         let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
         let steps = usize::from(self.rule.steps.max(1));
         let ended_steps = usize::try_from(ended).unwrap_or(usize::MAX);
@@ -233,7 +233,7 @@ impl Outliers {
         for _ in 0..ended_steps.min(steps) {
             self.current = (self.current + 1) % steps;
             for member in &mut self.members {
-                member.forget(self.current);
+                member.clear_step(self.current);
             }
         }
         let ended = u32::try_from(ended).unwrap_or(u32::MAX);
@@ -241,13 +241,13 @@ impl Outliers {
     }
 
     /// Ejects endpoints with too high a failure rate, the worst first, within the bounds.
-    fn judge(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    fn eject_worst(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
         let mut draw = draw;
         while self.has_room() {
             let members = self.members.iter().enumerate();
             let guilty = members.filter(|(_, member)| member.is_guilty_by_rate(&self.rule));
             // Of equals the first.
-            let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare(b.total));
+            let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
             let Some(worst) = worst.map(|(slot, _)| slot) else { return };
             self.remove(worst, Cause::Rate, (now, draw), events);
             draw = draw.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -362,7 +362,7 @@ impl Member {
         self.is_in() && self.in_a_row >= limit && self.total.requests > 0
     }
 
-    fn count(&mut self, current: usize, failed: bool) {
+    fn count_request(&mut self, current: usize, failed: bool) {
         self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
         if let Some(step) = self.steps.get_mut(current) {
             for counted in [step, &mut self.total] {
@@ -373,7 +373,7 @@ impl Member {
     }
 
     /// Clears a step before its reuse.
-    fn forget(&mut self, index: usize) {
+    fn clear_step(&mut self, index: usize) {
         if let Some(step) = self.steps.get_mut(index) {
             let Step { requests, failures } = std::mem::take(step);
             self.total.requests = self.total.requests.saturating_sub(requests);
@@ -392,7 +392,7 @@ impl Member {
 
 impl Step {
     /// Compares failure rates, then failure counts.
-    fn compare(self, other: Self) -> std::cmp::Ordering {
+    fn compare_rates(self, other: Self) -> std::cmp::Ordering {
         let mine = u64::from(self.failures) * u64::from(other.requests);
         let its = u64::from(other.failures) * u64::from(self.requests);
         mine.cmp(&its).then(self.failures.cmp(&other.failures))

@@ -44,17 +44,17 @@ impl SermantOutliers {
 
     /// Returns the failure classes that count.
     #[must_use]
-    pub fn failures(&self) -> &FailureClasses {
+    pub fn failure_classes(&self) -> &FailureClasses {
         &self.rule.common.failures
     }
 
-    pub(super) fn rearrange(&mut self, places: &[Option<usize>]) {
+    pub(super) fn update_endpoints(&mut self, places: &[Option<usize>]) {
         let old = |place: &Option<usize>| place.and_then(|old| self.instances.get(old)).cloned();
         self.instances = places.iter().map(|place| old(place).unwrap_or_default()).collect();
         self.settled_until = None;
     }
 
-    pub(super) fn standing(&self, slot: usize) -> Standing {
+    pub(super) fn endpoint_state(&self, slot: usize) -> Standing {
         match self.instances.get(slot).is_some_and(|instance| instance.out_until.is_some()) {
             true => Standing::Out,
             false => Standing::In,
@@ -63,12 +63,12 @@ impl SermantOutliers {
 
     /// Filtering is idempotent without new events, so it runs only at the end of a window or an ejection, or
     /// after a change of the instances.
-    pub(super) fn advance(&mut self, now: Duration, events: &mut Vec<Event>) {
+    pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<Event>) {
         if now < self.window_ends && self.settled_until.is_some_and(|until| now < until) {
             return;
         }
         let all: Vec<usize> = (0..self.instances.len()).collect();
-        self.filter(&all, now, events);
+        self.filter_instances(&all, now, events);
         // A timestamp has passed if it is strictly earlier than now.
         let tick = Duration::from_nanos(1);
         let stamps = self.instances.iter().filter_map(|instance| instance.out_until);
@@ -76,7 +76,7 @@ impl SermantOutliers {
         self.settled_until = stamps.chain([self.window_ends]).min();
     }
 
-    pub(super) fn learn(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub(super) fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
         self.end_windows(seen.now, events);
         if let Some(instance) = self.instances.get_mut(slot) {
             instance.called = Some(seen.now);
@@ -87,7 +87,12 @@ impl SermantOutliers {
 
     /// Filters a list of instances, keeping its order: Sermant does this each time a client library reads its
     /// server list.
-    pub fn filter(&mut self, list: &[usize], now: Duration, events: &mut Vec<Event>) -> Vec<usize> {
+    pub fn filter_instances(
+        &mut self,
+        list: &[usize],
+        now: Duration,
+        events: &mut Vec<Event>,
+    ) -> Vec<usize> {
         self.end_windows(now, events);
         let mut left = Vec::with_capacity(list.len());
         for slot in list {
@@ -102,7 +107,7 @@ impl SermantOutliers {
             }
             left.push(*slot);
         }
-        let (all, gone) = (count(list.len()), count(list.len() - left.len()));
+        let (all, gone) = (signed_count(list.len()), signed_count(list.len() - left.len()));
         let rule = self.rule.rule;
         let by_share = all * i64::from(rule.scale_up_limit_ppm) - gone * MILLION;
         let by_number = (all - gone - i64::from(rule.min_instances)) * MILLION;
@@ -175,7 +180,7 @@ impl Instance {
     }
 }
 
-fn count(number: usize) -> i64 {
+fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }
 

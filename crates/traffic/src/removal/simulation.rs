@@ -21,26 +21,27 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    fn below_bound(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 }
 
-fn rule(chance: &mut Chance) -> OutlierRemoval {
+fn random_rule(chance: &mut Chance) -> OutlierRemoval {
     let rate = FailureRate { percent: 50, requests_min: 5 };
     OutlierRemoval {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: WINDOW,
-        steps: 1 + chance.below(10) as u8,
+        steps: 1 + chance.below_bound(10) as u8,
         rate: Some(rate),
-        consecutive: (chance.below(2) == 0).then_some(5),
-        removed_percent_max: chance.below(101) as u8,
-        keep: 1 + chance.below(3) as u32,
+        consecutive: (chance.below_bound(2) == 0).then_some(5),
+        removed_percent_max: chance.below_bound(101) as u8,
+        keep: 1 + chance.below_bound(3) as u32,
         back_off: RemovalBackOff { base: BASE, most: BASE * 4, jitter_percent: 50 },
-        probes: 1 + chance.below(3) as u32,
-        health_check: (chance.below(2) == 0).then(|| {
+        probes: 1 + chance.below_bound(3) as u32,
+        health_check: (chance.below_bound(2) == 0).then(|| {
             let probe = HealthProbe::Http { path: "/".to_owned() };
-            let (failures, successes) = (1 + chance.below(3) as u32, 1 + chance.below(3) as u32);
+            let (failures, successes) =
+                (1 + chance.below_bound(3) as u32, 1 + chance.below_bound(3) as u32);
             Box::new(HealthCheck { probe, interval: WINDOW, timeout: WINDOW, failures, successes })
         }),
     }
@@ -61,55 +62,62 @@ struct World {
 impl World {
     fn new(seed: u64) -> Self {
         let mut chance = Chance(seed);
-        let rule = rule(&mut chance);
-        let endpoints = 1 + chance.below(8) as usize;
+        let rule = random_rule(&mut chance);
+        let endpoints = 1 + chance.below_bound(8) as usize;
         let removed = Removed::new(&RemovalAlgorithm::Native(rule.clone()), endpoints);
         let sick = vec![false; endpoints];
         Self { rule, removed, sick, probes: Vec::new(), now: Duration::ZERO, seed, chance }
     }
 
-    fn out(&self) -> usize {
-        (0..self.sick.len()).filter(|slot| self.removed.standing(*slot) != Standing::In).count()
+    fn ejected_count(&self) -> usize {
+        (0..self.sick.len())
+            .filter(|slot| self.removed.endpoint_state(*slot) != Standing::In)
+            .count()
     }
 
     /// The maximum number of ejected endpoints.
-    fn room(&self) -> usize {
+    fn ejection_limit(&self) -> usize {
         let all = self.sick.len();
         let share = all * usize::from(self.rule.removed_percent_max) / 100;
         share.min(all.saturating_sub(self.rule.keep as usize))
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now += Duration::from_millis(1 + self.chance.below(20));
-            self.request();
-            assert!(self.out() <= self.room(), "seed {} at {:?}", self.seed, self.now);
+            self.now += Duration::from_millis(1 + self.chance.below_bound(20));
+            self.run_request();
+            assert!(
+                self.ejected_count() <= self.ejection_limit(),
+                "seed {} at {:?}",
+                self.seed,
+                self.now
+            );
         }
     }
 
-    fn request(&mut self) {
+    fn run_request(&mut self) {
         let mut events = Vec::new();
         let draw = self.chance.next();
-        self.removed.advance(self.now, draw, &mut events);
-        let slot = self.chance.below(self.sick.len() as u64) as usize;
-        if self.chance.below(4) == 0 {
+        self.removed.advance_time(self.now, draw, &mut events);
+        let slot = self.chance.below_bound(self.sick.len() as u64) as usize;
+        if self.chance.below_bound(4) == 0 {
             let heard = if self.sick[slot] { Failed::Yes } else { Failed::No };
-            self.removed.check(slot, heard, self.now, &mut events);
+            self.removed.record_check(slot, heard, self.now, &mut events);
             return;
         }
-        if self.removed.standing(slot) == Standing::Out {
+        if self.removed.endpoint_state(slot) == Standing::Out {
             return;
         }
-        let probe = self.removed.begin(slot);
+        let probe = self.removed.start_request(slot);
         assert!(!probe || !self.probes.contains(&slot), "seed {}: two probes", self.seed);
-        if probe && self.chance.below(4) == 0 {
+        if probe && self.chance.below_bound(4) == 0 {
             // Its client disconnects: no evidence.
-            self.removed.release(slot, true);
+            self.removed.release_request(slot, true);
             return;
         }
         let seen = Seen { failed: self.sick[slot], probe, now: self.now, draw };
-        self.removed.learn(slot, seen, &mut events);
+        self.removed.record_outcome(slot, seen, &mut events);
     }
 }
 
@@ -118,22 +126,22 @@ fn bounds_hold_the_sick_go_and_the_well_come_back() {
     let mut removals = 0;
     for seed in 0..SEEDS {
         let mut world = World::new(seed);
-        world.pass(Duration::from_secs(3));
-        assert_eq!(world.out(), 0, "seed {seed}: no endpoint failed");
+        world.run_for(Duration::from_secs(3));
+        assert_eq!(world.ejected_count(), 0, "seed {seed}: no endpoint failed");
         for slot in 0..world.sick.len() {
-            world.sick[slot] = world.chance.below(3) == 0;
+            world.sick[slot] = world.chance.below_bound(3) == 0;
         }
-        world.pass(2 * WINDOW);
+        world.run_for(2 * WINDOW);
         let sick = world.sick.iter().filter(|sick| **sick).count();
         let gone = (0..world.sick.len())
-            .filter(|slot| world.sick[*slot] && world.removed.standing(*slot) != Standing::In)
+            .filter(|slot| world.sick[*slot] && world.removed.endpoint_state(*slot) != Standing::In)
             .count();
-        assert_eq!(gone, sick.min(world.room()), "seed {seed}: within two windows");
-        assert_eq!(world.out(), gone, "seed {seed}: only the unhealthy");
+        assert_eq!(gone, sick.min(world.ejection_limit()), "seed {seed}: within two windows");
+        assert_eq!(world.ejected_count(), gone, "seed {seed}: only the unhealthy");
         removals += gone;
         world.sick.fill(false);
-        world.pass(BASE * 4 + Duration::from_secs(5));
-        assert_eq!(world.out(), 0, "seed {seed}: all are healthy");
+        world.run_for(BASE * 4 + Duration::from_secs(5));
+        assert_eq!(world.ejected_count(), 0, "seed {seed}: all are healthy");
     }
     assert!(removals > 100, "{removals}");
 }
@@ -143,7 +151,7 @@ fn the_same_seed_tells_the_same_story() {
     let story = |seed| {
         let mut world = World::new(seed);
         world.sick[0] = true;
-        world.pass(Duration::from_secs(30));
+        world.run_for(Duration::from_secs(30));
         format!("{:?}", world.removed)
     };
     assert_eq!(story(7), story(7));

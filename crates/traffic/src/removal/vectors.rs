@@ -19,8 +19,8 @@ fn native_removal_passes_its_vectors() {
             Value::Null => defaults[key].clone(),
             own => own.clone(),
         };
-        let algorithm = RemovalAlgorithm::Native(native(&rule));
-        let mut removed = Removed::new(&algorithm, instances(case).len());
+        let algorithm = RemovalAlgorithm::Native(native_rule(&rule));
+        let mut removed = Removed::new(&algorithm, instance_names(case).len());
         run(case, |step, now| native_step(&mut removed, case, (step, now)));
     }
 }
@@ -35,8 +35,8 @@ fn removal_in_the_manner_of_sermant_passes_its_vectors() {
             own => own.clone(),
         };
         let service = Name::new(field("service").as_str().unwrap()).unwrap();
-        let rule = sermant(&field).of(&service);
-        let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instances(case).len()));
+        let rule = sermant_rule(&field).for_service(&service);
+        let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instance_names(case).len()));
         run(case, |step, now| sermant_step(outliers.as_mut(), case, (step, now)));
     }
 }
@@ -54,22 +54,25 @@ fn standing_is_what_the_filter_left() {
             own => own.clone(),
         };
         let service = Name::new("provider").unwrap();
-        let Some(rule) = sermant(&field).of(&service).filter(|_| !twice) else { continue };
-        let mut removed = Removed::new(&RemovalAlgorithm::Sermant(rule), instances(case).len());
+        let Some(rule) = sermant_rule(&field).for_service(&service).filter(|_| !twice) else {
+            continue;
+        };
+        let mut removed =
+            Removed::new(&RemovalAlgorithm::Sermant(rule), instance_names(case).len());
         run(case, |step, now| {
             let mut events = Vec::new();
-            for call in calls(step, case) {
+            for call in step_calls(step, case) {
                 let seen = Seen { failed: call.1, probe: false, now, draw: 0 };
-                removed.learn(call.0, seen, &mut events);
+                removed.record_outcome(call.0, seen, &mut events);
             }
-            removed.advance(now, 0, &mut events);
-            removed.advance(now, 0, &mut events);
+            removed.advance_time(now, 0, &mut events);
+            removed.advance_time(now, 0, &mut events);
             if let Some(kept) = step["kept"].as_array() {
                 looked += 1;
-                let names = instances(case);
-                let standing = |slot: &usize| removed.standing(*slot) == Standing::In;
+                let names = instance_names(case);
+                let standing = |slot: &usize| removed.endpoint_state(*slot) == Standing::In;
                 let left = (0..names.len()).filter(standing).map(|slot| names[slot].clone());
-                assert_eq!(left.collect::<Vec<_>>(), texts(kept), "{}: {step}", case["name"]);
+                assert_eq!(left.collect::<Vec<_>>(), text_values(kept), "{}: {step}", case["name"]);
             }
         });
     }
@@ -78,17 +81,17 @@ fn standing_is_what_the_filter_left() {
 
 fn native_step(removed: &mut Removed, case: &Value, (step, now): (&Value, Duration)) {
     let mut events = Vec::new();
-    removed.advance(now, 0, &mut events);
-    for (slot, failed) in calls(step, case) {
-        let probe = removed.begin(slot);
-        removed.learn(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
+    removed.advance_time(now, 0, &mut events);
+    for (slot, failed) in step_calls(step, case) {
+        let probe = removed.start_request(slot);
+        removed.record_outcome(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
     }
-    for (slot, failed) in ended(&step["checks"], case) {
+    for (slot, failed) in call_outcomes(&step["checks"], case) {
         let heard = if failed { Failed::Yes } else { Failed::No };
-        removed.check(slot, heard, now, &mut events);
+        removed.record_check(slot, heard, now, &mut events);
     }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
-        let standing = match removed.standing(place(name, case)) {
+        let standing = match removed.endpoint_state(instance_index(name, case)) {
             Standing::In => "in",
             Standing::Out => "out",
             Standing::Probe => "probe",
@@ -103,21 +106,21 @@ fn sermant_step(
     (step, now): (&Value, Duration),
 ) {
     let mut events = Vec::new();
-    let names = instances(case);
+    let names = instance_names(case);
     let mut left: Vec<usize> = (0..names.len()).collect();
     if let Some(outliers) = outliers {
-        for (slot, failed) in calls(step, case) {
-            outliers.learn(slot, Seen { failed, probe: false, now, draw: 0 }, &mut events);
+        for (slot, failed) in step_calls(step, case) {
+            outliers.record_outcome(slot, Seen { failed, probe: false, now, draw: 0 }, &mut events);
         }
         if !step["kept"].is_null() {
             for _ in 0..step["passes"].as_u64().unwrap_or(1) {
-                left = outliers.filter(&left, now, &mut events);
+                left = outliers.filter_instances(&left, now, &mut events);
             }
         }
     }
     if let Some(kept) = step["kept"].as_array() {
         let left: Vec<String> = left.iter().map(|slot| names[*slot].clone()).collect();
-        assert_eq!(left, texts(kept), "{}: {step}", case["name"]);
+        assert_eq!(left, text_values(kept), "{}: {step}", case["name"]);
     }
 }
 
@@ -130,14 +133,14 @@ fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
 }
 
 /// The calls of a step: the endpoint of each, and true if it failed.
-fn calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
-    ended(&step["calls"], case)
+fn step_calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
+    call_outcomes(&step["calls"], case)
 }
 
 /// Calls or checks: the endpoint of each, and true if it failed.
-fn ended(list: &Value, case: &Value) -> Vec<(usize, bool)> {
+fn call_outcomes(list: &Value, case: &Value) -> Vec<(usize, bool)> {
     let each = |call: &Value| {
-        let slot = place(call["to"].as_str().unwrap(), case);
+        let slot = instance_index(call["to"].as_str().unwrap(), case);
         let failed = call["failed"].as_u64().unwrap();
         let calls = (0..call["count"].as_u64().unwrap()).map(move |n| (slot, n < failed));
         calls.collect::<Vec<_>>()
@@ -145,19 +148,19 @@ fn ended(list: &Value, case: &Value) -> Vec<(usize, bool)> {
     list.as_array().into_iter().flatten().flat_map(each).collect()
 }
 
-fn place(name: &str, case: &Value) -> usize {
-    instances(case).iter().position(|known| known == name).unwrap()
+fn instance_index(name: &str, case: &Value) -> usize {
+    instance_names(case).iter().position(|known| known == name).unwrap()
 }
 
-fn instances(case: &Value) -> Vec<String> {
-    texts(case["instances"].as_array().unwrap())
+fn instance_names(case: &Value) -> Vec<String> {
+    text_values(case["instances"].as_array().unwrap())
 }
 
-fn texts(list: &[Value]) -> Vec<String> {
+fn text_values(list: &[Value]) -> Vec<String> {
     list.iter().map(|text| text.as_str().unwrap().to_owned()).collect()
 }
 
-fn native(rule: &dyn Fn(&str) -> Value) -> OutlierRemoval {
+fn native_rule(rule: &dyn Fn(&str) -> Value) -> OutlierRemoval {
     let number = |key: &str| u32::try_from(rule(key).as_u64().unwrap()).unwrap();
     let percent = |key: &str| u8::try_from(number(key)).unwrap();
     let time = |key: &str| Duration::from_millis(number(key).into());
@@ -190,7 +193,7 @@ fn native(rule: &dyn Fn(&str) -> Value) -> OutlierRemoval {
     }
 }
 
-fn sermant(field: &dyn Fn(&str) -> Value) -> SermantConfig {
+fn sermant_rule(field: &dyn Fn(&str) -> Value) -> SermantConfig {
     let time = |key: &str| Duration::from_millis(field(key).as_u64().unwrap());
     let ppm = |share: &Value| (share.as_f64().unwrap() * 1e6).round() as u32;
     let rules = field("rules");

@@ -3,7 +3,7 @@
 use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
 
-use super::{CompiledMatch, PathRank, rank};
+use super::{CompiledMatch, PathRank, match_rank};
 use crate::lookup::{Beginnings, Lookup};
 use crate::many::Demanding;
 use crate::matcher::prefix_elements;
@@ -31,14 +31,14 @@ impl Index {
     /// Builds the index of matches, given in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
         let mut ranked: Vec<_> =
-            matches.into_iter().map(|(request, it)| (request, rank(request), it)).collect();
+            matches.into_iter().map(|(request, it)| (request, match_rank(request), it)).collect();
         // A stable sort: equals keep their order.
         ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut rest = Vec::new();
         for (request, rank, compiled) in ranked {
-            let place = place(request);
+            let place = group_key(request);
             let group = match rank.path {
                 PathRank::Exact => exact.entry(place.into()).or_default(),
                 PathRank::Prefix(_) => prefixes.entry(place.into()).or_default(),
@@ -46,17 +46,17 @@ impl Index {
             };
             group.push(compiled);
         }
-        let group = |(place, matches)| (place, Group::of(matches));
+        let group = |(place, matches)| (place, Group::from_matches(matches));
         Self {
             exact: exact.into_iter().map(group).collect(),
-            prefixes: Beginnings::of(prefixes.into_iter().map(group)),
-            rest: Group::of(rest),
+            prefixes: Beginnings::from_prefixes(prefixes.into_iter().map(group)),
+            rest: Group::from_matches(rest),
         }
     }
 
     /// Returns the first match for the request.
     #[inline(never)]
-    pub(super) fn find(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
+    pub(super) fn find_match(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if let Some(found) = self.by_exact_path(request).or_else(|| self.by_prefix(request)) {
             return Some(found);
         }
@@ -73,12 +73,12 @@ impl Index {
 
     /// Tries the prefixes of the path that end at an element boundary, the longest first.
     fn by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.prefixes.find(request.path, |group| group.first_beside_path(request))
+        self.prefixes.find_longest(request.path, |group| group.first_beside_path(request))
     }
 }
 
 impl Group {
-    fn of(matches: Vec<CompiledMatch>) -> Self {
+    fn from_matches(matches: Vec<CompiledMatch>) -> Self {
         let lookup = Lookup::of_many(matches.len(), || {
             matches.iter().map(|it| it.matcher.demands()).collect()
         });
@@ -88,17 +88,17 @@ impl Group {
     /// Returns the first match, including the path condition.
     #[inline(never)]
     fn first_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.first(request, |it| it.matcher.matches(request))
+        self.first_fitting(request, |it| it.matcher.matches(request))
     }
 
     /// Returns the first match; the path condition holds for all of them.
     fn first_beside_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        self.first(request, |it| it.matcher.matches_beside_path(request))
+        self.first_fitting(request, |it| it.matcher.matches_beside_path(request))
     }
 
     /// Returns the first that fits.
     #[inline]
-    fn first(
+    fn first_fitting(
         &self,
         request: &RequestView<'_>,
         fits: impl Fn(&CompiledMatch) -> bool,
@@ -118,12 +118,12 @@ impl Group {
         fits: impl Fn(&CompiledMatch) -> bool,
     ) -> Option<&CompiledMatch> {
         let fits = |at: usize| self.matches.get(at).is_some_and(&fits);
-        self.matches.get(lookup.first(request, fits)?)
+        self.matches.get(lookup.first_fitting(request, fits)?)
     }
 }
 
 /// Returns the group key: the exact path, or the elements of the prefix.
-fn place(request: &RequestMatch) -> &str {
+fn group_key(request: &RequestMatch) -> &str {
     match &request.path {
         PathMatch::Exact(path) => path,
         PathMatch::Prefix(prefix) => prefix_elements(prefix),

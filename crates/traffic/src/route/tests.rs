@@ -9,23 +9,23 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn backend(name: &str, weight: u32) -> WeightedBackend {
+fn weighted_backend(name: &str, weight: u32) -> WeightedBackend {
     let service = ServiceName::new("shop", name).unwrap();
     WeightedBackend::new(service, 80, weight)
 }
 
-fn rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
+fn route_rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
     RouteRule {
         route: RouteName::new("shop", route).unwrap(),
         matches,
-        backends: vec![backend("stock", 1)],
+        backends: vec![weighted_backend("stock", 1)],
         request_timeout: None,
         actions: leno_model::RuleActions::default(),
         kind: RouteKind::default(),
     }
 }
 
-fn port(rules: Vec<RouteRule>) -> PortView {
+fn port_with_rules(rules: Vec<RouteRule>) -> PortView {
     PortView {
         name: None,
         protocol: Protocol::Http,
@@ -39,19 +39,24 @@ fn port(rules: Vec<RouteRule>) -> PortView {
     }
 }
 
-fn prefix(path: &str) -> RequestMatch {
+fn prefix_match(path: &str) -> RequestMatch {
     RequestMatch { path: PathMatch::Prefix(path.into()), ..RequestMatch::default() }
 }
 
-fn exact(path: &str) -> RequestMatch {
+fn exact_match(path: &str) -> RequestMatch {
     RequestMatch { path: PathMatch::Exact(path.into()), ..RequestMatch::default() }
 }
 
-fn regex(path: &str) -> RequestMatch {
+fn regex_match(path: &str) -> RequestMatch {
     RequestMatch { path: PathMatch::Regex(path.into()), ..RequestMatch::default() }
 }
 
-fn with(mut request: RequestMatch, method: bool, headers: usize, query: usize) -> RequestMatch {
+fn with_conditions(
+    mut request: RequestMatch,
+    method: bool,
+    headers: usize,
+    query: usize,
+) -> RequestMatch {
     let fields = |names: &[&str], count: usize| -> Vec<FieldMatch> {
         let field = |name: &&str| FieldMatch {
             name: (*name).to_owned(),
@@ -66,7 +71,7 @@ fn with(mut request: RequestMatch, method: bool, headers: usize, query: usize) -
 }
 
 /// The rule for `GET {path}?a=1&b=1` with `x-a: 1` and `x-b: 1`.
-fn decides(routes: &PortRoutes, path: &str) -> Option<usize> {
+fn chosen_rule(routes: &PortRoutes, path: &str) -> Option<usize> {
     let fields = vec![("x-a".to_owned(), "1".to_owned()), ("x-b".to_owned(), "1".to_owned())];
     let request = RequestView {
         method: "GET",
@@ -75,7 +80,7 @@ fn decides(routes: &PortRoutes, path: &str) -> Option<usize> {
         authority: "stock",
         fields: &fields,
     };
-    match routes.choose(&request, 0) {
+    match routes.choose_backend(&request, 0) {
         RouteChoice::To { rule, .. }
         | RouteChoice::InvalidBackend { rule }
         | RouteChoice::Redirect { rule } => Some(rule.index),
@@ -89,36 +94,57 @@ fn the_more_specific_match_decides_wherever_it_stands() {
     // Each list from the most to the least specific; all of them match `/a/b/c`.
     for order in [
         vec![
-            exact("/a/b/c"),
-            prefix("/a/b/c"),
-            prefix("/a/b/"),
-            prefix("/a"),
-            regex("/a.*"),
-            prefix("/"),
+            exact_match("/a/b/c"),
+            prefix_match("/a/b/c"),
+            prefix_match("/a/b/"),
+            prefix_match("/a"),
+            regex_match("/a.*"),
+            prefix_match("/"),
         ],
-        vec![prefix("/a/b"), with(prefix("/a"), true, 2, 2)],
-        vec![with(prefix("/a"), true, 0, 0), with(prefix("/a"), false, 2, 2)],
-        vec![with(prefix("/a"), true, 2, 0), with(prefix("/a"), true, 1, 2)],
-        vec![with(prefix("/a"), true, 1, 2), with(prefix("/a"), true, 1, 1)],
-        vec![regex("/a/b/c"), RequestMatch::default()],
+        vec![prefix_match("/a/b"), with_conditions(prefix_match("/a"), true, 2, 2)],
+        vec![
+            with_conditions(prefix_match("/a"), true, 0, 0),
+            with_conditions(prefix_match("/a"), false, 2, 2),
+        ],
+        vec![
+            with_conditions(prefix_match("/a"), true, 2, 0),
+            with_conditions(prefix_match("/a"), true, 1, 2),
+        ],
+        vec![
+            with_conditions(prefix_match("/a"), true, 1, 2),
+            with_conditions(prefix_match("/a"), true, 1, 1),
+        ],
+        vec![regex_match("/a/b/c"), RequestMatch::default()],
     ] {
         for (better, worse) in order.iter().zip(order.iter().skip(1)) {
             let both = |first: &RequestMatch, second: &RequestMatch| {
-                let rules = vec![rule("r", vec![first.clone()]), rule("r", vec![second.clone()])];
-                PortRoutes::compile(&port(rules)).unwrap()
+                let rules = vec![
+                    route_rule("r", vec![first.clone()]),
+                    route_rule("r", vec![second.clone()]),
+                ];
+                PortRoutes::compile(&port_with_rules(rules)).unwrap()
             };
-            assert_eq!(decides(&both(better, worse), "/a/b/c"), Some(0), "{better:?} {worse:?}");
-            assert_eq!(decides(&both(worse, better), "/a/b/c"), Some(1), "{better:?} {worse:?}");
+            assert_eq!(
+                chosen_rule(&both(better, worse), "/a/b/c"),
+                Some(0),
+                "{better:?} {worse:?}"
+            );
+            assert_eq!(
+                chosen_rule(&both(worse, better), "/a/b/c"),
+                Some(1),
+                "{better:?} {worse:?}"
+            );
         }
     }
 }
 
 #[test]
 fn between_equals_the_first_rule_decides() {
-    let rules = vec![rule("a", vec![prefix("/x")]), rule("b", vec![prefix("/x/")])];
-    let routes = PortRoutes::compile(&port(rules)).unwrap();
-    assert_eq!(decides(&routes, "/x/y"), Some(0));
-    assert_eq!(decides(&routes, "/y"), None);
+    let rules =
+        vec![route_rule("a", vec![prefix_match("/x")]), route_rule("b", vec![prefix_match("/x/")])];
+    let routes = PortRoutes::compile(&port_with_rules(rules)).unwrap();
+    assert_eq!(chosen_rule(&routes, "/x/y"), Some(0));
+    assert_eq!(chosen_rule(&routes, "/y"), None);
 }
 
 #[test]
@@ -126,12 +152,12 @@ fn without_routes_traffic_goes_straight_and_with_empty_ones_nowhere() {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let attached = PortRoutes::compile(&port(Vec::new())).unwrap();
-    assert!(matches!(attached.choose(&request, 0), RouteChoice::NoRoute));
+    let attached = PortRoutes::compile(&port_with_rules(Vec::new())).unwrap();
+    assert!(matches!(attached.choose_backend(&request, 0), RouteChoice::NoRoute));
     assert!(!attached.is_trivial());
-    let view = PortView { routed: false, ..port(Vec::new()) };
+    let view = PortView { routed: false, ..port_with_rules(Vec::new()) };
     let direct = PortRoutes::compile(&view).unwrap();
-    assert!(matches!(direct.choose(&request, 0), RouteChoice::Direct));
+    assert!(matches!(direct.choose_backend(&request, 0), RouteChoice::Direct));
     assert!(direct.is_trivial());
 }
 
@@ -141,25 +167,25 @@ fn what_no_rule_of_a_split_is_about_goes_straight() {
     let request =
         |path| RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
     let path = PathMatch::Exact("/split".to_owned());
-    let some = rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
-    let view = PortView { routed: false, ..port(vec![some]) };
+    let some = route_rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
+    let view = PortView { routed: false, ..port_with_rules(vec![some]) };
     let routes = PortRoutes::compile(&view).unwrap();
     assert!(!routes.is_trivial());
-    assert!(matches!(routes.choose(&request("/split"), 0), RouteChoice::To { .. }));
-    assert!(matches!(routes.choose(&request("/"), 0), RouteChoice::Direct));
+    assert!(matches!(routes.choose_backend(&request("/split"), 0), RouteChoice::To { .. }));
+    assert!(matches!(routes.choose_backend(&request("/"), 0), RouteChoice::Direct));
 }
 
 /// The backends of 1,000 consecutive draws.
-fn shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
+fn backend_shares(backends: &[(&str, u32)]) -> HashMap<String, u32> {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let mut only = rule("r", vec![RequestMatch::default()]);
-    only.backends = backends.iter().map(|(name, weight)| backend(name, *weight)).collect();
-    let routes = PortRoutes::compile(&port(vec![only])).unwrap();
+    let mut only = route_rule("r", vec![RequestMatch::default()]);
+    only.backends = backends.iter().map(|(name, weight)| weighted_backend(name, *weight)).collect();
+    let routes = PortRoutes::compile(&port_with_rules(vec![only])).unwrap();
     let mut shares = HashMap::new();
     for draw in 0..1_000 {
-        let name = match routes.choose(&request, draw) {
+        let name = match routes.choose_backend(&request, draw) {
             RouteChoice::To { backend, rule, index } => {
                 assert_eq!(rule.backends[index], *backend);
                 backend.service.name.to_string()
@@ -183,7 +209,7 @@ fn backends_take_their_shares() {
         (&[("v1", u32::MAX), ("v2", u32::MAX)], &[("v1", 1_000)]),
     ] {
         let expected = expected.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
-        assert_eq!(shares(backends), expected, "{backends:?}");
+        assert_eq!(backend_shares(backends), expected, "{backends:?}");
     }
 }
 
@@ -192,18 +218,18 @@ fn what_no_grant_permits_keeps_its_share() {
     let fields = Vec::<(String, String)>::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let mut only = rule("r", vec![RequestMatch::default()]);
+    let mut only = route_rule("r", vec![RequestMatch::default()]);
     only.actions.ungranted_weight = 3;
-    let routes = PortRoutes::compile(&port(vec![only])).unwrap();
+    let routes = PortRoutes::compile(&port_with_rules(vec![only])).unwrap();
     let refused = (0..1_000).filter(|draw| {
-        matches!(routes.choose(&request, *draw), RouteChoice::InvalidBackend { .. })
+        matches!(routes.choose_backend(&request, *draw), RouteChoice::InvalidBackend { .. })
     });
     assert_eq!(refused.count(), 750);
 }
 
 #[test]
 fn a_bad_pattern_names_its_route() {
-    let view = port(vec![rule("r", vec![regex("(")])]);
+    let view = port_with_rules(vec![route_rule("r", vec![regex_match("(")])]);
     let error = PortRoutes::compile(&view).unwrap_err().to_string();
     assert!(error.starts_with("HTTPRoute shop/r: "), "{error}");
 }
@@ -212,15 +238,16 @@ fn a_bad_pattern_names_its_route() {
 fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(RequestMatch::default()),
-        "(/[ab]){0,3}/?".prop_map(|p| prefix(&p)),
-        "(/[ab]){1,3}".prop_map(|p| exact(&p)),
-        prop::sample::select(vec!["/a.*", "/[ab]/.*", "/a|/b", ".*"]).prop_map(regex),
+        "(/[ab]){0,3}/?".prop_map(|p| prefix_match(&p)),
+        "(/[ab]){1,3}".prop_map(|p| exact_match(&p)),
+        prop::sample::select(vec!["/a.*", "/[ab]/.*", "/a|/b", ".*"]).prop_map(regex_match),
     ];
-    (path, any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(p, m, h, q)| with(p, m, h, q))
+    (path, any::<bool>(), 0..3_usize, 0..3_usize)
+        .prop_map(|(p, m, h, q)| with_conditions(p, m, h, q))
 }
 
 /// The documented order, implemented naively: compares all matches pair by pair.
-fn naive(view: &PortView, path: &str) -> Option<usize> {
+fn naive_choice(view: &PortView, path: &str) -> Option<usize> {
     let mut best: Option<(usize, &RequestMatch)> = None;
     for (index, rule) in view.rules.iter().enumerate() {
         for candidate in &rule.matches {
@@ -283,18 +310,19 @@ proptest! {
         rules in prop::collection::vec(prop::collection::vec(any_match(), 1..4), 0..8),
         path in "(/[ab]){1,3}",
     ) {
-        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
         let routes = PortRoutes::compile(&view).unwrap();
-        prop_assert_eq!(decides(&routes, &path), naive(&view, &path));
+        prop_assert_eq!(chosen_rule(&routes, &path), naive_choice(&view, &path));
     }
 }
 
 /// The literal definition: of all matches for the request, the first by rank, then by position.
-fn plainly(view: &PortView, request: &RequestView<'_>) -> Option<usize> {
+fn first_by_rank(view: &PortView, request: &RequestView<'_>) -> Option<usize> {
     let numbered = view.rules.iter().enumerate();
     let all = numbered.flat_map(|(index, rule)| rule.matches.iter().map(move |it| (index, it)));
     let fitting = all.filter(|(_, it)| RequestMatcher::compile(it).unwrap().matches(request));
-    let best = fitting.reduce(|best, next| if rank(next.1) > rank(best.1) { next } else { best });
+    let best = fitting
+        .reduce(|best, next| if match_rank(next.1) > match_rank(best.1) { next } else { best });
     best.map(|(index, _)| index)
 }
 
@@ -307,20 +335,20 @@ proptest! {
         header in any::<bool>(),
         query in prop_oneof![Just(None), Just(Some("a=1")), Just(Some("a=1&b=1"))],
     ) {
-        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
         let routes = PortRoutes::compile(&view).unwrap();
         let mut fields = vec![("x-a".to_owned(), "1".to_owned())];
         fields.extend(header.then(|| ("x-b".to_owned(), "1".to_owned())));
         for path in &paths {
             let request = RequestView { method, path, query, authority: "", fields: &fields };
-            let found = match routes.choose(&request, 0) {
+            let found = match routes.choose_backend(&request, 0) {
                 RouteChoice::To { rule, .. } => Some(rule.index),
                 choice => {
                     prop_assert!(matches!(choice, RouteChoice::NoRoute));
                     None
                 }
             };
-            prop_assert_eq!(found, plainly(&view, &request), "{}", path);
+            prop_assert_eq!(found, first_by_rank(&view, &request), "{}", path);
         }
     }
 }
@@ -367,20 +395,20 @@ proptest! {
         (one, other, host) in ("[123]", prop::option::of("[123]"), "[123]"),
         query in prop::option::of("(p|q|%70)=(1|2|%33|%ff)(&[pq]=[123])?"),
     ) {
-        let view = port(rules.into_iter().map(|matches| rule("r", matches)).collect());
+        let view = port_with_rules(rules.into_iter().map(|matches| route_rule("r", matches)).collect());
         let routes = PortRoutes::compile(&view).unwrap();
         let mut fields = vec![("x-a".to_owned(), one)];
         fields.extend(other.map(|other| ("x-b".to_owned(), other)));
         let request =
             RequestView { method, path, query: query.as_deref(), authority: &host, fields: &fields };
-        let found = match routes.choose(&request, 0) {
+        let found = match routes.choose_backend(&request, 0) {
             RouteChoice::To { rule, .. } => Some(rule.index),
             choice => {
                 prop_assert!(matches!(choice, RouteChoice::NoRoute));
                 None
             }
         };
-        prop_assert_eq!(found, plainly(&view, &request));
+        prop_assert_eq!(found, first_by_rank(&view, &request));
     }
 }
 
@@ -391,18 +419,18 @@ fn what_is_done_beside_depends_on_the_backend_where_one_has_edits_of_its_own() {
         ..HeaderEdits::default()
     };
     let edits = BackendEdits { request_headers: set("backend"), ..BackendEdits::default() };
-    let edited = WeightedBackend { edits: Some(Box::new(edits)), ..backend("new", 1) };
+    let edited = WeightedBackend { edits: Some(Box::new(edits)), ..weighted_backend("new", 1) };
     let lines = |rule: &CompiledRule, index| {
         rule.actions_at(index).map_or(String::new(), |actions| actions.request.lines.to_string())
     };
-    let mut given = rule("a", vec![prefix("/")]);
+    let mut given = route_rule("a", vec![prefix_match("/")]);
     given.backends.push(edited);
-    let routes = PortRoutes::compile(&port(vec![given.clone()])).unwrap();
+    let routes = PortRoutes::compile(&port_with_rules(vec![given.clone()])).unwrap();
     let [compiled] = routes.rules() else { panic!("one rule") };
     assert!(compiled.actions.is_none());
     assert_eq!([0, 1].map(|index| lines(compiled, index)), ["", "x: backend\r\n"]);
     given.actions.request_headers = set("rule");
-    let routes = PortRoutes::compile(&port(vec![given])).unwrap();
+    let routes = PortRoutes::compile(&port_with_rules(vec![given])).unwrap();
     let [compiled] = routes.rules() else { panic!("one rule") };
     assert_eq!([0, 1].map(|index| lines(compiled, index)), ["x: rule\r\n", "x: backend\r\n"]);
 }

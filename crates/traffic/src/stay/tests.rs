@@ -11,14 +11,14 @@ use leno_model::{
 use super::*;
 use crate::plan::tests::workload_plan;
 
-fn service(name: &str) -> ServiceName {
+fn service_name(name: &str) -> ServiceName {
     ServiceName::new("shop", name).unwrap()
 }
 
-fn endpoint(of: &str, number: usize) -> Arc<Endpoint> {
+fn test_endpoint(of: &str, number: usize) -> Arc<Endpoint> {
     let workload = WorkloadName::new("shop", &format!("{of}-{number}")).unwrap();
     Arc::new(Endpoint {
-        id: EndpointId { service: service(of), port: 80, workload },
+        id: EndpointId { service: service_name(of), port: 80, workload },
         address: ([127, 0, 0, 1], 80).into(),
         account: ServiceAccount::new("shop", of).ok(),
         tags: BTreeMap::new(),
@@ -26,25 +26,30 @@ fn endpoint(of: &str, number: usize) -> Arc<Endpoint> {
     })
 }
 
-fn view(name: &str, rules: Vec<RouteRule>, endpoints: usize) -> (ServiceName, Arc<ServiceView>) {
+fn service_config(
+    name: &str,
+    rules: Vec<RouteRule>,
+    endpoints: usize,
+) -> (ServiceName, Arc<ServiceView>) {
     let port = PortView {
         name: None,
         protocol: Protocol::Http,
         routed: !rules.is_empty(),
         rules,
-        endpoints: (0..endpoints).map(|number| endpoint(name, number)).collect(),
+        endpoints: (0..endpoints).map(|number| test_endpoint(name, number)).collect(),
         tls_rules: Vec::new(),
         traffic_policy: TrafficPolicy::default(),
         tags: None,
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    let view = ServiceView { name: service(name), reach: Reach::Allowed, ports, awaited: false };
-    (service(name), Arc::new(view))
+    let view =
+        ServiceView { name: service_name(name), reach: Reach::Allowed, ports, awaited: false };
+    (service_name(name), Arc::new(view))
 }
 
 /// A service with a rule for two others, with these weights and this number of endpoints each.
-fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
+fn compile_config(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
     let persistence = Persistence {
         name: Some("x-cart".into()),
         carrier: Carries::Header,
@@ -57,7 +62,7 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
         route: RouteName::new("shop", "cart").unwrap(),
         matches: vec![RequestMatch::default()],
         backends: backends
-            .map(|(name, weight)| WeightedBackend::new(service(name), 80, weight))
+            .map(|(name, weight)| WeightedBackend::new(service_name(name), 80, weight))
             .collect(),
         request_timeout: None,
         actions: RuleActions {
@@ -68,9 +73,9 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
         kind: leno_model::RouteKind::Http,
     };
     let views = [
-        view("cart", vec![rule], 0),
-        view("blue", vec![], endpoints),
-        view("green", vec![], endpoints),
+        service_config("cart", vec![rule], 0),
+        service_config("blue", vec![], endpoints),
+        service_config("green", vec![], endpoints),
     ];
     let plan = Arc::new(workload_plan(Access::Permissive));
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
@@ -79,7 +84,11 @@ fn plans(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) -> Plans {
 }
 
 /// The backend and the session of a request with this value, by this draw.
-fn ask(plans: &Plans, value: Option<&str>, draw: u64) -> (Option<String>, Option<Box<Stay>>) {
+fn choose_backend(
+    plans: &Plans,
+    value: Option<&str>,
+    draw: u64,
+) -> (Option<String>, Option<Box<Stay>>) {
     ask_where(|_| true, plans, value, draw)
 }
 
@@ -94,10 +103,11 @@ fn ask_where(
         value.into_iter().map(|value| ("x-cart".to_owned(), value.to_owned())).collect();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "cart", fields: &fields };
-    let port = &plans.service(&service("cart")).unwrap().ports[&80];
-    let mut choice = port.routes.choose(&request, draw);
+    let port = &plans.service(&service_name("cart")).unwrap().ports[&80];
+    let mut choice = port.routes.choose_backend(&request, draw);
     let is_well = |_: &PortPlan, endpoint: &Arc<Endpoint>| is_well(endpoint);
-    let stay = Stay::of(&mut choice, (plans, is_well), &request, || Duration::from_secs(1));
+    let stay =
+        Stay::for_request(&mut choice, (plans, is_well), &request, || Duration::from_secs(1));
     let backend = match choice {
         RouteChoice::To { backend, .. } => Some(backend.service.name.to_string()),
         _ => None,
@@ -105,32 +115,35 @@ fn ask_where(
     (backend, stay)
 }
 
-fn reported(stay: &Stay, id: &EndpointId) -> String {
-    stay.field(id, Duration::from_secs(1), false).unwrap().1
+fn cookie_value(stay: &Stay, id: &EndpointId) -> String {
+    stay.response_field(id, Duration::from_secs(1), false).unwrap().1
 }
 
-fn endpoints(plans: &Plans, name: &str) -> Arc<[Arc<Endpoint>]> {
-    plans.service(&service(name)).unwrap().ports[&80].endpoints.clone()
+fn service_endpoints(plans: &Plans, name: &str) -> Arc<[Arc<Endpoint>]> {
+    plans.service(&service_name(name)).unwrap().ports[&80].endpoints.clone()
 }
 
 #[test]
 fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
-    let both = plans([1, 1], 0, 5);
+    let both = compile_config([1, 1], 0, 5);
     for name in ["blue", "green"] {
-        for endpoint in &*endpoints(&both, name) {
-            let value = reported(&ask(&both, None, 0).1.unwrap(), &endpoint.id);
+        for endpoint in &*service_endpoints(&both, name) {
+            let value = cookie_value(&choose_backend(&both, None, 0).1.unwrap(), &endpoint.id);
             // With any current weights, also if a share of requests is answered with 500.
-            for plans in
-                [plans([1, 1], 0, 5), plans([0, 0], 0, 5), plans([1, 0], 1, 5), plans([0, 1], 9, 5)]
-            {
+            for plans in [
+                compile_config([1, 1], 0, 5),
+                compile_config([0, 0], 0, 5),
+                compile_config([1, 0], 1, 5),
+                compile_config([0, 1], 9, 5),
+            ] {
                 for draw in 0..10 {
-                    let (backend, stay) = ask(&plans, Some(&value), draw);
+                    let (backend, stay) = choose_backend(&plans, Some(&value), draw);
                     assert_eq!(backend.as_deref(), Some(name));
-                    let among = endpoints(&plans, name);
-                    let kept = stay.as_ref().unwrap().endpoint(&among).unwrap();
+                    let among = service_endpoints(&plans, name);
+                    let kept = stay.as_ref().unwrap().find_endpoint(&among).unwrap();
                     assert_eq!(kept.id, endpoint.id);
                     // The value is unchanged.
-                    assert_eq!(reported(&stay.unwrap(), &endpoint.id), value);
+                    assert_eq!(cookie_value(&stay.unwrap(), &endpoint.id), value);
                 }
             }
         }
@@ -139,24 +152,26 @@ fn a_request_goes_to_the_backend_and_endpoint_that_its_value_names() {
 
 #[test]
 fn an_endpoint_that_is_not_well_keeps_nobody_at_its_backend() {
-    let plans = plans([1, 0], 0, 2);
-    let ill = endpoint("green", 0);
-    let value = reported(&ask(&plans, None, 0).1.unwrap(), &ill.id);
-    assert_eq!(ask(&plans, Some(&value), 0).0.as_deref(), Some("green"));
+    let plans = compile_config([1, 0], 0, 2);
+    let ill = test_endpoint("green", 0);
+    let value = cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &ill.id);
+    assert_eq!(choose_backend(&plans, Some(&value), 0).0.as_deref(), Some("green"));
     let (backend, stay) = ask_where(|it| it.id != ill.id, &plans, Some(&value), 0);
-    assert_eq!((backend.as_deref(), stay.unwrap().kept()), (Some("blue"), None));
+    assert_eq!((backend.as_deref(), stay.unwrap().session_endpoint()), (Some("blue"), None));
 }
 
 #[test]
 fn without_a_value_that_counts_the_weights_decide() {
-    let plans = plans([3, 1], 0, 2);
-    let gone = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 7).id);
-    let other = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("cart", 0).id);
+    let plans = compile_config([3, 1], 0, 2);
+    let gone =
+        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("blue", 7).id);
+    let other =
+        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("cart", 0).id);
     for value in [None, Some("x"), Some("0000000000000000"), Some(&*gone), Some(&*other)] {
         let blue = (0..400).filter(|draw| {
-            let (backend, stay) = ask(&plans, value, *draw);
-            let among = endpoints(&plans, backend.as_ref().unwrap());
-            assert!(stay.unwrap().endpoint(&among).is_none());
+            let (backend, stay) = choose_backend(&plans, value, *draw);
+            let among = service_endpoints(&plans, backend.as_ref().unwrap());
+            assert!(stay.unwrap().find_endpoint(&among).is_none());
             backend.as_deref() == Some("blue")
         });
         assert_eq!(blue.count(), 300, "{value:?}");
@@ -165,20 +180,21 @@ fn without_a_value_that_counts_the_weights_decide() {
 
 #[test]
 fn an_endpoint_that_may_not_take_a_request_is_not_kept_to() {
-    let plans = plans([1, 1], 0, 3);
-    let value = reported(&ask(&plans, None, 0).1.unwrap(), &endpoint("blue", 1).id);
-    let (_, stay) = ask(&plans, Some(&value), 0);
+    let plans = compile_config([1, 1], 0, 3);
+    let value =
+        cookie_value(&choose_backend(&plans, None, 0).1.unwrap(), &test_endpoint("blue", 1).id);
+    let (_, stay) = choose_backend(&plans, Some(&value), 0);
     let stay = stay.unwrap();
-    let all = endpoints(&plans, "blue");
-    assert!(stay.endpoint(&all).is_some());
-    assert!(stay.endpoint(&all[..1]).is_none());
-    assert!(stay.endpoint(&[]).is_none());
+    let all = service_endpoints(&plans, "blue");
+    assert!(stay.find_endpoint(&all).is_some());
+    assert!(stay.find_endpoint(&all[..1]).is_none());
+    assert!(stay.find_endpoint(&[]).is_none());
 }
 
 #[test]
 fn what_the_application_says_under_the_name_of_the_header_goes_no_further() {
-    let plans = plans([1, 1], 0, 1);
-    let rule = &plans.service(&service("cart")).unwrap().ports[&80].routes.rules()[0];
+    let plans = compile_config([1, 1], 0, 1);
+    let rule = &plans.service(&service_name("cart")).unwrap().ports[&80].routes.rules()[0];
     let actions = rule.actions_at(0).unwrap();
     assert_eq!(*actions.response.remove, ["x-cart".into()]);
 }

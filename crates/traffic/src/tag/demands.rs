@@ -6,10 +6,10 @@ use super::matcher::TagMatcher;
 use crate::lookup::{Demand, Key};
 
 /// Returns the exact conditions that every matching request meets.
-pub(super) fn demands(matcher: &TagMatcher) -> Vec<Demand> {
+pub(super) fn exact_demands(matcher: &TagMatcher) -> Vec<Demand> {
     let demands_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
     let headers = matcher.headers.iter().filter(|_| demands_all).filter_map(|test| {
-        let (texts, folded) = test.test.exact()?;
+        let (texts, folded) = test.test.exact_values()?;
         let key = Key::Header { name: test.name.clone(), repeated: matcher.repeated, folded };
         Some((key, texts.into_iter().map(Into::into).collect()))
     });

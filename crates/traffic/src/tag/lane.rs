@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use leno_model::{LaneRule, RuleOrigin};
 
-use super::demands::demands;
+use super::demands::exact_demands;
 use super::matcher::TagMatcher;
 use super::share::{Chance, Draw, Shares};
 use crate::hits::HitSlot;
 use crate::lookup::Lookup;
 use crate::pattern::BadPattern;
-use crate::request::{RequestView, header};
+use crate::request::{RequestView, header_value};
 
 /// The lanes of a workload, compiled.
 #[derive(Debug, Default)]
@@ -55,53 +55,55 @@ impl Lanes {
     pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, BadPattern> {
         let mut ports = BTreeMap::new();
         for (port, rules) in lanes {
-            let lanes: Result<Box<[Lane]>, BadPattern> = rules.iter().map(Lane::of).collect();
-            ports.insert(*port, PortLanes::of(lanes?));
+            let lanes: Result<Box<[Lane]>, BadPattern> =
+                rules.iter().map(Lane::from_rule).collect();
+            ports.insert(*port, PortLanes::from_lanes(lanes?));
         }
         Ok(Self { ports })
     }
 
     /// True if requests to this port may be marked.
     #[must_use]
-    pub fn concern(&self, port: u16) -> bool {
+    pub fn may_mark(&self, port: u16) -> bool {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
     /// Returns the headers for a request to a port of the application: the first matching rule draws once, and
     /// later ones are not tried.
-    pub fn mark(
+    pub fn marks_for(
         &self,
         port: u16,
         request: &RequestView<'_>,
         chance: &mut impl Chance,
     ) -> Marks<'_> {
-        let fitting = self.ports.get(&port).and_then(|lanes| lanes.first(request));
-        let drawn = fitting.and_then(|lane| lane.marks.get(lane.shares.draw(Draw::Lane, chance)));
+        let fitting = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
+        let drawn =
+            fitting.and_then(|lane| lane.marks.get(lane.shares.draw_target(Draw::Lane, chance)));
         let rule = fitting.map(|lane| (&lane.origin, &lane.hits));
         Marks { rule, headers: drawn.map_or(&[], |headers| headers) }
     }
 }
 
 impl PortLanes {
-    fn of(lanes: Box<[Lane]>) -> Self {
+    fn from_lanes(lanes: Box<[Lane]>) -> Self {
         let lookup = Lookup::of_many(lanes.len(), || {
-            lanes.iter().map(|lane| demands(&lane.matcher)).collect()
+            lanes.iter().map(|lane| exact_demands(&lane.matcher)).collect()
         });
         Self { lanes, lookup }
     }
 
     /// Returns the first match.
-    fn first(&self, request: &RequestView<'_>) -> Option<&Lane> {
+    fn first_match(&self, request: &RequestView<'_>) -> Option<&Lane> {
         let Some(lookup) = &self.lookup else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
         };
         let fits = |at: usize| self.lanes.get(at).is_some_and(|it| it.matcher.matches(request));
-        self.lanes.get(lookup.first(request, fits)?)
+        self.lanes.get(lookup.first_fitting(request, fits)?)
     }
 }
 
 impl Lane {
-    fn of(rule: &LaneRule) -> Result<Self, BadPattern> {
+    fn from_rule(rule: &LaneRule) -> Result<Self, BadPattern> {
         let headers = |headers: &BTreeMap<String, String>| {
             let pair =
                 |(name, value): (&String, &String)| (name.as_str().into(), value.as_str().into());
@@ -109,7 +111,7 @@ impl Lane {
         };
         Ok(Self {
             matcher: TagMatcher::compile(&rule.matches)
-                .map_err(|bad| bad.within(rule.origin.object()))?,
+                .map_err(|bad| bad.with_object(rule.origin.object_key()))?,
             shares: Shares::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
             marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
@@ -126,9 +128,12 @@ impl<'a> Marks<'a> {
     }
 
     /// Returns the headers that the request does not have; existing ones are kept.
-    pub fn missing(&self, request: &RequestView<'_>) -> impl Iterator<Item = (&'a str, &'a str)> {
+    pub fn missing_headers(
+        &self,
+        request: &RequestView<'_>,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
         let absent = |(name, _): &&(Box<str>, Box<str>)| {
-            header(request, name, leno_model::Repeated::First).is_none()
+            header_value(request, name, leno_model::Repeated::First).is_none()
         };
         self.headers.iter().filter(absent).map(|(name, value)| (&**name, &**value))
     }

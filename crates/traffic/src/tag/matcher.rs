@@ -7,8 +7,8 @@ use leno_model::{Caller, Callers, Quorum, Repeated, TagMatch};
 use super::value::NamedTest;
 use crate::matcher::PathMatcher;
 use crate::pattern::{BadPattern, PatternField};
-use crate::query::{decoded_text, parameter};
-use crate::request::{RequestView, header};
+use crate::query::{decoded_text, find_parameter};
+use crate::request::{RequestView, header_value};
 
 /// A compiled [`TagMatch`], without its stem, which the owner checks.
 ///
@@ -49,23 +49,24 @@ impl TagMatcher {
     #[inline(never)]
     fn rest_holds(&self, request: &RequestView<'_>) -> bool {
         let query = |test: &NamedTest| {
-            let raw = request.query.and_then(|query| parameter(query, &test.name));
-            test.test.passes(raw.and_then(decoded_text).as_deref())
+            let raw = request.query.and_then(|query| find_parameter(query, &test.name));
+            test.test.accepts(raw.and_then(decoded_text).as_deref())
         };
-        let cookie = |test: &NamedTest| test.test.passes(cookie(request, &test.name).as_deref());
+        let cookie =
+            |test: &NamedTest| test.test.accepts(cookie_value(request, &test.name).as_deref());
         self.query.iter().all(query) && self.cookies.iter().all(cookie)
     }
 
     fn headers_hold(&self, request: &RequestView<'_>) -> bool {
         let holds = |test: &NamedTest| {
-            test.test.passes(header(request, &test.name, self.repeated).as_deref())
+            test.test.accepts(header_value(request, &test.name, self.repeated).as_deref())
         };
-        quorum(self.quorum, &self.headers, holds)
+        meets_quorum(self.quorum, &self.headers, holds)
     }
 }
 
 /// True if enough of the tests hold.
-fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> bool) -> bool {
+fn meets_quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> bool) -> bool {
     match quorum {
         Quorum::All => tests.iter().all(holds),
         Quorum::One => tests.is_empty() || tests.iter().any(holds),
@@ -73,7 +74,7 @@ fn quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> boo
 }
 
 /// Returns the value of a cookie, as sent.
-pub(crate) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
+pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
     let value = |text: &str| -> Option<std::ops::Range<usize>> {
         let mut at = 0;
         text.split(';').find_map(|pair| {
@@ -84,7 +85,7 @@ pub(crate) fn cookie<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a
             (known.trim_ascii() == name).then_some(start..start + value.trim_ascii_end().len())
         })
     };
-    match request.fields.first("cookie")? {
+    match request.fields.first_value("cookie")? {
         Cow::Borrowed(text) => text.get(value(text)?).map(Cow::Borrowed),
         Cow::Owned(text) => text.get(value(&text)?).map(|value| Cow::Owned(value.to_owned())),
     }
@@ -100,6 +101,6 @@ pub(super) fn is_for(from: &Callers, caller: &Caller) -> Result<bool, BadPattern
     }
     let tests = NamedTest::compile_all(&from.tags, PatternField::CallerTag)?;
     let holds =
-        |test: &NamedTest| test.test.passes(caller.tags.get(&*test.name).map(String::as_str));
-    Ok(quorum(from.quorum, &tests, holds))
+        |test: &NamedTest| test.test.accepts(caller.tags.get(&*test.name).map(String::as_str));
+    Ok(meets_quorum(from.quorum, &tests, holds))
 }

@@ -7,14 +7,14 @@ use leno_model::{
     TagSplit, TagTarget, TagValue,
 };
 
-use super::demands::demands;
-use super::matcher::{TagMatcher, cookie, is_for};
+use super::demands::exact_demands;
+use super::matcher::{TagMatcher, cookie_value, is_for};
 use super::sets::Set;
 use super::share::{Chance, Draw, Shares};
 use crate::hash::hash;
 use crate::lookup::Lookup;
 use crate::pattern::{BadPattern, Pattern, PatternField};
-use crate::request::{RequestView, header};
+use crate::request::{RequestView, header_value};
 
 /// The rules for one caller.
 #[derive(Debug)]
@@ -74,40 +74,42 @@ pub(super) struct Preference {
 }
 
 impl Compiled {
-    pub(super) fn of(rules: &TagRules, caller: &Caller) -> Result<Self, BadPattern> {
+    pub(super) fn from_rules(rules: &TagRules, caller: &Caller) -> Result<Self, BadPattern> {
         let mut for_caller = Vec::new();
         for (index, rule) in rules.rules.iter().enumerate() {
-            if is_for(&rule.from, caller).map_err(|bad| bad.within(rule.origin.object()))? {
+            if is_for(&rule.from, caller)
+                .map_err(|bad| bad.with_object(rule.origin.object_key()))?
+            {
                 for_caller.push((index, rule));
             }
         }
         let mut sets = Sets::default();
-        let stems = Stems::of(&for_caller)?;
-        let unmatched = unmatched(&rules.otherwise, (&for_caller, &stems), caller, &mut sets);
-        let named = for_caller.iter().flat_map(|(_, rule)| named(rule, caller));
+        let stems = Stems::from_rules(&for_caller)?;
+        let unmatched = fallback_sets(&rules.otherwise, (&for_caller, &stems), caller, &mut sets);
+        let named = for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller));
         let outside: Vec<Set> = named.collect();
         let mut compiled = Vec::new();
         for (index, rule) in &for_caller {
-            let stem = stems.place(rule);
+            let stem = stems.stem_index(rule);
             let meaning = Meaning { caller, outside: &outside };
-            let rule = Rule::of((*index, rule), stem, &meaning, &mut sets)
-                .map_err(|bad| bad.within(rule.origin.object()))?;
+            let rule = Rule::from_rule((*index, rule), stem, &meaning, &mut sets)
+                .map_err(|bad| bad.with_object(rule.origin.object_key()))?;
             compiled.push(rule);
         }
-        let all: Vec<_> = compiled.iter().map(|rule| demands(&rule.matcher)).collect();
+        let all: Vec<_> = compiled.iter().map(|rule| exact_demands(&rule.matcher)).collect();
         Ok(Self {
-            lookup: Lookup::of(&all),
+            lookup: Lookup::from_rules(&all),
             rules: compiled.into(),
             stems: stems.patterns.into(),
             unmatched,
-            by_caller: preferences(&rules.by_caller, caller)?,
+            by_caller: compile_preferences(&rules.by_caller, caller)?,
             sets: sets.into_boxed(),
             by_request: !rules.rules.is_empty(),
         })
     }
 
     /// Returns the rule for a request.
-    pub(super) fn rule(&self, request: &RequestView<'_>) -> Option<&Rule> {
+    pub(super) fn rule_for(&self, request: &RequestView<'_>) -> Option<&Rule> {
         let mask = self.stem_mask(request);
         let fits = |index: usize| {
             self.rules.get(index).is_some_and(|rule| {
@@ -115,11 +117,11 @@ impl Compiled {
                     && rule.matcher.matches(request)
             })
         };
-        self.lookup.first(request, fits).and_then(|index| self.rules.get(index))
+        self.lookup.first_fitting(request, fits).and_then(|index| self.rules.get(index))
     }
 
     /// Returns the sets for a request without a matching rule, in order.
-    pub(super) fn unmatched(&self, request: &RequestView<'_>) -> &[SetId] {
+    pub(super) fn unmatched_sets(&self, request: &RequestView<'_>) -> &[SetId] {
         if !self.by_request {
             return &[EVERY];
         }
@@ -137,23 +139,23 @@ impl Compiled {
 }
 
 impl Rule {
-    fn of(
+    fn from_rule(
         (index, rule): (usize, &TagRule),
         stem: Option<usize>,
         meaning: &Meaning<'_>,
         sets: &mut Sets,
     ) -> Result<Self, BadPattern> {
-        let split = Split::of(&rule.split, Rest::Spills, meaning, sets);
+        let split = Split::from_split(&rule.split, Rest::Spills, meaning, sets);
         let fallback = (!rule.fallback.targets.is_empty())
-            .then(|| Split::of(&rule.fallback, Rest::Nobody, meaning, sets));
+            .then(|| Split::from_split(&rule.fallback, Rest::Nobody, meaning, sets));
         Ok(Self {
             index,
             matcher: TagMatcher::compile(&rule.matches)?,
             stem,
             split,
             fallback,
-            otherwise: meaning.otherwise(&rule.otherwise, sets),
-            sticky: rule.sticky.clone().map(|sticky| (sticky, salt(rule))),
+            otherwise: meaning.resolve_fallbacks(&rule.otherwise, sets),
+            sticky: rule.sticky.clone().map(|sticky| (sticky, rule_salt(rule))),
         })
     }
 
@@ -161,15 +163,15 @@ impl Rule {
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
         let (sticky, salt) = self.sticky.as_ref()?;
         let value = match sticky {
-            Sticky::Header(name) => header(request, name, leno_model::Repeated::First),
-            Sticky::Cookie(name) => cookie(request, name),
+            Sticky::Header(name) => header_value(request, name, leno_model::Repeated::First),
+            Sticky::Cookie(name) => cookie_value(request, name),
         };
         Some(hash(*salt, &value?))
     }
 }
 
 /// Returns a salt that is the same for all replicas of a rule, and differs between rules.
-fn salt(rule: &TagRule) -> u64 {
+fn rule_salt(rule: &TagRule) -> u64 {
     hash(u64::from(rule.origin.index), &rule.origin.name.to_string())
 }
 
@@ -183,30 +185,30 @@ enum Rest {
 }
 
 impl Split {
-    fn of(split: &TagSplit, rest: Rest, meaning: &Meaning<'_>, sets: &mut Sets) -> Self {
-        let (shares, leaves) = Shares::of(split);
+    fn from_split(split: &TagSplit, rest: Rest, meaning: &Meaning<'_>, sets: &mut Sets) -> Self {
+        let (shares, leaves) = Shares::from_split(split);
         let targets = split.targets.iter();
         let mut targets: Vec<SetId> =
-            targets.map(|target| sets.place(meaning.set(&target.set))).collect();
+            targets.map(|target| sets.set_id(meaning.resolve_set(&target.set))).collect();
         let mut spilling = None;
         if leaves && matches!(rest, Rest::Spills) {
             spilling = Some(targets.len());
-            let outside = Set::outside(Set::named(&split.targets, meaning.caller));
-            targets.push(sets.place(outside));
+            let outside = Set::excluding(Set::from_targets(&split.targets, meaning.caller));
+            targets.push(sets.set_id(outside));
         }
         Self { shares, targets: targets.into(), spilling }
     }
 
     /// Draws one of the targets; `None` for a rest that goes nowhere.
-    pub(super) fn draw(
+    pub(super) fn draw_target(
         &self,
         draw: Draw,
         sticky: Option<u64>,
         chance: &mut impl Chance,
     ) -> Option<(usize, SetId)> {
-        let place = match sticky.and_then(|point| point.checked_rem(self.shares.total())) {
-            Some(point) => self.shares.at(point),
-            None => self.shares.draw(draw, chance),
+        let place = match sticky.and_then(|point| point.checked_rem(self.shares.total_points())) {
+            Some(point) => self.shares.target_at(point),
+            None => self.shares.draw_target(draw, chance),
         };
         self.targets.get(place).map(|set| (place, *set))
     }
@@ -220,17 +222,17 @@ struct Meaning<'a> {
 }
 
 impl Meaning<'_> {
-    fn set(&self, set: &TagSet) -> Set {
-        match Set::of(set, self.caller, &[]) {
-            Set::Outside(_) => Set::outside(self.outside.to_vec()),
+    fn resolve_set(&self, set: &TagSet) -> Set {
+        match Set::resolve(set, self.caller, &[]) {
+            Set::Outside(_) => Set::excluding(self.outside.to_vec()),
             set => set,
         }
     }
 
-    fn otherwise(&self, otherwise: &[Otherwise], sets: &mut Sets) -> Box<[SetId]> {
+    fn resolve_fallbacks(&self, otherwise: &[Otherwise], sets: &mut Sets) -> Box<[SetId]> {
         let set = |otherwise: &Otherwise| match otherwise {
             Otherwise::Any => EVERY,
-            Otherwise::Default => sets.place(Set::outside(self.outside.to_vec())),
+            Otherwise::Default => sets.set_id(Set::excluding(self.outside.to_vec())),
         };
         otherwise.iter().map(set).collect()
     }
@@ -248,7 +250,7 @@ impl Default for Sets {
 }
 
 impl Sets {
-    fn place(&mut self, set: Set) -> SetId {
+    fn set_id(&mut self, set: Set) -> SetId {
         let next = self.places.len();
         *self.places.entry(set).or_insert(next)
     }
@@ -267,7 +269,7 @@ struct Stems<'a> {
 }
 
 impl<'a> Stems<'a> {
-    fn of(rules: &[(usize, &'a TagRule)]) -> Result<Self, BadPattern> {
+    fn from_rules(rules: &[(usize, &'a TagRule)]) -> Result<Self, BadPattern> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.matches.stem.as_deref() else { continue };
@@ -276,7 +278,8 @@ impl<'a> Stems<'a> {
                 continue;
             }
             let pattern = Pattern::compile(text).map_err(|cause| {
-                BadPattern::new(text, PatternField::Path, cause).within(rule.origin.object())
+                BadPattern::new(text, PatternField::Path, cause)
+                    .with_object(rule.origin.object_key())
             })?;
             stems.texts.push(text);
             stems.patterns.push(pattern);
@@ -284,51 +287,56 @@ impl<'a> Stems<'a> {
         Ok(stems)
     }
 
-    fn place(&self, rule: &TagRule) -> Option<usize> {
+    fn stem_index(&self, rule: &TagRule) -> Option<usize> {
         let text = rule.matches.stem.as_deref()?;
         self.texts.iter().position(|known| *known == text)
     }
 }
 
-fn named(rule: &TagRule, caller: &Caller) -> Vec<Set> {
-    Set::named(&rule.split.targets, caller)
+fn named_sets(rule: &TagRule, caller: &Caller) -> Vec<Set> {
+    Set::from_targets(&rule.split.targets, caller)
 }
 
 /// Returns the sets for requests without a matching rule: a list for each combination of stems.
-fn unmatched(
+fn fallback_sets(
     otherwise: &[Otherwise],
     (rules, stems): (&[(usize, &TagRule)], &Stems<'_>),
     caller: &Caller,
     sets: &mut Sets,
 ) -> Box<[Box<[SetId]>]> {
     let lists = (0..1_usize << stems.texts.len()).map(|mask| {
-        let open = |rule: &TagRule| stems.place(rule).is_none_or(|place| mask & (1 << place) != 0);
+        let open =
+            |rule: &TagRule| stems.stem_index(rule).is_none_or(|place| mask & (1 << place) != 0);
         let open = rules.iter().filter(|(_, rule)| open(rule));
-        let outside: Vec<Set> = open.flat_map(|(_, rule)| named(rule, caller)).collect();
-        Meaning { caller, outside: &outside }.otherwise(otherwise, sets)
+        let outside: Vec<Set> = open.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+        Meaning { caller, outside: &outside }.resolve_fallbacks(otherwise, sets)
     });
     lists.collect()
 }
 
-fn preferences(rules: &[CallerRule], caller: &Caller) -> Result<Box<[Preference]>, BadPattern> {
+fn compile_preferences(
+    rules: &[CallerRule],
+    caller: &Caller,
+) -> Result<Box<[Preference]>, BadPattern> {
     let mut preferences = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        if is_for(&rule.from, caller).map_err(|bad| bad.within(rule.origin.object()))? {
-            preferences.push(Preference::of((index, rule), caller));
+        if is_for(&rule.from, caller).map_err(|bad| bad.with_object(rule.origin.object_key()))? {
+            preferences.push(Preference::from_rule((index, rule), caller));
         }
     }
     Ok(preferences.into())
 }
 
 impl Preference {
-    fn of((index, rule): (usize, &CallerRule), caller: &Caller) -> Self {
+    fn from_rule((index, rule): (usize, &CallerRule), caller: &Caller) -> Self {
         let targets = rule.split.targets.iter().filter(|target| has_meaning(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
-        let (shares, leaves) = Shares::of(&split);
+        let (shares, leaves) = Shares::from_split(&split);
         let targets = split.targets.iter();
-        let mut sets: Vec<Set> = targets.map(|target| Set::of(&target.set, caller, &[])).collect();
+        let mut sets: Vec<Set> =
+            targets.map(|target| Set::resolve(&target.set, caller, &[])).collect();
         if leaves {
-            sets.push(Set::outside(Set::named(&split.targets, caller)));
+            sets.push(Set::excluding(Set::from_targets(&split.targets, caller)));
         }
         Self {
             index,

@@ -21,7 +21,7 @@ pub(super) enum Set {
 
 impl Set {
     /// Resolves the set of a target for this caller. `outside`: the sets that the default set excludes.
-    pub(super) fn of(set: &TagSet, caller: &Caller, outside: &[Self]) -> Self {
+    pub(super) fn resolve(set: &TagSet, caller: &Caller, outside: &[Self]) -> Self {
         let tags = |tags: &BTreeMap<String, TagValue>| {
             let value = |(name, value): (&String, &TagValue)| {
                 let value = match value {
@@ -41,13 +41,13 @@ impl Set {
     }
 
     /// Returns the sets that a rule defines by tags.
-    pub(super) fn named(targets: &[TagTarget], caller: &Caller) -> Vec<Self> {
+    pub(super) fn from_targets(targets: &[TagTarget], caller: &Caller) -> Vec<Self> {
         let by_tags = targets.iter().map(|target| &target.set);
         let by_tags = by_tags.filter(|set| matches!(set, TagSet::All(_) | TagSet::Any(_)));
-        by_tags.map(|set| Self::of(set, caller, &[])).collect()
+        by_tags.map(|set| Self::resolve(set, caller, &[])).collect()
     }
 
-    pub(super) fn outside(mut sets: Vec<Self>) -> Self {
+    pub(super) fn excluding(mut sets: Vec<Self>) -> Self {
         sets.sort();
         sets.dedup();
         match sets.is_empty() {
@@ -56,20 +56,20 @@ impl Set {
         }
     }
 
-    pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
+    pub(super) fn contains(&self, endpoint: &Endpoint) -> bool {
         let is =
             |(name, value): (&String, &Option<String>)| endpoint.tags.get(name) == value.as_ref();
         match self {
             Self::Every => true,
             Self::All(tags) => tags.iter().all(is),
             Self::Any(tags) => tags.iter().any(is),
-            Self::Outside(sets) => !sets.iter().any(|set| set.has(endpoint)),
+            Self::Outside(sets) => !sets.iter().any(|set| set.contains(endpoint)),
         }
     }
 
     /// Returns the members among `endpoints`.
-    pub(super) fn among(&self, endpoints: &Endpoints) -> Endpoints {
-        let inside = endpoints.iter().filter(|endpoint| self.has(endpoint));
+    pub(super) fn members_of(&self, endpoints: &Endpoints) -> Endpoints {
+        let inside = endpoints.iter().filter(|endpoint| self.contains(endpoint));
         let inside: Vec<_> = inside.cloned().collect();
         match inside.len() == endpoints.len() {
             true => Arc::clone(endpoints),

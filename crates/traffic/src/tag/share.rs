@@ -11,7 +11,7 @@ pub struct Shares {
 
 impl Shares {
     /// Returns the shares of a split, and true if its targets leave a rest of 100 percent.
-    pub(super) fn of(split: &TagSplit) -> (Self, bool) {
+    pub(super) fn from_split(split: &TagSplit) -> (Self, bool) {
         let mut end = 0_u64;
         let ends = split.targets.iter().map(|target| {
             end = end.saturating_add(u64::from(target.weight));
@@ -40,7 +40,7 @@ impl Shares {
 
     /// Returns the number of points: a draw is a smaller number.
     #[must_use]
-    pub fn total(&self) -> u64 {
+    pub fn total_points(&self) -> u64 {
         self.total
     }
 
@@ -58,7 +58,7 @@ impl Shares {
 
     /// Returns the number of points of a target; for the index after the last, those of no target.
     #[must_use]
-    pub fn points(&self, index: usize) -> u64 {
+    pub fn target_points(&self, index: usize) -> u64 {
         let end = |index| self.ends.get(index).copied();
         let before = index.checked_sub(1).and_then(end).unwrap_or(0);
         end(index).unwrap_or(self.total).saturating_sub(before)
@@ -66,19 +66,19 @@ impl Shares {
 
     /// Returns the target of a point; the number of targets if it has none.
     #[must_use]
-    pub fn at(&self, point: u64) -> usize {
+    pub fn target_at(&self, point: u64) -> usize {
         self.ends.iter().position(|end| point < *end).unwrap_or(self.ends.len())
     }
 
     /// Returns the only possible target, if there is only one.
-    fn certain(&self) -> Option<usize> {
-        let first = self.at(0);
-        (self.points(first) >= self.total).then_some(first)
+    fn only_target(&self) -> Option<usize> {
+        let first = self.target_at(0);
+        (self.target_points(first) >= self.total).then_some(first)
     }
 
     /// Draws a target, unless only one is possible.
-    pub(super) fn draw(&self, draw: Draw, chance: &mut impl Chance) -> usize {
-        self.certain().unwrap_or_else(|| chance.pick(draw, self))
+    pub(super) fn draw_target(&self, draw: Draw, chance: &mut impl Chance) -> usize {
+        self.only_target().unwrap_or_else(|| chance.pick_target(draw, self))
     }
 }
 
@@ -98,15 +98,15 @@ pub enum Draw {
 /// A source of draws.
 pub trait Chance {
     /// Returns the drawn target; the number of targets for none.
-    fn pick(&mut self, draw: Draw, shares: &Shares) -> usize;
+    fn pick_target(&mut self, draw: Draw, shares: &Shares) -> usize;
 }
 
 /// Random numbers, uniform over 64 bits.
 impl<F: FnMut() -> u64> Chance for F {
-    fn pick(&mut self, _: Draw, shares: &Shares) -> usize {
+    fn pick_target(&mut self, _: Draw, shares: &Shares) -> usize {
         // Totals are far below 64 bits, so the bias of the remainder is negligible.
         let point = self().checked_rem(shares.total).unwrap_or(0);
-        shares.at(point)
+        shares.target_at(point)
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    fn split(weights: &[u32], meaning: Weights) -> TagSplit {
+    fn tag_split(weights: &[u32], meaning: Weights) -> TagSplit {
         let target = |weight: &u32| TagTarget { weight: *weight, set: TagSet::Every };
         TagSplit { targets: weights.iter().map(target).collect(), weights: meaning }
     }
@@ -134,14 +134,14 @@ mod tests {
             (&[0, 100], Weights::Percent, &[0, 100, 0], false),
             (&[], Weights::Percent, &[100], true),
         ] {
-            let (shares, rest) = Shares::of(&split(weights, meaning));
+            let (shares, rest) = Shares::from_split(&tag_split(weights, meaning));
             let mut counts = BTreeMap::new();
-            for point in 0..shares.total() {
-                *counts.entry(shares.at(point)).or_insert(0_u64) += 1;
+            for point in 0..shares.total_points() {
+                *counts.entry(shares.target_at(point)).or_insert(0_u64) += 1;
             }
             for (index, points) in expected.iter().enumerate() {
                 assert_eq!(counts.get(&index).copied().unwrap_or(0), *points, "{weights:?}");
-                assert_eq!(shares.points(index), *points, "{weights:?}");
+                assert_eq!(shares.target_points(index), *points, "{weights:?}");
             }
             assert_eq!(rest, left, "{weights:?}");
         }
@@ -151,8 +151,8 @@ mod tests {
     fn nothing_is_drawn_where_there_is_no_choice() {
         let mut never = || -> u64 { panic!("a draw") };
         for (weights, expected) in [(&[100][..], 0), (&[0, 100], 1), (&[100, 50], 0), (&[], 0)] {
-            let (shares, _) = Shares::of(&split(weights, Weights::Percent));
-            assert_eq!(shares.draw(Draw::Route, &mut never), expected, "{weights:?}");
+            let (shares, _) = Shares::from_split(&tag_split(weights, Weights::Percent));
+            assert_eq!(shares.draw_target(Draw::Route, &mut never), expected, "{weights:?}");
         }
     }
 }

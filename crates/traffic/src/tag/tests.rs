@@ -11,27 +11,27 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn origin(index: u32) -> RuleOrigin {
+fn rule_origin(index: u32) -> RuleOrigin {
     let name = TagRouteName::new("shop", "orders").unwrap();
     RuleOrigin { dialect: TagDialect::TagRoute, name, index }
 }
 
-fn tags(tags: &[(&str, &str)]) -> BTreeMap<String, String> {
+fn tag_map(tags: &[(&str, &str)]) -> BTreeMap<String, String> {
     tags.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn all(names: &[(&str, &str)]) -> TagSet {
-    let tags = tags(names).into_iter();
+fn all_tags(names: &[(&str, &str)]) -> TagSet {
+    let tags = tag_map(names).into_iter();
     TagSet::All(tags.map(|(name, value)| (name, TagValue::Is(value))).collect())
 }
 
-fn to(set: TagSet) -> TagSplit {
+fn split_to(set: TagSet) -> TagSplit {
     TagSplit { targets: vec![TagTarget { weight: 1, set }], ..TagSplit::default() }
 }
 
-fn rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
+fn tag_rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
     TagRule {
-        origin: origin(index),
+        origin: rule_origin(index),
         precedence: 0,
         from: Callers::default(),
         matches,
@@ -42,7 +42,7 @@ fn rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
     }
 }
 
-fn exact(name: &str, value: &str) -> FieldTest {
+fn exact_test(name: &str, value: &str) -> FieldTest {
     let test = ValueTest::Text {
         relation: TextRelation::Exact,
         texts: vec![value.to_owned()],
@@ -52,10 +52,10 @@ fn exact(name: &str, value: &str) -> FieldTest {
 }
 
 fn by_header(name: &str, value: &str) -> TagMatch {
-    TagMatch { headers: vec![exact(name, value)], ..TagMatch::default() }
+    TagMatch { headers: vec![exact_test(name, value)], ..TagMatch::default() }
 }
 
-fn endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
+fn tagged_endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
     let endpoint = |(name, labels): &(&str, &[(&str, &str)])| {
         Arc::new(Endpoint {
             id: EndpointId {
@@ -65,77 +65,99 @@ fn endpoints(workloads: &[(&str, &[(&str, &str)])]) -> Endpoints {
             },
             address: ([127, 0, 0, 1], 1).into(),
             account: ServiceAccount::new("shop", "orders").ok(),
-            tags: tags(labels),
+            tags: tag_map(labels),
             weight: None,
         })
     };
     workloads.iter().map(endpoint).collect()
 }
 
-fn fleet() -> Endpoints {
-    endpoints(&[("old", &[("version", "1")]), ("new", &[("version", "2")]), ("bare", &[])])
+fn test_fleet() -> Endpoints {
+    tagged_endpoints(&[("old", &[("version", "1")]), ("new", &[("version", "2")]), ("bare", &[])])
 }
 
-fn rules(rules: Vec<TagRule>) -> TagRules {
+fn tag_rules(rules: Vec<TagRule>) -> TagRules {
     TagRules { rules, otherwise: vec![Otherwise::Default], by_caller: Vec::new() }
 }
 
-fn plan(rules: TagRules) -> TagPlan {
-    TagPlan::build(&Arc::new(rules), &Caller::default(), &fleet(), None).unwrap()
+fn compile_rules(rules: TagRules) -> TagPlan {
+    TagPlan::build(&Arc::new(rules), &Caller::default(), &test_fleet(), None).unwrap()
 }
 
-fn view(fields: &Vec<(String, String)>) -> RequestView<'_> {
+fn request_view(fields: &Vec<(String, String)>) -> RequestView<'_> {
     RequestView { method: "GET", path: "/a", query: None, authority: "orders", fields }
 }
 
-fn header(name: &str, value: &str) -> Vec<(String, String)> {
+fn one_header(name: &str, value: &str) -> Vec<(String, String)> {
     vec![(name.to_owned(), value.to_owned())]
 }
 
-fn names(decision: &TagDecision<'_>) -> Vec<String> {
+fn workload_names(decision: &TagDecision<'_>) -> Vec<String> {
     let endpoints = decision.endpoints.map_or(&[][..], |endpoints| endpoints);
     endpoints.iter().map(|endpoint| endpoint.id.workload.name.to_string()).collect()
 }
 
-fn never() -> u64 {
+fn no_chance() -> u64 {
     panic!("nothing is drawn where there is no choice")
 }
 
 #[test]
 fn a_rule_chooses_by_tags_and_the_rest_goes_to_instances_without() {
-    let plan = plan(rules(vec![rule(0, by_header("x", "1"), to(all(&[("version", "2")])))]));
-    let (one, other) = (header("x", "1"), header("x", "2"));
-    assert_eq!(names(&plan.choose(&view(&one), &mut never)), ["new"]);
-    assert_eq!(names(&plan.choose(&view(&other), &mut never)), ["old", "bare"]);
-    assert_eq!(names(&plan.without_request(&mut never)), ["old", "new", "bare"]);
+    let plan = compile_rules(tag_rules(vec![tag_rule(
+        0,
+        by_header("x", "1"),
+        split_to(all_tags(&[("version", "2")])),
+    )]));
+    let (one, other) = (one_header("x", "1"), one_header("x", "2"));
+    assert_eq!(
+        workload_names(&plan.choose_instances(&request_view(&one), &mut no_chance)),
+        ["new"]
+    );
+    assert_eq!(
+        workload_names(&plan.choose_instances(&request_view(&other), &mut no_chance)),
+        ["old", "bare"]
+    );
+    assert_eq!(workload_names(&plan.without_request(&mut no_chance)), ["old", "new", "bare"]);
 }
 
 #[test]
 fn no_instance_at_all_is_not_for_want_of_tags() {
-    let rules = Arc::new(rules(vec![rule(0, TagMatch::default(), to(all(&[("version", "9")])))]));
+    let rules = Arc::new(tag_rules(vec![tag_rule(
+        0,
+        TagMatch::default(),
+        split_to(all_tags(&[("version", "9")])),
+    )]));
     let fields = Vec::new();
     let build = |endpoints| TagPlan::build(&rules, &Caller::default(), &endpoints, None).unwrap();
-    let plan = build(fleet());
-    assert!(plan.choose(&view(&fields), &mut never).endpoints.is_none());
-    let plan = build(endpoints(&[]));
-    assert!(plan.choose(&view(&fields), &mut never).endpoints.is_some_and(|e| e.is_empty()));
+    let plan = build(test_fleet());
+    assert!(plan.choose_instances(&request_view(&fields), &mut no_chance).endpoints.is_none());
+    let plan = build(tagged_endpoints(&[]));
+    assert!(
+        plan.choose_instances(&request_view(&fields), &mut no_chance)
+            .endpoints
+            .is_some_and(|e| e.is_empty())
+    );
 }
 
 #[test]
 fn rules_stay_compiled_while_instances_come_and_go() {
-    let source = rules(vec![rule(0, TagMatch::default(), to(all(&[("version", "2")])))]);
-    let before = plan(source.clone());
+    let source =
+        tag_rules(vec![tag_rule(0, TagMatch::default(), split_to(all_tags(&[("version", "2")])))]);
+    let before = compile_rules(source.clone());
     let build = |rules: TagRules, caller: &Caller| {
         TagPlan::build(
             &Arc::new(rules),
             caller,
-            &endpoints(&[("n", &[("version", "2")])]),
+            &tagged_endpoints(&[("n", &[("version", "2")])]),
             Some(&before),
         )
     };
     let after = build(source.clone(), &Caller::default()).unwrap();
     assert!(Arc::ptr_eq(&before.compiled, &after.compiled));
-    assert_eq!(names(&after.choose(&view(&Vec::new()), &mut never)), ["n"]);
+    assert_eq!(
+        workload_names(&after.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
+        ["n"]
+    );
     let other_caller = Caller { has_parameters: true, ..Caller::default() };
     let after = build(source.clone(), &other_caller).unwrap();
     assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
@@ -147,23 +169,29 @@ fn rules_stay_compiled_while_instances_come_and_go() {
 fn a_client_stays_with_its_target_as_shares_grow() {
     let split = |weight| TagSplit {
         targets: [(weight, "2"), (100 - weight, "1")]
-            .map(|(weight, version)| TagTarget { weight, set: all(&[("version", version)]) })
+            .map(|(weight, version)| TagTarget { weight, set: all_tags(&[("version", version)]) })
             .to_vec(),
         ..TagSplit::default()
     };
     for sticky in [Sticky::Header("x-user".to_owned()), Sticky::Cookie("user".to_owned())] {
         let plan = |weight| {
             let sticky = Some(sticky.clone());
-            plan(rules(vec![TagRule { sticky, ..rule(0, TagMatch::default(), split(weight)) }]))
+            compile_rules(tag_rules(vec![TagRule {
+                sticky,
+                ..tag_rule(0, TagMatch::default(), split(weight))
+            }]))
         };
         let (small, large) = (plan(10), plan(30));
         let mut shares = [0, 0];
         for user in 0..1000 {
             let fields = match &sticky {
-                Sticky::Header(name) => header(name, &format!("u{user}")),
-                Sticky::Cookie(name) => header("cookie", &format!("a=b; {name}=u{user}; c=d")),
+                Sticky::Header(name) => one_header(name, &format!("u{user}")),
+                Sticky::Cookie(name) => one_header("cookie", &format!("a=b; {name}=u{user}; c=d")),
             };
-            let at = |plan: &TagPlan| names(&plan.choose(&view(&fields), &mut never)) == ["new"];
+            let at = |plan: &TagPlan| {
+                workload_names(&plan.choose_instances(&request_view(&fields), &mut no_chance))
+                    == ["new"]
+            };
             assert!(!at(&small) || at(&large), "who has the new version keeps it");
             shares[0] += u32::from(at(&small));
             shares[1] += u32::from(at(&large));
@@ -171,7 +199,9 @@ fn a_client_stays_with_its_target_as_shares_grow() {
         assert!((70..130).contains(&shares[0]) && (250..350).contains(&shares[1]), "{shares:?}");
         // Without the value the draw is random.
         let fields = Vec::new();
-        let draws = [5, 95].map(|point| names(&small.choose(&view(&fields), &mut || point)));
+        let draws = [5, 95].map(|point| {
+            workload_names(&small.choose_instances(&request_view(&fields), &mut || point))
+        });
         assert_eq!(draws, [["new"], ["old"]]);
     }
 }
@@ -179,8 +209,8 @@ fn a_client_stays_with_its_target_as_shares_grow() {
 #[test]
 fn cookies_are_found_among_others() {
     let has_cookie = |field: &str, name: &str| {
-        let fields = header("Cookie", field);
-        cookie(&view(&fields), name).map(std::borrow::Cow::into_owned)
+        let fields = one_header("Cookie", field);
+        cookie_value(&request_view(&fields), name).map(std::borrow::Cow::into_owned)
     };
     for (field, name, expected) in [
         ("a=1", "a", Some("1")),
@@ -198,19 +228,19 @@ fn cookies_are_found_among_others() {
 #[test]
 fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
     let prefer = |index, name: &str| CallerRule {
-        origin: origin(index),
+        origin: rule_origin(index),
         from: Callers {
             tags: vec![FieldTest { name: name.to_owned(), test: ValueTest::Present }],
             ..Callers::default()
         },
-        split: to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::Callers)]))),
+        split: split_to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::Callers)]))),
         min_percent: 0,
         min_total: 0,
         goes_on: true,
     };
     let rules =
         TagRules { by_caller: vec![prefer(0, "zone"), prefer(1, "region")], ..TagRules::default() };
-    let fleet = endpoints(&[
+    let fleet = tagged_endpoints(&[
         ("near", &[("zone", "a"), ("region", "r")]),
         ("far", &[("zone", "b"), ("region", "r")]),
         ("away", &[("zone", "c"), ("region", "s")]),
@@ -222,15 +252,19 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
         (&[("zone", "x"), ("region", "y")], &["near", "far", "away"]),
         (&[], &["near", "far", "away"]),
     ] {
-        let caller = Caller { tags: tags(caller), has_parameters: true, ..Caller::default() };
+        let caller = Caller { tags: tag_map(caller), has_parameters: true, ..Caller::default() };
         let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
-        assert_eq!(names(&plan.without_request(&mut never)), expected, "{caller:?}");
-        assert_eq!(names(&plan.choose(&view(&Vec::new()), &mut never)), expected, "{caller:?}");
+        assert_eq!(workload_names(&plan.without_request(&mut no_chance)), expected, "{caller:?}");
+        assert_eq!(
+            workload_names(&plan.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
+            expected,
+            "{caller:?}"
+        );
     }
     let others = |rules: &TagRules, caller| {
-        let caller = Caller { tags: tags(caller), has_parameters: true, ..Caller::default() };
+        let caller = Caller { tags: tag_map(caller), has_parameters: true, ..Caller::default() };
         let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
-        let lists = plan.without_request(&mut never).others.into_iter();
+        let lists = plan.without_request(&mut no_chance).others.into_iter();
         lists.flat_map(|lists| lists.iter().map(|list| list.len())).collect::<Vec<_>>()
     };
     assert_eq!(others(&rules, &[("zone", "a"), ("region", "r")]), [2, 3], "the region, then all");
@@ -245,16 +279,16 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
 fn outcomes_tell_every_way_with_its_share() {
     let split = TagSplit {
         targets: [(1, "2"), (3, "1")]
-            .map(|(weight, version)| TagTarget { weight, set: all(&[("version", version)]) })
+            .map(|(weight, version)| TagTarget { weight, set: all_tags(&[("version", version)]) })
             .to_vec(),
         ..TagSplit::default()
     };
-    let plan = plan(rules(vec![rule(0, TagMatch::default(), split)]));
-    let outcomes = plan.outcomes(Some(&view(&Vec::new())));
+    let plan = compile_rules(tag_rules(vec![tag_rule(0, TagMatch::default(), split)]));
+    let outcomes = plan.all_outcomes(Some(&request_view(&Vec::new())));
     let reported: Vec<(f64, Option<&str>)> =
         outcomes.iter().map(|outcome| (outcome.share, outcome.set.as_deref())).collect();
     assert_eq!(reported, [(0.25, Some("version=2")), (0.75, Some("version=1"))]);
-    let without = plan.outcomes(None);
+    let without = plan.all_outcomes(None);
     assert_eq!(without.len(), 1);
     assert_eq!(without[0].set.as_deref(), Some("any instance"));
 }
@@ -262,23 +296,29 @@ fn outcomes_tell_every_way_with_its_share() {
 #[test]
 fn a_lane_marks_its_share_and_keeps_what_is_there() {
     let lane = LaneRule {
-        origin: origin(0),
+        origin: rule_origin(0),
         precedence: 0,
         matches: by_header("id", "1"),
-        marks: vec![LaneMark { percent: 60, headers: tags(&[("x-lane", "gray"), ("x-way", "n")]) }],
+        marks: vec![LaneMark {
+            percent: 60,
+            headers: tag_map(&[("x-lane", "gray"), ("x-way", "n")]),
+        }],
     };
     let lanes = Lanes::compile(&BTreeMap::from([(80, vec![lane])])).unwrap();
-    assert!(lanes.concern(80) && !lanes.concern(81));
+    assert!(lanes.may_mark(80) && !lanes.may_mark(81));
     let marks = |port, fields: &Vec<(String, String)>, draw: u64| {
-        let view = view(fields);
-        let marks = lanes.mark(port, &view, &mut || draw);
-        marks.missing(&view).map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        let view = request_view(fields);
+        let marks = lanes.marks_for(port, &view, &mut || draw);
+        marks
+            .missing_headers(&view)
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect::<Vec<_>>()
     };
-    let plain = header("id", "1");
+    let plain = one_header("id", "1");
     assert_eq!(marks(80, &plain, 59), ["x-lane=gray", "x-way=n"]);
     assert!(marks(80, &plain, 60).is_empty());
     assert!(marks(81, &plain, 0).is_empty());
-    assert!(marks(80, &header("id", "2"), 0).is_empty());
+    assert!(marks(80, &one_header("id", "2"), 0).is_empty());
     let marked = vec![plain[0].clone(), ("X-Lane".to_owned(), "blue".to_owned())];
     assert_eq!(marks(80, &marked, 0), ["x-way=n"]);
 }
@@ -323,25 +363,25 @@ proptest! {
         path in prop::sample::select(vec!["/a", "/a/b", "/ab", "/b", "/"]),
     ) {
         let all = matches.iter().enumerate().map(|(index, matches)| {
-            rule(u32::try_from(index).unwrap(), matches.clone(), to(TagSet::Every))
+            tag_rule(u32::try_from(index).unwrap(), matches.clone(), split_to(TagSet::Every))
         });
-        let compiled = Compiled::of(&rules(all.collect()), &Caller::default()).unwrap();
+        let compiled = Compiled::from_rules(&tag_rules(all.collect()), &Caller::default()).unwrap();
         let fields: Vec<(String, String)> = fields;
-        let request = RequestView { path, ..view(&fields) };
+        let request = RequestView { path, ..request_view(&fields) };
         let naive = matches.iter().position(|matches| {
             matcher::TagMatcher::compile(matches).unwrap().matches(&request)
         });
-        prop_assert_eq!(compiled.rule(&request).map(|rule| rule.index), naive);
+        prop_assert_eq!(compiled.rule_for(&request).map(|rule| rule.index), naive);
         // Lanes are indexed in the same way.
         let lane = |(index, matches): (u32, &TagMatch)| LaneRule {
-            origin: origin(index),
+            origin: rule_origin(index),
             precedence: 0,
             matches: matches.clone(),
             marks: Vec::new(),
         };
         let lanes = (0..).zip(&matches).map(lane).collect();
         let lanes = Lanes::compile(&BTreeMap::from([(80, lanes)])).unwrap();
-        let marked = lanes.mark(80, &request, &mut || 0).rule;
+        let marked = lanes.marks_for(80, &request, &mut || 0).rule;
         let marked = marked.map(|(origin, _)| usize::try_from(origin.index).unwrap());
         prop_assert_eq!(marked, naive);
     }

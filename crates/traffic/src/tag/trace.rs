@@ -29,16 +29,16 @@ impl TagPlan {
     /// Returns all possible results for a request, or for an opaque connection; results with the same instances
     /// and rules are merged.
     #[must_use]
-    pub fn outcomes(&self, request: Option<&RequestView<'_>>) -> Vec<TagOutcome> {
+    pub fn all_outcomes(&self, request: Option<&RequestView<'_>>) -> Vec<TagOutcome> {
         let mut outcomes: Vec<TagOutcome> = Vec::new();
         let mut script = Script::default();
         loop {
-            script.begin();
+            script.begin_run();
             let decision = match request {
-                Some(request) => self.choose(request, &mut script),
+                Some(request) => self.choose_instances(request, &mut script),
                 None => self.without_request(&mut script),
             };
-            let set = decision.endpoints.and_then(|_| self.set(decision.set));
+            let set = decision.endpoints.and_then(|_| self.find_set(decision.set));
             let outcome = TagOutcome {
                 share: script.probability,
                 rule: decision.rule,
@@ -55,7 +55,7 @@ impl TagPlan {
                 None if outcome.share > 0.0 => outcomes.push(outcome),
                 None => {}
             }
-            if !script.advance() {
+            if !script.next_run() {
                 return outcomes;
             }
         }
@@ -72,13 +72,13 @@ struct Script {
 }
 
 impl Script {
-    fn begin(&mut self) {
+    fn begin_run(&mut self) {
         self.at = 0;
         self.probability = 1.0;
     }
 
     /// Advances to the next run; false if there is none.
-    fn advance(&mut self) -> bool {
+    fn next_run(&mut self) -> bool {
         while let Some((drawn, choices)) = self.draws.pop() {
             if drawn + 1 < choices {
                 self.draws.push((drawn + 1, choices));
@@ -90,13 +90,14 @@ impl Script {
 }
 
 impl Chance for Script {
-    fn pick(&mut self, _: Draw, shares: &Shares) -> usize {
+    fn pick_target(&mut self, _: Draw, shares: &Shares) -> usize {
         if self.at == self.draws.len() {
             self.draws.push((0, shares.len() + 1));
         }
         let drawn = self.draws.get(self.at).map_or(0, |(drawn, _)| *drawn);
         self.at += 1;
-        self.probability *= shares.points(drawn) as f64 / shares.total().max(1) as f64;
+        self.probability *=
+            shares.target_points(drawn) as f64 / shares.total_points().max(1) as f64;
         drawn
     }
 }

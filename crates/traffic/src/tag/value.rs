@@ -87,14 +87,14 @@ impl Test {
     }
 
     /// True if a value passes.
-    pub(super) fn passes(&self, value: Option<&str>) -> bool {
+    pub(super) fn accepts(&self, value: Option<&str>) -> bool {
         match (self, value) {
             (Self::Present, value) => value.is_some(),
             (Self::Absent, value) => value.is_none(),
             (Self::Never, _) | (Self::Text { .. } | Self::Number { .. }, None) => false,
             (Self::Text { relation, folded }, Some(value)) => match folded {
-                true => relation.holds(&folded_text(value)),
-                false => relation.holds(value),
+                true => relation.holds_for(&folded_text(value)),
+                false => relation.holds_for(value),
             },
             (Self::Number { relation, bound }, Some(value)) => {
                 value.parse().is_ok_and(|number: i64| match relation {
@@ -108,7 +108,7 @@ impl Test {
     }
 
     /// Returns the accepted values if they can be listed, and true if they are in lower case.
-    pub(super) fn exact(&self) -> Option<(Vec<&str>, bool)> {
+    pub(super) fn exact_values(&self) -> Option<(Vec<&str>, bool)> {
         let Self::Text { relation, folded } = self else {
             return None;
         };
@@ -121,7 +121,7 @@ impl Test {
 }
 
 impl Relation {
-    fn holds(&self, value: &str) -> bool {
+    fn holds_for(&self, value: &str) -> bool {
         match self {
             Self::Equal(text) => value == &**text,
             Self::Differs(text) => value != &**text,

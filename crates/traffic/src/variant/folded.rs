@@ -123,7 +123,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
         } else if let Some((escaped, left)) = byte_escape(escape) {
             decoded.push(escaped);
             rest = left;
-        } else if let Some((c, left)) = overlong(*byte, after) {
+        } else if let Some((c, left)) = decode_overlong(*byte, after) {
             decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
             rest = left;
         } else {
@@ -134,7 +134,7 @@ pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
-fn overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
+fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
     let (followers, bits, least) = match first {
         0xC0..=0xC1 => (1, first & 0x1F, 0x80),
         0xE0 => (2, 0, 0x800),
@@ -154,7 +154,7 @@ fn overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
 
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, left @ ..] = escape else { return None };
-    Some((digit(*high)? << 4 | digit(*low)?, left))
+    Some((hex_digit(*high)? << 4 | hex_digit(*low)?, left))
 }
 
 fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
@@ -162,12 +162,12 @@ fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
     let (digits, left) = digits.split_at_checked(4)?;
     let mut number = 0;
     for it in digits {
-        number = number << 4 | u32::from(digit(*it)?);
+        number = number << 4 | u32::from(hex_digit(*it)?);
     }
     Some((char::from_u32(number)?, left))
 }
 
-fn digit(byte: u8) -> Option<u8> {
+fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 

@@ -1,7 +1,7 @@
 //! Alternative readings of a path, as applications and URL parsers produce them.
 
 use super::folded::{decoded_once, is_blank, is_separator};
-use super::lossy;
+use super::lossy_text;
 
 /// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
 /// parsers also accept more slashes, and backslashes.
@@ -19,7 +19,7 @@ fn after_authority(path: &str) -> Option<&str> {
 pub(crate) fn names_authority(path: &str) -> bool {
     let mut text = path.as_bytes().to_vec();
     loop {
-        if after_authority(&lossy(&text)).is_some() {
+        if after_authority(&lossy_text(&text)).is_some() {
             return true;
         }
         let decoded = decoded_once(&text);
@@ -40,13 +40,13 @@ pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
     let mut others: Vec<String> = Vec::new();
     while let Some(text) = texts.get(at).cloned() {
         at += 1;
-        let read = lossy(&text);
+        let read = lossy_text(&text);
         let parsed = [
             after_authority(&read).map(str::to_owned),
-            before(&read, &['?', '#']),
-            before(&read, &[';']),
+            path_before(&read, &['?', '#']),
+            path_before(&read, &[';']),
             without_breaks(&read),
-            latin(&text),
+            decode_latin1(&text),
         ];
         for other in parsed.into_iter().flatten() {
             if texts.iter().any(|it| *it == other.as_bytes()) {
@@ -71,7 +71,7 @@ pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
 }
 
 /// Returns the path before one of these characters.
-fn before(path: &str, ends: &[char]) -> Option<String> {
+fn path_before(path: &str, ends: &[char]) -> Option<String> {
     path.split_once(ends).map(|(path, _)| path.to_owned())
 }
 
@@ -81,7 +81,7 @@ fn without_breaks(path: &str) -> Option<String> {
 }
 
 /// Decodes invalid UTF-8 as Latin-1.
-fn latin(bytes: &[u8]) -> Option<String> {
+fn decode_latin1(bytes: &[u8]) -> Option<String> {
     let is_latin = std::str::from_utf8(bytes).is_err();
     is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
 }

@@ -1,26 +1,26 @@
 //! Values that an application may read in a header or a parameter.
 
 use super::folded::{decoded_layers, is_blank};
-use super::lossy;
+use super::lossy_text;
 
 /// True if one of the possible values of a joined header matches: all together, each one, each without its
 /// parameters, and all of these without escapes, quotes, blanks around `=`, and invalid UTF-8. A header with
 /// too many values always matches.
 pub(crate) fn any_value(joined: &str, mut fits: impl FnMut(&str) -> bool) -> bool {
-    let found = kinds(joined);
+    let found = byte_kinds(joined);
     let is_written_plainly = found & ODD == 0 && found & (PAIRED | BLANK) != PAIRED | BLANK;
     has_too_many(joined)
-        || values(joined, found).any(&mut fits)
+        || split_values(joined, found).any(&mut fits)
         || !is_written_plainly && any_other_value(joined, &mut fits)
 }
 
 /// Does the same for a decoded text in which quotes are literal.
 pub(crate) fn any_listed_value(text: &str, fits: impl FnMut(&str) -> bool) -> bool {
-    has_too_many(text) || values(text, kinds(text)).any(fits)
+    has_too_many(text) || split_values(text, byte_kinds(text)).any(fits)
 }
 
 /// Returns the kinds of bytes in a text.
-fn kinds(text: &str) -> u8 {
+fn byte_kinds(text: &str) -> u8 {
     text.bytes().fold(0, |found, byte| found | KINDS[usize::from(byte)])
 }
 
@@ -30,7 +30,7 @@ fn has_too_many(joined: &str) -> bool {
 }
 
 /// Returns the values of a text with these kinds of bytes.
-fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
+fn split_values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
     let listed = joined.split(',').map(bare_value);
     let has_parameters = found & WITH_PARAMETERS != 0;
     let parts = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
@@ -41,23 +41,23 @@ fn values(joined: &str, found: u8) -> impl Iterator<Item = &str> {
 /// usual value needs no stack space for it.
 #[inline(never)]
 fn any_other_value(joined: &str, fits: &mut impl FnMut(&str) -> bool) -> bool {
-    let text = unquoted(joined);
-    let decoded = text.contains('%').then(|| unquoted(&lossy(&decoded_layers(&text).0)));
+    let text = unquote(joined);
+    let decoded = text.contains('%').then(|| unquote(&lossy_text(&decoded_layers(&text).0)));
     [Some(text), decoded].into_iter().flatten().any(|text| {
         // Python's cookie parser ends a cookie at a blank.
         let words = || text.split([',', ';', ' ']).filter(|word| word.contains('='));
-        values(&text, WITH_PARAMETERS).any(&mut *fits) || words().any(&mut *fits)
+        split_values(&text, WITH_PARAMETERS).any(&mut *fits) || words().any(&mut *fits)
     })
 }
 
 /// Returns a text without quotes, quoted-pair backslashes and octal escapes (Python writes `"\162"` for `r`),
 /// and without blanks around `=`. An invalid UTF-8 byte may be a Latin-1 blank, which applications trim.
-fn unquoted(text: &str) -> String {
+fn unquote(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let after = rest.get(c.len_utf8()..).unwrap_or_default();
-        let escape = if c == '\\' { octal(after) } else { None };
+        let escape = if c == '\\' { decode_octal(after) } else { None };
         rest = escape.map_or(after, |(_, left)| left);
         match (escape, c) {
             (Some((escaped, _)), _) => plain.push(escaped),
@@ -72,7 +72,7 @@ fn unquoted(text: &str) -> String {
     plain
 }
 
-fn octal(escape: &str) -> Option<(char, &str)> {
+fn decode_octal(escape: &str) -> Option<(char, &str)> {
     let (digits, left) = escape.split_at_checked(3)?;
     let is_octal = digits.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
     let byte = is_octal.then(|| u8::from_str_radix(digits, 8).ok())??;

@@ -9,7 +9,7 @@ pub(super) type Block = [u8; 16];
 #[inline]
 pub(super) fn before_control(block: &Block) -> usize {
     let bytes = u8x16::new(*block);
-    first(at_most(bytes, 0x1f) | bytes.simd_eq(u8x16::splat(0x7f)))
+    first_set(at_most(bytes, 0x1f) | bytes.simd_eq(u8x16::splat(0x7f)))
 }
 
 /// Returns the number of leading letters, digits and `-`, of which nearly all field names consist.
@@ -20,7 +20,7 @@ pub(super) fn before_uncommon(block: &Block) -> usize {
     let letters = at_most((bytes | u8x16::splat(0x20)) - u8x16::splat(b'a'), b'z' - b'a');
     let digits = at_most(bytes - u8x16::splat(b'0'), 9);
     let dashes = bytes.simd_eq(u8x16::splat(b'-'));
-    first(!(letters | digits | dashes))
+    first_set(!(letters | digits | dashes))
 }
 
 #[inline]
@@ -30,6 +30,6 @@ fn at_most(bytes: u8x16, bound: u8) -> u8x16 {
 
 /// Returns the index of the first byte with all bits set.
 #[inline]
-fn first(found: u8x16) -> usize {
+fn first_set(found: u8x16) -> usize {
     (found.to_bitmask() | 0x1_0000).trailing_zeros() as usize
 }

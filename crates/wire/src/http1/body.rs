@@ -6,7 +6,7 @@ use bytes::BytesMut;
 
 use super::chunk_extension::{ChunkExtension, Read};
 use super::field::field_line;
-use super::scan::{Cursor, section};
+use super::scan::{Cursor, parse_section};
 use super::{BodyLength, FIELDS_MAX, FieldName, Malformed, Parsed};
 
 /// Finds the content of one body in the bytes of a connection, without copying it.
@@ -63,7 +63,7 @@ impl BodyDecoder {
     /// The framing is invalid; the connection is no longer usable.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
         match self.state {
-            State::Known(left) => Ok(self.plain(left, bytes.len())),
+            State::Known(left) => Ok(self.decode_plain(left, bytes.len())),
             State::UntilClose => {
                 Ok(Piece { consumed: bytes.len(), data: 0..bytes.len(), ..Piece::default() })
             }
@@ -72,7 +72,7 @@ impl BodyDecoder {
             | State::ChunkExtension { .. }
             | State::ChunkData(_)
             | State::ChunkEnd
-            | State::Trailers => self.chunks(bytes),
+            | State::Trailers => self.decode_chunk(bytes),
         }
     }
 
@@ -96,14 +96,14 @@ impl BodyDecoder {
         }
     }
 
-    fn plain(&mut self, left: u64, available: usize) -> Piece {
-        let (take, left) = take(left, available);
+    fn decode_plain(&mut self, left: u64, available: usize) -> Piece {
+        let (take, left) = split_available(left, available);
         self.state = if left == 0 { State::Complete } else { State::Known(left) };
         Piece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
     }
 
     /// Decodes at most one chunk of content, with all available framing around it.
-    fn chunks(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
+    fn decode_chunk(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
         let mut piece = Piece::default();
         loop {
             let rest = bytes.get(piece.consumed..).unwrap_or_default();
@@ -114,13 +114,13 @@ impl BodyDecoder {
                 }
                 State::ChunkEnd => self.chunk_end(rest)?,
                 State::ChunkData(left) if piece.data.is_empty() => {
-                    let (take, left) = take(left, rest.len());
+                    let (take, left) = split_available(left, rest.len());
                     self.state = if left == 0 { State::ChunkEnd } else { State::ChunkData(left) };
                     piece.data = piece.consumed..piece.consumed.saturating_add(take);
                     take
                 }
                 State::Trailers => {
-                    let length = self.trailers(rest)?;
+                    let length = self.trailers_length(rest)?;
                     if length > CHUNK_END.len() {
                         let end = piece.consumed.saturating_add(length);
                         piece.trailers = Some(piece.consumed..end);
@@ -198,11 +198,11 @@ impl BodyDecoder {
     }
 
     /// Returns the length of the trailer section with its final CR LF, or 0 if it is incomplete.
-    fn trailers(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    fn trailers_length(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let length = match bytes {
             [] | [b'\r'] => 0,
             [b'\r', b'\n', ..] => CHUNK_END.len(),
-            _ => match section(bytes, check_trailers)? {
+            _ => match parse_section(bytes, check_trailers)? {
                 Parsed::Complete(length) => length,
                 Parsed::Partial => 0,
             },
@@ -251,7 +251,7 @@ pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
 
 /// Splits `left` into the available part and the rest.
-fn take(left: u64, available: usize) -> (usize, u64) {
+fn split_available(left: u64, available: usize) -> (usize, u64) {
     let take = usize::try_from(left).unwrap_or(usize::MAX).min(available);
     (take, left.saturating_sub(take as u64))
 }

@@ -1,7 +1,7 @@
 //! Chunk extensions: parsed strictly, so that all readers agree on the end of the line, and dropped.
 
 use super::Malformed;
-use super::scan::{TOKEN, is};
+use super::scan::{TOKEN, is_in_class};
 
 /// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
 /// quoted-string ) ] )`.
@@ -54,7 +54,7 @@ impl ChunkExtension {
 
 impl At {
     fn next(self, byte: u8) -> Option<Self> {
-        let is_token = is(byte, TOKEN);
+        let is_token = is_in_class(byte, TOKEN);
         Some(match (self, byte) {
             (Self::Item | Self::Name | Self::Value, b'\r') => Self::LineEnd,
             (Self::Item | Self::AfterItem | Self::Name | Self::AfterName | Self::Value, b';') => {

@@ -1,6 +1,6 @@
 //! Field lines: classification, framing checks and hop-by-hop detection in one pass.
 
-use super::scan::{Cursor, TOKEN, is, is_blank};
+use super::scan::{Cursor, TOKEN, is_blank, is_in_class};
 use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
 
 /// One field line of a head.
@@ -42,7 +42,7 @@ impl FieldName {
     /// Classifies a field name, ignoring case.
     #[inline]
     #[must_use]
-    pub fn of(name: &[u8]) -> Self {
+    pub fn classify(name: &[u8]) -> Self {
         match name.len() {
             2 if is_name(name, b"te") => Self::Te,
             4 if is_name(name, b"host") => Self::Host,
@@ -134,16 +134,16 @@ impl Section {
             }
             let field = field_line(cursor)?;
             if field.kind != FieldName::Other {
-                self.note(&field, cursor.bytes, &mut named)?;
+                self.record_field(&field, cursor.bytes, &mut named)?;
             }
             fields.push(field);
         }
-        named.mark(cursor.bytes, fields);
+        named.mark_hop_by_hop(cursor.bytes, fields);
         Ok(())
     }
 
     /// Returns the announced body length, if any (RFC 9112 §6.3).
-    pub(super) fn announced(&self, version: Version) -> Result<Option<BodyLength>, Malformed> {
+    pub(super) fn body_length(&self, version: Version) -> Result<Option<BodyLength>, Malformed> {
         match (self.content_length, self.chunked) {
             (Some(_), true) => Err(Malformed::TwoLengths),
             (None, true) if version == Version::Http10 => Err(Malformed::TransferEncodingInHttp10),
@@ -154,14 +154,14 @@ impl Section {
     }
 
     /// True if the connection may carry another message after this one (RFC 9112 §9.3).
-    pub(super) fn persists(&self, version: Version) -> bool {
+    pub(super) fn is_persistent(&self, version: Version) -> bool {
         !self.close && (version == Version::Http11 || self.keep_alive)
     }
 
     /// True if the message requests or confirms a change of protocol (RFC 9110 §7.8).
     ///
     /// False for HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
-    pub(super) fn upgrades(&self, version: Version) -> bool {
+    pub(super) fn is_upgrade(&self, version: Version) -> bool {
         version == Version::Http11
             && self.upgrade_option
             && self.upgrade_field
@@ -179,8 +179,13 @@ impl Section {
         self.upgrade_http2 && self.upgrade_option && version == Version::Http11
     }
 
-    fn note(&mut self, field: &Field, bytes: &[u8], named: &mut Named) -> Result<(), Malformed> {
-        let value = field.value.of(bytes);
+    fn record_field(
+        &mut self,
+        field: &Field,
+        bytes: &[u8],
+        named: &mut Named,
+    ) -> Result<(), Malformed> {
+        let value = field.value.slice_in(bytes);
         match field.kind {
             FieldName::Host => {
                 if self.host.replace(field.value).is_some() {
@@ -188,7 +193,7 @@ impl Section {
                 }
             }
             FieldName::ContentLength => {
-                if self.content_length.replace(decimal(value)?).is_some() {
+                if self.content_length.replace(parse_decimal(value)?).is_some() {
                     return Err(Malformed::ContentLengthRepeated);
                 }
             }
@@ -226,7 +231,7 @@ impl Section {
         named: &mut Named,
     ) -> Result<(), Malformed> {
         let mut start = value.start as usize;
-        for element in value.of(bytes).split(|byte| *byte == b',') {
+        for element in value.slice_in(bytes).split(|byte| *byte == b',') {
             let leading = element.iter().take_while(|byte| is_blank(**byte)).count();
             let option = element.trim_ascii();
             let at = start.saturating_add(leading);
@@ -249,7 +254,7 @@ impl Section {
             self.close = true;
             return Ok(());
         }
-        match FieldName::of(option) {
+        match FieldName::classify(option) {
             FieldName::KeepAlive => self.keep_alive = true,
             FieldName::Upgrade => self.upgrade_option = true,
             // Dropping these for a `Connection` option would change the destination or the end of a message.
@@ -257,7 +262,7 @@ impl Section {
                 return Err(Malformed::ConnectionOption);
             }
             kind if kind.is_hop_by_hop() => {}
-            _ if !option.iter().all(|byte| is(*byte, TOKEN)) => {
+            _ if !option.iter().all(|byte| is_in_class(*byte, TOKEN)) => {
                 return Err(Malformed::ConnectionOption);
             }
             _ => named.push(span)?,
@@ -275,11 +280,11 @@ impl Named {
     }
 
     /// Marks the listed fields as hop-by-hop.
-    fn mark(&self, bytes: &[u8], fields: &mut [Field]) {
+    fn mark_hop_by_hop(&self, bytes: &[u8], fields: &mut [Field]) {
         for option in self.spans.iter().take(self.count) {
-            let option = option.of(bytes);
+            let option = option.slice_in(bytes);
             for field in fields.iter_mut() {
-                field.hop_by_hop |= field.name.of(bytes).eq_ignore_ascii_case(option);
+                field.hop_by_hop |= field.name.slice_in(bytes).eq_ignore_ascii_case(option);
             }
         }
     }
@@ -288,7 +293,7 @@ impl Named {
 /// Reads one field line, including its line end (RFC 9112 §5).
 #[inline]
 pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
-    let name = cursor.token();
+    let name = cursor.skip_token();
     if name.is_empty() || !cursor.skip(b":") {
         return Err(match cursor.peek() {
             Some(b' ' | b'\t') if name.is_empty() => Malformed::FoldedField,
@@ -298,9 +303,9 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
             _ => Malformed::FieldName,
         });
     }
-    let value = cursor.value();
+    let value = cursor.skip_value();
     cursor.line_end(Malformed::FieldValue)?;
-    let kind = FieldName::of(name.of(cursor.bytes));
+    let kind = FieldName::classify(name.slice_in(cursor.bytes));
     Ok(Field { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
 
@@ -325,13 +330,13 @@ pub(super) fn find_by<'b>(
         .iter()
         .filter(move |field| {
             let is_named = field.hop_by_hop && !field.kind.is_hop_by_hop();
-            !is_named && fits(field.name.of(bytes))
+            !is_named && fits(field.name.slice_in(bytes))
         })
-        .map(move |field| field.value.of(bytes))
+        .map(move |field| field.value.slice_in(bytes))
 }
 
 /// Digits only and no leading zero, which some readers interpret as octal.
-fn decimal(value: &[u8]) -> Result<u64, Malformed> {
+fn parse_decimal(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || (value.len() > 1 && value.starts_with(b"0")) {
         return Err(Malformed::ContentLength);
     }

@@ -21,9 +21,9 @@ pub struct Mended {
 /// a 204 or a 304, which never have content (§6.1). `None` for other violations, and for an incomplete head.
 #[must_use]
 pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
-    let (lines, length) = lines(bytes)?;
+    let (lines, length) = split_lines(bytes)?;
     let (status_line, rest) = lines.split_first()?;
-    let fields = fields(rest)?;
+    let fields = split_fields(rest)?;
     let status = status_line.get(STATUS_AT..STATUS_END)?;
     if status.starts_with(b"1") {
         return None;
@@ -41,14 +41,14 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
     for (name, value) in &fields {
         let (is_length, is_encoding) = (is_named(name, LENGTH), is_named(name, ENCODING));
         if !is_length && !is_encoding {
-            line(&mut head, name, value);
+            write_line(&mut head, name, value);
         }
     }
     match (is_chunked, content_length) {
         _ if status == b"204" => {}
         (true, _) if status == b"304" => {}
-        (true, _) => line(&mut head, ENCODING, b"chunked"),
-        (false, Some(length)) => line(&mut head, LENGTH, length.to_string().as_bytes()),
+        (true, _) => write_line(&mut head, ENCODING, b"chunked"),
+        (false, Some(length)) => write_line(&mut head, LENGTH, length.to_string().as_bytes()),
         (false, None) => {}
     }
     head.extend_from_slice(b"connection: close\r\n\r\n");
@@ -57,7 +57,7 @@ pub fn mend_response(bytes: &[u8]) -> Option<Mended> {
 
 /// Returns the lines of a complete head without their ends, and its length. `None` for a mixture of LF and CR
 /// LF: in an application that writes CR LF, a bare LF forwarded from a client would otherwise start a new line.
-fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
+fn split_lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let mut lines = Vec::new();
     let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");
     let mut length = 0_usize;
@@ -80,25 +80,25 @@ fn lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
 }
 
 /// Returns names and values; a folded field becomes one line with spaces.
-fn fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
+fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
     let mut fields: Vec<(&[u8], Vec<u8>)> = Vec::new();
     for line in lines {
         if line.starts_with(b" ") || line.starts_with(b"\t") {
             let (_, value) = fields.last_mut()?;
             value.push(b' ');
-            value.extend_from_slice(trimmed(line));
+            value.extend_from_slice(trim_whitespace(line));
             continue;
         }
         let colon = line.iter().position(|byte| *byte == b':')?;
         let (name, value) = line.split_at_checked(colon)?;
         let value = value.strip_prefix(b":").unwrap_or_default();
-        fields.push((trimmed_end(name), trimmed(value).to_vec()));
+        fields.push((trimmed_end(name), trim_whitespace(value).to_vec()));
     }
     Some(fields)
 }
 
 /// Removes surrounding spaces and tabs (RFC 9110 §5.6.3).
-fn trimmed(bytes: &[u8]) -> &[u8] {
+fn trim_whitespace(bytes: &[u8]) -> &[u8] {
     let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
     trimmed_end(bytes.get(leading..).unwrap_or_default())
 }
@@ -134,7 +134,7 @@ fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
     Some(found)
 }
 
-fn line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+fn write_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     for part in [name, b": ", value, b"\r\n"] {
         head.extend_from_slice(part);
     }
@@ -156,7 +156,7 @@ mod tests {
     use crate::http1::{Answers, Parsed, ResponseHead};
 
     /// The head that a strict reader receives, without `connection: close`.
-    fn mended(head: &str) -> Option<String> {
+    fn mend_head(head: &str) -> Option<String> {
         let received = format!("{head}left");
         let mended = mend_response(received.as_bytes())?;
         assert_eq!(mended.length, head.len());
@@ -191,7 +191,7 @@ mod tests {
             ("HTTP/1.1 200\r\nA : b\r\n c\r\n\r\n", "HTTP/1.1 200 \r\nA: b c\r\n"),
             ("HTTP/1.1 200 OK\nA: b\n\n", "HTTP/1.1 200 OK\r\nA: b\r\n"),
         ] {
-            assert_eq!(mended(head).as_deref(), Some(expected), "{head}");
+            assert_eq!(mend_head(head).as_deref(), Some(expected), "{head}");
         }
     }
 

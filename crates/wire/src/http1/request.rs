@@ -1,7 +1,7 @@
 //! Request heads.
 
 use super::field::{self, Section};
-use super::scan::{Cursor, TARGET, TOKEN, section};
+use super::scan::{Cursor, TARGET, TOKEN, parse_section};
 use super::target::{Target, split_authority, take_apart};
 use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
 
@@ -43,7 +43,7 @@ impl RequestHead {
     /// The first violated rule; the connection is no longer usable.
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, Malformed> {
         self.clear();
-        let parsed = section(bytes, |cursor| self.read(cursor));
+        let parsed = parse_section(bytes, |cursor| self.read(cursor));
         if !matches!(parsed, Ok(Parsed::Complete(_))) {
             self.clear();
         }
@@ -69,8 +69,8 @@ impl RequestHead {
     ///
     /// # Errors
     /// None for those bytes: the head would not have been complete.
-    pub fn aim<'b>(&self, bytes: &'b [u8]) -> Result<Target<'b>, Malformed> {
-        take_apart(self.method.of(bytes), self.target.of(bytes))
+    pub fn parsed_target<'b>(&self, bytes: &'b [u8]) -> Result<Target<'b>, Malformed> {
+        take_apart(self.method.slice_in(bytes), self.target.slice_in(bytes))
     }
 
     fn read(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
@@ -80,22 +80,22 @@ impl RequestHead {
         let mut section = Section::default();
         section.read(cursor, &mut self.fields)?;
         self.host = section.host;
-        match self.host.map(|host| host.of(cursor.bytes)) {
+        match self.host.map(|host| host.slice_in(cursor.bytes)) {
             None if self.version == Version::Http11 => return Err(Malformed::HostMissing),
             None | Some(b"") => {}
             Some(host) => {
                 split_authority(host)?;
             }
         }
-        self.body = section.announced(self.version)?.unwrap_or_default();
-        if self.method.of(cursor.bytes) == b"CONNECT" {
+        self.body = section.body_length(self.version)?.unwrap_or_default();
+        if self.method.slice_in(cursor.bytes) == b"CONNECT" {
             if !matches!(self.body, BodyLength::Empty | BodyLength::Known(0)) {
                 return Err(Malformed::BodyForbidden);
             }
             self.body = BodyLength::Empty;
         }
-        self.keep_alive = section.persists(self.version);
-        self.upgrade = section.upgrades(self.version);
+        self.keep_alive = section.is_persistent(self.version);
+        self.upgrade = section.is_upgrade(self.version);
         self.websocket = self.upgrade && section.names_websocket();
         self.http2 = section.offers_http2(self.version);
         self.authenticates_connection = section.authenticates;
@@ -119,13 +119,14 @@ impl RequestHead {
                 _ => Malformed::TargetCharacter,
             });
         }
-        self.version = version(cursor).ok_or(if cursor.rest().starts_with(b"HTTP/") {
+        self.version = read_version(cursor).ok_or(if cursor.rest().starts_with(b"HTTP/") {
             Malformed::Version
         } else {
             Malformed::RequestLine
         })?;
         cursor.line_end(Malformed::RequestLine)?;
-        take_apart(self.method.of(cursor.bytes), self.target.of(cursor.bytes)).map(|_| ())
+        take_apart(self.method.slice_in(cursor.bytes), self.target.slice_in(cursor.bytes))
+            .map(|_| ())
     }
 
     fn clear(&mut self) {
@@ -136,7 +137,7 @@ impl RequestHead {
 }
 
 /// Reads `HTTP/1.0` or `HTTP/1.1` (RFC 9112 §2.3).
-pub(super) fn version(cursor: &mut Cursor<'_>) -> Option<Version> {
+pub(super) fn read_version(cursor: &mut Cursor<'_>) -> Option<Version> {
     if cursor.skip(b"HTTP/1.1") {
         Some(Version::Http11)
     } else if cursor.skip(b"HTTP/1.0") {

@@ -1,8 +1,8 @@
 //! Response heads.
 
 use super::field::{self, Section};
-use super::request::version;
-use super::scan::{Cursor, section};
+use super::request::read_version;
+use super::scan::{Cursor, parse_section};
 use super::{BodyLength, Field, FieldName, Malformed, Parsed, Span, Version};
 
 /// The head of a response, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
@@ -41,7 +41,7 @@ pub enum Answers {
 impl Answers {
     /// Classifies a method.
     #[must_use]
-    pub fn to(method: &[u8]) -> Self {
+    pub fn for_method(method: &[u8]) -> Self {
         match method {
             b"HEAD" => Self::Head,
             b"CONNECT" => Self::Connect,
@@ -58,7 +58,7 @@ impl ResponseHead {
     /// The first violated rule; the connection is no longer usable.
     pub fn parse(&mut self, bytes: &[u8], answers: Answers) -> Result<Parsed, Malformed> {
         self.clear();
-        let parsed = section(bytes, |cursor| self.read(cursor, answers));
+        let parsed = parse_section(bytes, |cursor| self.read(cursor, answers));
         if !matches!(parsed, Ok(Parsed::Complete(_))) {
             self.clear();
         }
@@ -76,7 +76,7 @@ impl ResponseHead {
     pub fn has_connection_option(&self, bytes: &[u8], option: &str) -> bool {
         let of_connection = self.fields.iter().filter(|field| field.kind == FieldName::Connection);
         let mut options =
-            of_connection.flat_map(|field| field.value.of(bytes).split(|byte| *byte == b','));
+            of_connection.flat_map(|field| field.value.slice_in(bytes).split(|byte| *byte == b','));
         options.any(|it| it.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
     }
 
@@ -85,13 +85,13 @@ impl ResponseHead {
     pub fn authenticates_connection(&self, bytes: &[u8]) -> bool {
         matches!(self.status, 401 | 407)
             && self.fields.iter().any(|field| {
-                let name = field.name.of(bytes);
+                let name = field.name.slice_in(bytes);
                 let is_challenge = name.eq_ignore_ascii_case(b"www-authenticate")
                     || name.eq_ignore_ascii_case(b"proxy-authenticate");
                 is_challenge
                     && field
                         .value
-                        .of(bytes)
+                        .slice_in(bytes)
                         .split(|byte| *byte == b',')
                         .any(|challenge| field::authenticates_connection(challenge.trim_ascii()))
             })
@@ -112,7 +112,7 @@ impl ResponseHead {
         self.read_status_line(cursor)?;
         let mut section = Section::default();
         section.read(cursor, &mut self.fields)?;
-        let announced = section.announced(self.version)?;
+        let announced = section.body_length(self.version)?;
         self.tunnel =
             self.status == 101 || (answers == Answers::Connect && matches!(self.status, 200..=299));
         self.body = match announced {
@@ -124,15 +124,16 @@ impl ResponseHead {
             Some(length) => length,
             None => BodyLength::UntilClose,
         };
-        self.keep_alive =
-            section.persists(self.version) && self.body != BodyLength::UntilClose && !self.tunnel;
-        self.upgrade = section.upgrades(self.version);
+        self.keep_alive = section.is_persistent(self.version)
+            && self.body != BodyLength::UntilClose
+            && !self.tunnel;
+        self.upgrade = section.is_upgrade(self.version);
         Ok(())
     }
 
     /// `HTTP-version SP status-code SP [ reason-phrase ]` (RFC 9112 §4).
     fn read_status_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
-        self.version = version(cursor).ok_or(Malformed::Version)?;
+        self.version = read_version(cursor).ok_or(Malformed::Version)?;
         let Some([b' ', hundreds @ b'1'..=b'9', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b' ', ..]) =
             cursor.rest().first_chunk::<5>()
         else {
@@ -142,7 +143,7 @@ impl ResponseHead {
             status.saturating_mul(10).saturating_add(u16::from(digit.wrapping_sub(b'0')))
         });
         cursor.at = cursor.at.saturating_add(5);
-        self.reason = cursor.value();
+        self.reason = cursor.skip_value();
         cursor.line_end(Malformed::FieldValue)
     }
 

@@ -41,10 +41,10 @@ impl<'a> Cursor<'a> {
 
     /// Skips the longest run of [`TOKEN`].
     #[inline]
-    pub(super) fn token(&mut self) -> Span {
+    pub(super) fn skip_token(&mut self) -> Span {
         let rest = self.rest();
         let mut length = blocks_length(rest, before_uncommon);
-        if rest.get(length).is_some_and(|byte| is(*byte, TOKEN)) {
+        if rest.get(length).is_some_and(|byte| is_in_class(*byte, TOKEN)) {
             length =
                 length.saturating_add(run_length(rest.get(length..).unwrap_or_default(), TOKEN));
         }
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
 
     /// Skips a field value and the white space around it; the span is the value alone.
     #[inline]
-    pub(super) fn value(&mut self) -> Span {
+    pub(super) fn skip_value(&mut self) -> Span {
         while self.peek().is_some_and(is_blank) {
             self.at = self.at.wrapping_add(1);
         }
@@ -97,7 +97,7 @@ impl<'a> Cursor<'a> {
 /// distinguish an invalid head from an incomplete one. A long one is searched first: with a slow sender every
 /// packet triggers another attempt, and a search costs a tenth of a parse.
 #[inline]
-pub(super) fn section<'a>(
+pub(super) fn parse_section<'a>(
     bytes: &'a [u8],
     read: impl FnOnce(&mut Cursor<'a>) -> Result<(), Malformed>,
 ) -> Result<Parsed, Malformed> {
@@ -138,7 +138,7 @@ pub(super) fn is_blank(byte: u8) -> bool {
 
 /// True if `byte` belongs to `class`.
 #[inline]
-pub(super) fn is(byte: u8, class: u8) -> bool {
+pub(super) fn is_in_class(byte: u8, class: u8) -> bool {
     classes_of(byte) & class != 0
 }
 
@@ -159,7 +159,8 @@ pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
         length = length.wrapping_add(8);
     }
     let rest = bytes.get(length..).unwrap_or_default();
-    length.wrapping_add(rest.iter().position(|byte| !is(*byte, class)).unwrap_or(rest.len()))
+    length
+        .wrapping_add(rest.iter().position(|byte| !is_in_class(*byte, class)).unwrap_or(rest.len()))
 }
 
 /// Returns the number of leading `field-vchar`, SP or HTAB bytes (RFC 9110 §5.5).
@@ -206,18 +207,18 @@ pub(super) const HOST: u8 = 4;
 /// kernel.
 const EAGER_BYTES_MAX: usize = 4 * 1024;
 
-static CLASSES: [u8; 256] = classes();
+static CLASSES: [u8; 256] = class_table();
 
 #[expect(
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
     reason = "evaluated at compile time, where a mistake stops the build"
 )]
-const fn classes() -> [u8; 256] {
+const fn class_table() -> [u8; 256] {
     let mut table = [0; 256];
     let mut byte = 0_u8;
     loop {
-        table[byte as usize] = classify(byte);
+        table[byte as usize] = classify_byte(byte);
         if byte == u8::MAX {
             return table;
         }
@@ -225,7 +226,7 @@ const fn classes() -> [u8; 256] {
     }
 }
 
-const fn classify(byte: u8) -> u8 {
+const fn classify_byte(byte: u8) -> u8 {
     let alphanumeric = byte.is_ascii_alphanumeric();
     let mut classes = 0;
     if alphanumeric
@@ -261,8 +262,8 @@ mod tests {
                     if let Some(place) = bytes.get_mut(at) {
                         *place = byte;
                     }
-                    let expected = if is(byte, TOKEN) { length } else { at };
-                    let span = Cursor { bytes: &bytes, at: 0 }.token();
+                    let expected = if is_in_class(byte, TOKEN) { length } else { at };
+                    let span = Cursor { bytes: &bytes, at: 0 }.skip_token();
                     assert_eq!(span, Span::new(0, expected), "{byte} at {at} of {length}");
                 }
             }

@@ -12,7 +12,7 @@ pub struct Span {
 impl Span {
     /// Returns the bytes of this span; empty if it is not within `bytes`.
     #[must_use]
-    pub fn of(self, bytes: &[u8]) -> &[u8] {
+    pub fn slice_in(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 

@@ -44,7 +44,7 @@ pub enum Target<'a> {
 ///
 /// # Errors
 /// An invalid character (such as that of a fragment), or a form that `method` does not allow.
-pub fn target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
+pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
     if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
     }
@@ -86,7 +86,8 @@ pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'
 /// # Errors
 /// As [`target`].
 pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
-    let Target::Absolute { scheme, authority, path, query } = target(method, received)? else {
+    let Target::Absolute { scheme, authority, path, query } = parse_target(method, received)?
+    else {
         return Ok(Cow::Borrowed(received));
     };
     let prefix = scheme.len().saturating_add(b"://".len()).saturating_add(authority.len());

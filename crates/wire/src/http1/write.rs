@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use bytes::BytesMut;
 
-use super::scan::{TARGET, is};
+use super::scan::{TARGET, is_in_class};
 use super::{BodyLength, Field, FieldName, RequestHead, ResponseHead, Span};
 
 /// The edits of a forwarded request. The default forwards it unchanged.
@@ -78,12 +78,12 @@ pub fn write_request(
     edits: &RequestEdits<'_>,
     out: &mut BytesMut,
 ) {
-    reserve(bytes, &head.fields, out);
-    out.extend_from_slice(head.method.of(bytes));
+    reserve_space(bytes, &head.fields, out);
+    out.extend_from_slice(head.method.slice_in(bytes));
     out.extend_from_slice(b" ");
     match edits.target {
         Some(target) => put_target(target, out),
-        None => out.extend_from_slice(head.target.of(bytes)),
+        None => out.extend_from_slice(head.target.slice_in(bytes)),
     }
     out.extend_from_slice(b" HTTP/1.1\r\n");
     if head.host.is_none() {
@@ -113,11 +113,11 @@ pub fn write_response(
     edits: &ResponseEdits<'_>,
     out: &mut BytesMut,
 ) {
-    reserve(bytes, &head.fields, out);
+    reserve_space(bytes, &head.fields, out);
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(&status_digits(head.status));
     out.extend_from_slice(b" ");
-    out.extend_from_slice(head.reason.of(bytes));
+    out.extend_from_slice(head.reason.slice_in(bytes));
     out.extend_from_slice(b"\r\n");
     let bare = head.is_bare();
     // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
@@ -159,23 +159,23 @@ enum Fate<'a> {
 
 impl<'a> Rules<'a> {
     #[inline]
-    fn fate(&self, bytes: &[u8], field: &Field) -> Fate<'a> {
+    fn field_action(&self, bytes: &[u8], field: &Field) -> Fate<'a> {
         let keep = match field.kind {
             FieldName::Host => return self.host.map_or(Fate::Keep, Fate::Replace),
             FieldName::ContentLength => self.length,
-            FieldName::Upgrade => self.upgrade && self.keeps(bytes, field.name),
-            _ => !field.hop_by_hop && self.keeps(bytes, field.name),
+            FieldName::Upgrade => self.upgrade && self.is_kept(bytes, field.name),
+            _ => !field.hop_by_hop && self.is_kept(bytes, field.name),
         };
         if keep { Fate::Keep } else { Fate::Drop }
     }
 
     #[inline]
-    fn keeps(&self, bytes: &[u8], name: Span) -> bool {
-        !self.is_selective || !self.removes(bytes, name)
+    fn is_kept(&self, bytes: &[u8], name: Span) -> bool {
+        !self.is_selective || !self.is_dropped(bytes, name)
     }
 
-    fn removes(&self, bytes: &[u8], name: Span) -> bool {
-        let name = name.of(bytes);
+    fn is_dropped(&self, bytes: &[u8], name: Span) -> bool {
+        let name = name.slice_in(bytes);
         self.remove.iter().any(|removed| (self.is_removed)(name, removed.as_bytes()))
             || self.replace.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes()))
     }
@@ -195,7 +195,7 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
     let mut run = 0..0;
     let mut length_kept = false;
     for field in fields {
-        match rules.fate(bytes, field) {
+        match rules.field_action(bytes, field) {
             Fate::Drop => {}
             Fate::Keep => {
                 let start = field.name.start as usize;
@@ -209,7 +209,7 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
             Fate::Replace(value) => {
                 out.extend_from_slice(bytes.get(run).unwrap_or_default());
                 run = 0..0;
-                out.extend_from_slice(field.name.of(bytes));
+                out.extend_from_slice(field.name.slice_in(bytes));
                 put_value(value, out);
             }
         }
@@ -289,12 +289,12 @@ fn put_value(value: &[u8], out: &mut BytesMut) {
 
 /// Invalid characters in a target are percent-encoded, so that it cannot end the request line.
 fn put_target(target: &[u8], out: &mut BytesMut) {
-    if target.iter().all(|byte| is(*byte, TARGET)) {
+    if target.iter().all(|byte| is_in_class(*byte, TARGET)) {
         out.extend_from_slice(target);
         return;
     }
     for byte in target {
-        if is(*byte, TARGET) {
+        if is_in_class(*byte, TARGET) {
             out.extend_from_slice(&[*byte]);
         } else {
             write!(out, "%{byte:02X}").expect("a growing buffer accepts all bytes");
@@ -308,7 +308,7 @@ fn status_digits(status: u16) -> [u8; 3] {
 }
 
 /// Reserves space for all received bytes up to the last field, and for typical additions.
-fn reserve(bytes: &[u8], fields: &[Field], out: &mut BytesMut) {
+fn reserve_space(bytes: &[u8], fields: &[Field], out: &mut BytesMut) {
     let received = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
     out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }

@@ -48,7 +48,7 @@ impl Budget {
     ///
     /// # Errors
     /// The allowance is exhausted.
-    pub(super) fn churned(&mut self) -> Result<(), LinkError> {
+    pub(super) fn record_reset(&mut self) -> Result<(), LinkError> {
         if self.churn >= self.churn_max {
             return Err(LinkError::Flood { what: "streams opened and reset" });
         }
@@ -62,7 +62,7 @@ impl Budget {
     }
 
     /// Counts an answered stream of the opener.
-    pub(super) fn answered(&mut self) {
+    pub(super) fn record_response(&mut self) {
         self.churn = self.churn.saturating_sub(1);
     }
 
@@ -90,7 +90,7 @@ impl Budget {
     }
 
     /// Restores the allowances; called by a timer.
-    pub(super) fn renew(&mut self, role: Role) {
+    pub(super) fn renew_allowances(&mut self, role: Role) {
         self.idle_frames = self.idle_frames_max;
         // The opener does not know when the acceptor does this.
         if role == Role::Acceptor {

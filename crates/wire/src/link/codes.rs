@@ -223,7 +223,7 @@ pub enum LinkError {
 impl LinkError {
     /// Returns the GOAWAY code for this error.
     #[must_use]
-    pub const fn code(&self) -> GoAwayCode {
+    pub const fn go_away_code(&self) -> GoAwayCode {
         match self {
             Self::Version { .. } => GoAwayCode::Version,
             Self::FlowControl { .. } => GoAwayCode::FlowControl,

@@ -34,14 +34,14 @@ impl Header {
         Self { length, kind, flags: 0, stream }
     }
 
-    pub(super) fn with(mut self, flag: u8, on: bool) -> Self {
+    pub(super) fn with_flag(mut self, flag: u8, on: bool) -> Self {
         if on {
             self.flags |= flag;
         }
         self
     }
 
-    pub(super) fn has(self, flag: u8) -> bool {
+    pub(super) fn has_flag(self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
@@ -58,7 +58,7 @@ impl Header {
         };
         let kind = Kind::from_wire(what & KIND_BITS)?;
         let flags = what & !KIND_BITS;
-        if flags & !kind.flags() != 0 {
+        if flags & !kind.valid_flags() != 0 {
             return Err(LinkError::Malformed { fault: "a flag that its kind does not define" });
         }
         let stream = StreamId(u32::from_be_bytes([d, e, f, g]));
@@ -110,7 +110,7 @@ impl Kind {
         })
     }
 
-    const fn flags(self) -> u8 {
+    const fn valid_flags(self) -> u8 {
         match self {
             Self::Open => END | TCP,
             Self::Head => END | INTERIM | REJECTED,
@@ -158,7 +158,7 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool
         head_max: payload.try_get_u32().map_err(short)?,
         frame_max: payload.try_get_u32().map_err(short)?,
         reads_http2_mark: features & READS_HTTP2_MARK != 0,
-        ..Limits::least()
+        ..Limits::minimum()
     };
     if limits.is_within_range() {
         Ok((limits, features & READS_REASONS != 0))

@@ -47,7 +47,7 @@ impl Limits {
     }
 
     /// Returns the minimum limits: assumed for a peer until its HELLO arrives.
-    pub(super) const fn least() -> Self {
+    pub(super) const fn minimum() -> Self {
         Self {
             streams_max: STREAMS_LEAST,
             window: WINDOW_LEAST,

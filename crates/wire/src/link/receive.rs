@@ -20,7 +20,7 @@ impl Link {
             return Err(error);
         }
         let received = self.next_event(input);
-        received.map_err(|error| self.fail(error))
+        received.map_err(|error| self.fail_link(error))
     }
 
     fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
@@ -32,7 +32,7 @@ impl Link {
             return Err(LinkError::Stalled { bytes: waiting });
         }
         while let Some((header, payload)) = self.next_frame(input)? {
-            if let Some(event) = self.frame(header, payload)? {
+            if let Some(event) = self.handle_frame(header, payload)? {
                 return Ok(Some(event));
             }
         }
@@ -56,22 +56,22 @@ impl Link {
         Ok(Some((header, payload)))
     }
 
-    fn frame(&mut self, header: Header, payload: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_frame(&mut self, header: Header, payload: Bytes) -> Result<Option<Event>, LinkError> {
         match header.kind {
-            Kind::Hello => self.hello(payload).map(Some),
-            Kind::Open => self.opened(header, payload),
-            Kind::Head => self.head(header, payload),
-            Kind::Data => self.data(header, payload),
-            Kind::Trailers => self.trailers(header, payload),
+            Kind::Hello => self.handle_hello(payload).map(Some),
+            Kind::Open => self.handle_open(header, payload),
+            Kind::Head => self.handle_head(header, payload),
+            Kind::Data => self.handle_data(header, payload),
+            Kind::Trailers => self.handle_trailers(header, payload),
             Kind::Reset => self.was_reset(header, payload),
-            Kind::Credit => self.credited(header, payload),
+            Kind::Credit => self.handle_credit(header, payload),
             Kind::GoAway => self.heard_go_away(payload).map(Some),
-            Kind::Ping => self.pinged(),
-            Kind::Pong => self.ponged(),
+            Kind::Ping => self.handle_ping(),
+            Kind::Pong => self.handle_pong(),
         }
     }
 
-    fn hello(&mut self, payload: Bytes) -> Result<Event, LinkError> {
+    fn handle_hello(&mut self, payload: Bytes) -> Result<Event, LinkError> {
         if self.greeted {
             return Err(LinkError::Hello { fault: "came twice" });
         }
@@ -99,7 +99,7 @@ impl Link {
         None
     }
 
-    fn opened(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_open(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
         let misplaced = |fault| LinkError::Misplaced { stream, fault };
         if self.role == Role::Opener {
@@ -122,17 +122,17 @@ impl Link {
         if self.streams.len() >= usize::try_from(max).unwrap_or(usize::MAX) {
             return Err(LinkError::StreamsExceeded { max });
         }
-        let tcp = header.has(frame::TCP);
+        let tcp = header.has_flag(frame::TCP);
         let kind = if tcp { StreamKind::Tcp } else { StreamKind::Http };
-        let end = header.has(frame::END);
+        let end = header.has_flag(frame::END);
         let mut state = Stream::new(kind, &self.ours, &self.theirs);
-        state.receiving.head(header.length, false, end).map_err(|w| misplaced(w.fault()))?;
+        state.receiving.check_head(header.length, false, end).map_err(|w| misplaced(w.as_str()))?;
         self.streams.insert(stream, state);
         self.budget.useful_frame();
         Ok(Some(Event::Opened { stream, kind, head, end }))
     }
 
-    fn head(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_head(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
         if self.role == Role::Acceptor {
             return Err(LinkError::Misplaced {
@@ -140,35 +140,35 @@ impl Link {
                 fault: "the opener's head is part of OPEN",
             });
         }
-        let interim = header.has(frame::INTERIM);
-        let rejected = header.has(frame::REJECTED);
-        let end = header.has(frame::END);
-        let Some(state) = self.known(stream)? else {
-            return self.late();
+        let interim = header.has_flag(frame::INTERIM);
+        let rejected = header.has_flag(frame::REJECTED);
+        let end = header.has_flag(frame::END);
+        let Some(state) = self.find_open(stream)? else {
+            return self.handle_late();
         };
-        checked(stream, state.receiving.head(header.length, interim, end))?;
+        check_step(stream, state.receiving.check_head(header.length, interim, end))?;
         // Only the final head counts as an answer.
         if !interim {
             state.answered = true;
-            self.budget.answered();
+            self.budget.record_response();
         } else if rejected {
             let fault = "a rejection is a final head";
             return Err(LinkError::Misplaced { stream, fault });
         }
         self.budget.useful_frame();
-        self.settle(stream);
+        self.remove_if_ended(stream);
         Ok(Some(Event::Head { stream, head, interim, rejected, end }))
     }
 
-    fn data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
-        let end = header.has(frame::END);
+        let end = header.has_flag(frame::END);
         let is_opener = self.role == Role::Opener;
-        let Some(state) = self.known(stream)? else {
+        let Some(state) = self.find_open(stream)? else {
             self.budget.late_data(header.length)?;
             return Ok(None);
         };
-        checked(stream, state.receiving.data(end))?;
+        check_step(stream, state.receiving.check_data(end))?;
         let left = state.granted.checked_sub(header.length);
         state.granted = left.ok_or(LinkError::FlowControl { stream })?;
         let is_answer = is_opener && !data.is_empty();
@@ -179,22 +179,26 @@ impl Link {
         }
         self.budget.useful_frame();
         if first_answer {
-            self.budget.answered();
+            self.budget.record_response();
         }
         if end {
-            self.settle(stream);
+            self.remove_if_ended(stream);
         }
         Ok(Some(Event::Data { stream, data, end }))
     }
 
-    fn trailers(&mut self, header: Header, trailers: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_trailers(
+        &mut self,
+        header: Header,
+        trailers: Bytes,
+    ) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
-        let Some(state) = self.known(stream)? else {
-            return self.late();
+        let Some(state) = self.find_open(stream)? else {
+            return self.handle_late();
         };
-        checked(stream, state.receiving.trailers(header.length))?;
+        check_step(stream, state.receiving.check_trailers(header.length))?;
         self.budget.useful_frame();
-        self.settle(stream);
+        self.remove_if_ended(stream);
         Ok(Some(Event::Trailers { stream, trailers }))
     }
 
@@ -204,27 +208,31 @@ impl Link {
         mut payload: Bytes,
     ) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
-        if self.known(stream)?.is_none() {
-            return self.late();
+        if self.find_open(stream)?.is_none() {
+            return self.handle_late();
         }
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
         let answered = self.streams.remove(&stream).is_some_and(|state| state.answered);
         if self.role == Role::Acceptor && !answered {
-            self.budget.churned()?;
+            self.budget.record_reset()?;
         }
         self.budget.stream_over();
         Ok(Some(Event::Reset { stream, code, reason: payload }))
     }
 
-    fn credited(&mut self, header: Header, mut payload: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_credit(
+        &mut self,
+        header: Header,
+        mut payload: Bytes,
+    ) -> Result<Option<Event>, LinkError> {
         let stream = header.stream;
         let window = self.theirs.window;
         let bytes = payload.try_get_u32().unwrap_or_default();
         if bytes == 0 {
             return Err(LinkError::Malformed { fault: "a credit of 0" });
         }
-        let Some(state) = self.known(stream)? else {
-            return self.late();
+        let Some(state) = self.find_open(stream)? else {
+            return self.handle_late();
         };
         let credit = state.credit.checked_add(bytes).filter(|credit| *credit <= window);
         let starved = state.is_starved();
@@ -255,16 +263,16 @@ impl Link {
     }
 
     /// One answer serves all pings since the output was last taken.
-    fn pinged(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_ping(&mut self) -> Result<Option<Event>, LinkError> {
         if std::mem::replace(&mut self.pong_owed, true) {
             self.budget.idle_frame()?;
         }
         Ok(None)
     }
 
-    fn ponged(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_pong(&mut self) -> Result<Option<Event>, LinkError> {
         if !std::mem::take(&mut self.ping_unanswered) {
-            return self.late();
+            return self.handle_late();
         }
         if std::mem::take(&mut self.ping_again) {
             self.ping();
@@ -274,19 +282,19 @@ impl Link {
     }
 
     /// Returns the open stream of a frame. None: the stream has ended, and the frame is late.
-    fn known(&mut self, stream: StreamId) -> Result<Option<&mut Stream>, LinkError> {
+    fn find_open(&mut self, stream: StreamId) -> Result<Option<&mut Stream>, LinkError> {
         if stream > self.last {
             return Err(LinkError::Misplaced { stream, fault: "never opened" });
         }
         Ok(self.streams.get_mut(&stream))
     }
 
-    fn late(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_late(&mut self) -> Result<Option<Event>, LinkError> {
         self.budget.idle_frame()?;
         Ok(None)
     }
 }
 
-fn checked(stream: StreamId, step: Result<(), Wrong>) -> Result<(), LinkError> {
-    step.map_err(|wrong| LinkError::Misplaced { stream, fault: wrong.fault() })
+fn check_step(stream: StreamId, step: Result<(), Wrong>) -> Result<(), LinkError> {
+    step.map_err(|wrong| LinkError::Misplaced { stream, fault: wrong.as_str() })
 }

@@ -15,7 +15,7 @@ impl Link {
     /// # Errors
     ///
     /// Nothing is written: the link is full, going away or broken, or the head is too large.
-    pub fn open(
+    pub fn open_stream(
         &mut self,
         kind: StreamKind,
         end: bool,
@@ -27,17 +27,17 @@ impl Link {
         if self.is_going_away() {
             return Err(OpenError::GoingAway);
         }
-        if self.vacancies() == 0 {
+        if self.vacant_streams() == 0 {
             return Err(OpenError::Full);
         }
         let number = self.last.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
         let id = StreamId(number.ok_or(OpenError::GoingAway)?);
         let mut stream = Stream::new(kind, &self.ours, &self.theirs);
         let header = Header::new(Kind::Open, id, 0)
-            .with(frame::END, end)
-            .with(frame::TCP, kind == StreamKind::Tcp);
+            .with_flag(frame::END, end)
+            .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
-        let first = stream.sending.head(length, false, end);
+        let first = stream.sending.check_head(length, false, end);
         first.expect("a section within head_max fits the allowance of a new stream");
         self.last = id;
         self.streams.insert(id, stream);
@@ -62,11 +62,12 @@ impl Link {
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), Gone> {
-        self.sendable(stream)?;
-        let header =
-            Header::new(Kind::Head, stream, 0).with(frame::END, end).with(frame::INTERIM, interim);
+        self.check_sendable(stream)?;
+        let header = Header::new(Kind::Head, stream, 0)
+            .with_flag(frame::END, end)
+            .with_flag(frame::INTERIM, interim);
         self.send_section(header, write_head, |state, length| {
-            state.sending.head(length, interim, end)?;
+            state.sending.check_head(length, interim, end)?;
             Ok(!interim)
         })
     }
@@ -83,12 +84,12 @@ impl Link {
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), Gone> {
-        self.sendable(stream)?;
+        self.check_sendable(stream)?;
         let header = Header::new(Kind::Head, stream, 0)
-            .with(frame::END, end)
-            .with(frame::REJECTED, self.peer_reads_reasons);
+            .with_flag(frame::END, end)
+            .with_flag(frame::REJECTED, self.peer_reads_reasons);
         self.send_section(header, write_head, |state, length| {
-            state.sending.head(length, false, end)?;
+            state.sending.check_head(length, false, end)?;
             Ok(true)
         })
     }
@@ -104,11 +105,11 @@ impl Link {
         let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
         let (now, later) = data.split_at_checked(granted).unwrap_or((data, &[]));
         let end = end && later.is_empty();
-        match state.sending.data(end) {
+        match state.sending.check_data(end) {
             Ok(()) => {}
             Err(Wrong::Ended) => return Err(Gone),
             Err(Wrong::Order | Wrong::Sections) => {
-                self.reset(stream, ResetCode::Failed);
+                self.reset_stream(stream, ResetCode::Failed);
                 return Err(Gone);
             }
         }
@@ -118,10 +119,10 @@ impl Link {
         let first_answer = is_answer && !std::mem::replace(&mut state.answered, true);
         self.write_data(stream, now, end);
         if first_answer {
-            self.budget.answered();
+            self.budget.record_response();
         }
         if end {
-            self.settle(stream);
+            self.remove_if_ended(stream);
         }
         Ok(now.len())
     }
@@ -134,11 +135,11 @@ impl Link {
     ///
     /// The stream accepts no more trailers, or was just reset.
     pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), Gone> {
-        self.sendable(stream)?;
+        self.check_sendable(stream)?;
         let header = Header::new(Kind::Trailers, stream, 0);
         let write = |output: &mut BytesMut| output.put_slice(trailers);
         self.send_section(header, write, |state, length| {
-            state.sending.trailers(length)?;
+            state.sending.check_trailers(length)?;
             Ok(false)
         })
     }
@@ -147,7 +148,7 @@ impl Link {
     ///
     /// The acceptor treats an opener with too many unanswered resets as hostile, regardless of their cause.
     /// This end therefore sends GOAWAY at half of the allowance: use another link then.
-    pub fn reset(&mut self, stream: StreamId, code: ResetCode) {
+    pub fn reset_stream(&mut self, stream: StreamId, code: ResetCode) {
         self.reset_for(stream, code, "");
     }
 
@@ -161,13 +162,13 @@ impl Link {
             let reason = if self.peer_reads_reasons { reason } else { "" };
             frame::write_reset(&mut self.output, stream, code as u8, reason);
             if self.role == Role::Opener && !state.answered {
-                self.wear();
+                self.count_reset();
             }
         }
     }
 
     /// Counts an unanswered reset, as the acceptor does.
-    fn wear(&mut self) {
+    fn count_reset(&mut self) {
         // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
         self.budget.count_churn();
         if self.budget.is_worn() {
@@ -177,7 +178,7 @@ impl Link {
 
     /// Acknowledges bytes that left this side's memory, so that the peer may send as many again. CREDIT is sent
     /// once half a window is due.
-    pub fn consumed(&mut self, stream: StreamId, bytes: u32) {
+    pub fn record_consumed(&mut self, stream: StreamId, bytes: u32) {
         let window = self.ours.window;
         let Some(state) = self.streams.get_mut(&stream) else {
             return;
@@ -195,7 +196,7 @@ impl Link {
         }
     }
 
-    fn sendable(&self, stream: StreamId) -> Result<(), Gone> {
+    fn check_sendable(&self, stream: StreamId) -> Result<(), Gone> {
         match self.streams.get(&stream) {
             Some(state) if !state.sending.is_ended() => Ok(()),
             _ => Err(Gone),
@@ -213,7 +214,7 @@ impl Link {
         let stream = header.stream;
         let start = self.output.len();
         let Some(length) = self.write_section(header, write) else {
-            self.reset(stream, ResetCode::TooLarge);
+            self.reset_stream(stream, ResetCode::TooLarge);
             return Err(Gone);
         };
         let state = self.streams.get_mut(&stream).ok_or(Gone)?;
@@ -221,9 +222,9 @@ impl Link {
             Ok(answer) => {
                 let first_answer = answer && !std::mem::replace(&mut state.answered, true);
                 if first_answer {
-                    self.budget.answered();
+                    self.budget.record_response();
                 }
-                self.settle(stream);
+                self.remove_if_ended(stream);
                 Ok(())
             }
             Err(wrong) => {
@@ -232,7 +233,7 @@ impl Link {
                     Wrong::Sections => ResetCode::TooLarge,
                     Wrong::Ended | Wrong::Order => ResetCode::Failed,
                 };
-                self.reset(stream, code);
+                self.reset_stream(stream, code);
                 Err(Gone)
             }
         }
@@ -265,7 +266,7 @@ impl Link {
             let (part, after) = rest.split_at_checked(frame_max).unwrap_or((rest, &[]));
             let last = after.is_empty();
             let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
-            let header = Header::new(Kind::Data, stream, length).with(frame::END, end && last);
+            let header = Header::new(Kind::Data, stream, length).with_flag(frame::END, end && last);
             self.output.put_slice(&header.encode());
             self.output.put_slice(part);
             if last {

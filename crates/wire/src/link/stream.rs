@@ -118,7 +118,7 @@ pub(super) enum Wrong {
 }
 
 impl Wrong {
-    pub(super) const fn fault(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Ended => "a frame after the end of its direction",
             Self::Order => "a frame out of order",
@@ -142,14 +142,19 @@ impl Half {
     }
 
     /// Validates a head of a request, a response or a TCP connection; interim heads precede the final one.
-    pub(super) fn head(&mut self, length: u32, interim: bool, end: bool) -> Result<(), Wrong> {
+    pub(super) fn check_head(
+        &mut self,
+        length: u32,
+        interim: bool,
+        end: bool,
+    ) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
             Phase::Body => return Err(Wrong::Order),
             Phase::Head if interim && (end || self.is_tcp()) => return Err(Wrong::Order),
             Phase::Head => {}
         }
-        self.section(length)?;
+        self.check_section(length)?;
         if !interim {
             self.phase = if end { Phase::Ended } else { Phase::Body };
         }
@@ -157,7 +162,7 @@ impl Half {
     }
 
     /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
-    pub(super) fn data(&mut self, end: bool) -> Result<(), Wrong> {
+    pub(super) fn check_data(&mut self, end: bool) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
             Phase::Head if !self.is_tcp() => return Err(Wrong::Order),
@@ -168,19 +173,19 @@ impl Half {
     }
 
     /// Validates the trailer section, which ends the direction.
-    pub(super) fn trailers(&mut self, length: u32) -> Result<(), Wrong> {
+    pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), Wrong> {
         match self.phase {
             Phase::Ended => return Err(Wrong::Ended),
             Phase::Head => return Err(Wrong::Order),
             Phase::Body if self.is_tcp() => return Err(Wrong::Order),
             Phase::Body => {}
         }
-        self.section(length)?;
+        self.check_section(length)?;
         self.phase = Phase::Ended;
         Ok(())
     }
 
-    fn section(&mut self, length: u32) -> Result<(), Wrong> {
+    fn check_section(&mut self, length: u32) -> Result<(), Wrong> {
         let cost = length.saturating_add(SECTION_COST);
         self.sections_left = self.sections_left.checked_sub(cost).ok_or(Wrong::Sections)?;
         Ok(())

@@ -20,23 +20,24 @@ use super::*;
 
 #[test]
 fn a_request_and_its_response_cross_the_link() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = opener.open(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    let (mut opener, mut acceptor) = connected_pair();
+    let id =
+        opener.open_stream(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
     assert_eq!(opener.send_data(id, b"hello", true), Ok(5));
-    let events = deliver(&mut opener, &mut acceptor);
+    let events = deliver_output(&mut opener, &mut acceptor);
     let head = Bytes::from_static(b"POST / HTTP/1.1\r\n\r\n");
     let opened = Event::Opened { stream: id, kind: StreamKind::Http, head, end: false };
-    assert_eq!(events, [opened, data(id, b"hello", true)]);
+    assert_eq!(events, [opened, data_event(id, b"hello", true)]);
 
     acceptor.send_head(id, true, false, write(b"100")).unwrap();
     acceptor.send_head(id, false, false, write(b"200")).unwrap();
     assert_eq!(acceptor.send_data(id, b"world", false), Ok(5));
     acceptor.send_trailers(id, b"a: b\r\n").unwrap();
-    let events = deliver(&mut acceptor, &mut opener);
+    let events = deliver_output(&mut acceptor, &mut opener);
     let expected = [
         head_event(id, b"100", true, false),
         head_event(id, b"200", false, false),
-        data(id, b"world", false),
+        data_event(id, b"world", false),
         Event::Trailers { stream: id, trailers: Bytes::from_static(b"a: b\r\n") },
     ];
     assert_eq!(events, expected);
@@ -45,109 +46,109 @@ fn a_request_and_its_response_cross_the_link() {
 
 #[test]
 fn everything_one_turn_produces_is_one_output() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     for _ in 0..10 {
-        opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
+        opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
     }
     let mut wire = opener.output().split();
     assert_eq!(wire.len(), 10 * (8 + 3));
-    assert_eq!(all(&mut acceptor, &mut wire).len(), 10);
+    assert_eq!(all_events(&mut acceptor, &mut wire).len(), 10);
 }
 
 #[test]
 fn the_opener_may_send_before_the_peer_has_greeted() {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+    let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
     let body = vec![7; WINDOW as usize];
     assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW_LEAST as usize));
-    assert_eq!(opener.vacancies(), STREAMS_LEAST as usize - 1);
-    assert_eq!(deliver(&mut opener, &mut acceptor).first(), Some(&Event::Ready));
+    assert_eq!(opener.vacant_streams(), STREAMS_LEAST as usize - 1);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor).first(), Some(&Event::Ready));
 
-    let events = deliver(&mut acceptor, &mut opener);
+    let events = deliver_output(&mut acceptor, &mut opener);
     assert_eq!(events, [Event::Ready, Event::Credit { stream: id }]);
-    assert_eq!(opener.credit(id), WINDOW - WINDOW_LEAST);
-    assert_eq!(opener.vacancies(), STREAMS_MAX as usize - 1);
+    assert_eq!(opener.available_credit(id), WINDOW - WINDOW_LEAST);
+    assert_eq!(opener.vacant_streams(), STREAMS_MAX as usize - 1);
     let rest = &body[WINDOW_LEAST as usize..];
     assert_eq!(opener.send_data(id, rest, true), Ok(rest.len()));
 }
 
 #[test]
 fn tcp_half_closes_both_ways() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = opener.open(StreamKind::Tcp, false, write(b"to")).unwrap();
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = opener.open_stream(StreamKind::Tcp, false, write(b"to")).unwrap();
     opener.send_data(id, b"", true).unwrap();
-    let events = deliver(&mut opener, &mut acceptor);
-    assert_eq!(events.last(), Some(&data(id, b"", true)));
-    assert_eq!((opener.streams(), acceptor.streams()), (1, 1));
+    let events = deliver_output(&mut opener, &mut acceptor);
+    assert_eq!(events.last(), Some(&data_event(id, b"", true)));
+    assert_eq!((opener.stream_count(), acceptor.stream_count()), (1, 1));
     assert_eq!(opener.send_data(id, b"late", false), Err(Gone));
 
     // The acceptor of a TCP stream needs no head, and continues after the opener's end.
     acceptor.send_data(id, b"still here", false).unwrap();
     acceptor.send_data(id, b"", true).unwrap();
-    let events = deliver(&mut acceptor, &mut opener);
-    assert_eq!(events, [data(id, b"still here", false), data(id, b"", true)]);
-    assert_eq!((opener.streams(), acceptor.streams()), (0, 0));
+    let events = deliver_output(&mut acceptor, &mut opener);
+    assert_eq!(events, [data_event(id, b"still here", false), data_event(id, b"", true)]);
+    assert_eq!((opener.stream_count(), acceptor.stream_count()), (0, 0));
 }
 
 #[test]
 fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     let body = vec![1; WINDOW as usize + 10];
     assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW as usize));
     assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(0));
-    assert_eq!(opener.credit(id), 0);
-    let got: usize = deliver(&mut opener, &mut acceptor).iter().map(data_len).sum();
+    assert_eq!(opener.available_credit(id), 0);
+    let got: usize = deliver_output(&mut opener, &mut acceptor).iter().map(data_len).sum();
     assert_eq!(got, WINDOW as usize);
 
     // CREDIT is sent once half a window is due, and not before.
-    acceptor.consumed(id, WINDOW / 2 - 1);
+    acceptor.record_consumed(id, WINDOW / 2 - 1);
     assert!(acceptor.output().is_empty());
-    acceptor.consumed(id, 1);
-    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Credit { stream: id }]);
-    assert_eq!(opener.credit(id), WINDOW / 2);
+    acceptor.record_consumed(id, 1);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Credit { stream: id }]);
+    assert_eq!(opener.available_credit(id), WINDOW / 2);
     assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(10));
-    assert_eq!(deliver(&mut opener, &mut acceptor), [data(id, &[1; 10], true)]);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), [data_event(id, &[1; 10], true)]);
 }
 
 #[test]
 fn credit_for_a_sender_that_has_some_is_no_event() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, &[0; 40_000], false).unwrap();
-    deliver(&mut opener, &mut acceptor);
-    acceptor.consumed(id, 40_000);
-    assert_eq!(deliver(&mut acceptor, &mut opener), []);
-    assert_eq!(opener.credit(id), WINDOW);
+    deliver_output(&mut opener, &mut acceptor);
+    acceptor.record_consumed(id, 40_000);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), []);
+    assert_eq!(opener.available_credit(id), WINDOW);
 }
 
 #[test]
 fn control_frames_need_no_credit() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
-    let other = opener.open(StreamKind::Tcp, false, write(b"")).unwrap();
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
+    let other = opener.open_stream(StreamKind::Tcp, false, write(b"")).unwrap();
     opener.send_data(id, &[0; WINDOW as usize], false).unwrap();
-    assert_eq!(opener.credit(id), 0);
+    assert_eq!(opener.available_credit(id), 0);
     opener.send_trailers(id, b"").unwrap();
-    opener.reset(other, ResetCode::Cancelled);
+    opener.reset_stream(other, ResetCode::Cancelled);
     opener.ping();
-    let events = deliver(&mut opener, &mut acceptor);
+    let events = deliver_output(&mut opener, &mut acceptor);
     assert!(events.contains(&Event::Trailers { stream: id, trailers: Bytes::new() }));
     assert!(events.contains(&Event::Reset {
         stream: other,
         code: ResetCode::Cancelled,
         reason: Bytes::new()
     }));
-    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Pong]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Pong]);
 }
 
 #[test]
 fn data_is_cut_to_frames_and_the_end_is_on_the_last() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, &[3; 2 * FRAME_MAX as usize + 1], true).unwrap();
-    let lengths: Vec<_> = deliver(&mut opener, &mut acceptor)
+    let lengths: Vec<_> = deliver_output(&mut opener, &mut acceptor)
         .iter()
         .map(|event| (data_len(event), matches!(event, Event::Data { end: true, .. })))
         .collect();
@@ -157,66 +158,66 @@ fn data_is_cut_to_frames_and_the_end_is_on_the_last() {
 
 #[test]
 fn an_empty_send_without_end_writes_nothing() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     assert_eq!(opener.send_data(id, b"", false), Ok(0));
     assert!(opener.output().is_empty());
 }
 
 #[test]
 fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     acceptor.send_head(id, false, false, write(b"200")).unwrap();
     acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
     acceptor.send_trailers(id, b"x: y\r\n").unwrap();
-    opener.reset(id, ResetCode::Cancelled);
-    opener.reset(id, ResetCode::Failed);
-    assert_eq!(opener.streams(), 0);
+    opener.reset_stream(id, ResetCode::Cancelled);
+    opener.reset_stream(id, ResetCode::Failed);
+    assert_eq!(opener.stream_count(), 0);
     assert_eq!(opener.send_data(id, b"x", true), Err(Gone));
-    assert_eq!(deliver(&mut acceptor, &mut opener), []);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), []);
 
     let reset = Event::Reset { stream: id, code: ResetCode::Cancelled, reason: Bytes::new() };
-    assert_eq!(deliver(&mut opener, &mut acceptor), [reset]);
-    assert_eq!(acceptor.streams(), 0);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), [reset]);
+    assert_eq!(acceptor.stream_count(), 0);
     assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(Gone));
-    assert_eq!(acceptor.credit(id), 0);
-    acceptor.consumed(id, 5);
-    acceptor.reset(id, ResetCode::Failed);
+    assert_eq!(acceptor.available_credit(id), 0);
+    acceptor.record_consumed(id, 5);
+    acceptor.reset_stream(id, ResetCode::Failed);
     assert!(acceptor.output().is_empty());
 }
 
 #[test]
 fn pings_wait_for_their_answer_and_answers_coalesce() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     opener.ping();
     opener.ping();
     assert_eq!(opener.output().len(), 8);
     let mut wire = BytesMut::new();
     for _ in 0..100 {
-        wire.extend_from_slice(&raw(Kind::Ping, 0, 0, b""));
+        wire.extend_from_slice(&raw_frame(Kind::Ping, 0, 0, b""));
     }
-    assert_eq!(all(&mut acceptor, &mut wire), []);
+    assert_eq!(all_events(&mut acceptor, &mut wire), []);
     assert!(!acceptor.is_idle());
     assert_eq!(acceptor.output().len(), 8);
     // The second ping waited for the answer to the first.
-    assert_eq!(deliver(&mut acceptor, &mut opener), []);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), []);
     assert!(acceptor.is_idle());
     assert_eq!(opener.output().len(), 16);
-    assert_eq!(deliver(&mut opener, &mut acceptor), []);
-    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Pong]);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), []);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Pong]);
 }
 
 #[test]
 fn unknown_codes_have_a_meaning() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
-    let mut wire = raw(Kind::Reset, 0, id.number(), &[200]);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
+    let mut wire = raw_frame(Kind::Reset, 0, id.number(), &[200]);
     let reset = Event::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
-    assert_eq!(all(&mut acceptor, &mut wire), [reset]);
-    let mut wire = raw(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
+    assert_eq!(all_events(&mut acceptor, &mut wire), [reset]);
+    let mut wire = raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
     let away = Event::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
-    assert_eq!(all(&mut acceptor, &mut wire), [away]);
+    assert_eq!(all_events(&mut acceptor, &mut wire), [away]);
     for code in ResetCode::ALL {
         assert_eq!(ResetCode::from_wire(*code as u8), *code);
     }
@@ -227,18 +228,18 @@ fn unknown_codes_have_a_meaning() {
 
 #[test]
 fn a_head_that_is_too_large_never_leaves() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     let large = vec![b'x'; HEAD_MAX as usize + 1];
-    let refused = opener.open(StreamKind::Http, true, write(&large));
+    let refused = opener.open_stream(StreamKind::Http, true, write(&large));
     assert_eq!(refused, Err(OpenError::TooLarge));
     assert!(opener.is_idle());
     let fits = vec![b'x'; HEAD_MAX as usize];
-    let id = opener.open(StreamKind::Http, false, write(&fits)).unwrap();
+    let id = opener.open_stream(StreamKind::Http, false, write(&fits)).unwrap();
     assert_eq!(id.number(), 1);
-    assert_eq!(deliver(&mut opener, &mut acceptor).len(), 1);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 1);
     assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(Gone));
     let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
-    assert_eq!(deliver(&mut acceptor, &mut opener), [reset]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [reset]);
 }
 
 #[test]
@@ -255,47 +256,47 @@ fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
         }),
     ];
     for (name, misuse) in cases {
-        let (mut opener, mut acceptor) = greeted();
-        let id = open(&mut opener, &mut acceptor);
+        let (mut opener, mut acceptor) = connected_pair();
+        let id = open_stream(&mut opener, &mut acceptor);
         assert_eq!(misuse(&mut opener, &mut acceptor, id), Err(Gone), "{name}");
-        deliver(&mut acceptor, &mut opener);
-        deliver(&mut opener, &mut acceptor);
-        assert_eq!((opener.streams(), acceptor.streams()), (0, 0), "{name}");
-        open(&mut opener, &mut acceptor);
+        deliver_output(&mut acceptor, &mut opener);
+        deliver_output(&mut opener, &mut acceptor);
+        assert_eq!((opener.stream_count(), acceptor.stream_count()), (0, 0), "{name}");
+        open_stream(&mut opener, &mut acceptor);
     }
 }
 
 #[test]
 fn a_broken_link_stays_broken_and_says_why() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
-    let mut wire = raw(Kind::Data, 0, 9, b"x");
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
+    let mut wire = raw_frame(Kind::Data, 0, 9, b"x");
     let error = acceptor.receive(&mut wire).unwrap_err();
-    assert_eq!(error.code(), GoAwayCode::Protocol);
-    assert_eq!(acceptor.receive(&mut raw(Kind::Ping, 0, 0, b"")), Err(error));
-    assert_eq!(acceptor.streams(), 0);
+    assert_eq!(error.go_away_code(), GoAwayCode::Protocol);
+    assert_eq!(acceptor.receive(&mut raw_frame(Kind::Ping, 0, 0, b"")), Err(error));
+    assert_eq!(acceptor.stream_count(), 0);
     assert_eq!(acceptor.send_data(id, b"x", true), Err(Gone));
     acceptor.ping();
     acceptor.go_away(GoAwayCode::Drain);
     let away = Event::GoAway { last: id, code: GoAwayCode::Protocol };
-    assert_eq!(deliver(&mut acceptor, &mut opener), [away]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [away]);
 
-    opener.receive(&mut raw(Kind::Open, 0, 2, b"")).unwrap_err();
-    assert_eq!(opener.open(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    opener.receive(&mut raw_frame(Kind::Open, 0, 2, b"")).unwrap_err();
+    assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
     assert!(opener.is_going_away());
 }
 
 #[test]
 fn only_the_opener_opens() {
-    let (_, mut acceptor) = greeted();
-    assert_eq!(acceptor.open(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
-    assert_eq!(acceptor.vacancies(), 0);
+    let (_, mut acceptor) = connected_pair();
+    assert_eq!(acceptor.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    assert_eq!(acceptor.vacant_streams(), 0);
 }
 
 #[test]
 fn data_events_share_the_input_buffer() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, &[5; 1000], false).unwrap();
     let mut wire = opener.output().split();
     let place = wire.as_ptr().wrapping_add(8);
@@ -323,7 +324,7 @@ proptest! {
                 prop_assert_eq!(header.stream.number(), stream);
                 prop_assert_eq!(&header.encode()[..], &written[..]);
                 let data = header.kind == Kind::Data;
-                let ended = header.with(frame::END, end && data);
+                let ended = header.with_flag(frame::END, end && data);
                 prop_assert_eq!(Header::peek(&ended.encode()), Ok(Some(ended)));
             }
         }
@@ -331,7 +332,7 @@ proptest! {
 
     #[test]
     fn events_do_not_depend_on_how_the_bytes_were_cut(cuts in prop::collection::vec(1usize..40, 1..50)) {
-        let (wire, expected) = conversation();
+        let (wire, expected) = record_conversation();
         let mut acceptor = Link::new(Role::Acceptor, Limits::default());
         let mut input = BytesMut::new();
         let mut events = Vec::new();
@@ -341,50 +342,51 @@ proptest! {
             let (now, later) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
             rest = later;
             input.extend_from_slice(now);
-            events.extend(all(&mut acceptor, &mut input));
+            events.extend(all_events(&mut acceptor, &mut input));
         }
         prop_assert_eq!(events, expected);
     }
 }
 
 /// The output of an opener in one busy iteration, and its events.
-fn conversation() -> (Bytes, Vec<Event>) {
+fn record_conversation() -> (Bytes, Vec<Event>) {
     let mut opener = Link::new(Role::Opener, Limits::default());
-    let first = opener.open(StreamKind::Http, false, write(b"POST /a")).unwrap();
-    let second = opener.open(StreamKind::Tcp, false, write(b"to b")).unwrap();
+    let first = opener.open_stream(StreamKind::Http, false, write(b"POST /a")).unwrap();
+    let second = opener.open_stream(StreamKind::Tcp, false, write(b"to b")).unwrap();
     opener.send_data(second, b"bytes", false).unwrap();
     opener.send_data(first, &[1; 100], false).unwrap();
     opener.ping();
     opener.send_trailers(first, b"t: 1\r\n").unwrap();
-    opener.reset(second, ResetCode::TimedOut);
+    opener.reset_stream(second, ResetCode::TimedOut);
     opener.go_away(GoAwayCode::Idle);
     let wire = opener.output().split().freeze();
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    let events = all(&mut acceptor, &mut BytesMut::from(&wire[..]));
+    let events = all_events(&mut acceptor, &mut BytesMut::from(&wire[..]));
     assert_eq!(events.len(), 8);
     (wire, events)
 }
 
 /// Two ends with exchanged HELLOs.
-fn greeted() -> (Link, Link) {
+fn connected_pair() -> (Link, Link) {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    assert_eq!(deliver(&mut opener, &mut acceptor), [Event::Ready]);
-    assert_eq!(deliver(&mut acceptor, &mut opener), [Event::Ready]);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), [Event::Ready]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Ready]);
     (opener, acceptor)
 }
 
 /// An HTTP stream open at both ends, with an incomplete request.
-fn open(opener: &mut Link, acceptor: &mut Link) -> StreamId {
-    let id = opener.open(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
-    assert_eq!(deliver(opener, acceptor).len(), 1);
+fn open_stream(opener: &mut Link, acceptor: &mut Link) -> StreamId {
+    let id =
+        opener.open_stream(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    assert_eq!(deliver_output(opener, acceptor).len(), 1);
     id
 }
 
 #[test]
 fn a_rejection_differs_from_an_answer_and_names_its_reason() {
-    let (mut opener, mut acceptor) = greeted();
-    let [first, second] = [(); 2].map(|()| open(&mut opener, &mut acceptor));
+    let (mut opener, mut acceptor) = connected_pair();
+    let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();
     acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
     let head = Bytes::from_static(b"denied");
@@ -393,7 +395,7 @@ fn a_rejection_differs_from_an_answer_and_names_its_reason() {
         Event::Head { stream: first, head, interim: false, rejected: true, end: true },
         Event::Reset { stream: second, code: ResetCode::Denied, reason },
     ];
-    assert_eq!(deliver(&mut acceptor, &mut opener), expected);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
 }
 
 #[test]
@@ -402,35 +404,35 @@ fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
     // Its HELLO has a zero where later releases state their features.
     opener.output()[frame::HEADER_BYTES + 3] = 0;
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    deliver(&mut opener, &mut acceptor);
-    deliver(&mut acceptor, &mut opener);
-    let [first, second] = [(); 2].map(|()| open(&mut opener, &mut acceptor));
+    deliver_output(&mut opener, &mut acceptor);
+    deliver_output(&mut acceptor, &mut opener);
+    let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();
     acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
     let reset = Event::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
     let expected = [head_event(first, b"denied", false, true), reset];
-    assert_eq!(deliver(&mut acceptor, &mut opener), expected);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
 }
 
 #[test]
 fn a_reason_that_does_not_fit_into_a_reset_is_left_out() {
     for (length, kept) in [(64, 64), (65, 0)] {
-        let (mut opener, mut acceptor) = greeted();
-        let id = open(&mut opener, &mut acceptor);
+        let (mut opener, mut acceptor) = connected_pair();
+        let id = open_stream(&mut opener, &mut acceptor);
         acceptor.reset_for(id, ResetCode::Denied, &"x".repeat(length));
-        let events = deliver(&mut acceptor, &mut opener);
+        let events = deliver_output(&mut acceptor, &mut opener);
         assert!(matches!(&events[..], [Event::Reset { reason, .. }] if reason.len() == kept));
     }
 }
 
-fn deliver(from: &mut Link, to: &mut Link) -> Vec<Event> {
+fn deliver_output(from: &mut Link, to: &mut Link) -> Vec<Event> {
     let mut wire = from.output().split();
-    let events = all(to, &mut wire);
+    let events = all_events(to, &mut wire);
     assert!(wire.is_empty());
     events
 }
 
-fn all(link: &mut Link, wire: &mut BytesMut) -> Vec<Event> {
+fn all_events(link: &mut Link, wire: &mut BytesMut) -> Vec<Event> {
     std::iter::from_fn(|| link.receive(wire).unwrap()).collect()
 }
 
@@ -438,7 +440,7 @@ fn write(head: &[u8]) -> impl FnOnce(&mut BytesMut) {
     move |output| output.put_slice(head)
 }
 
-fn data(stream: StreamId, data: &[u8], end: bool) -> Event {
+fn data_event(stream: StreamId, data: &[u8], end: bool) -> Event {
     Event::Data { stream, data: Bytes::copy_from_slice(data), end }
 }
 
@@ -453,7 +455,7 @@ fn data_len(event: &Event) -> usize {
     }
 }
 
-fn raw(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> BytesMut {
+fn raw_frame(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> BytesMut {
     let mut frame = raw_header(payload.len() as u32, kind as u8, flags, stream);
     frame.put_slice(payload);
     frame

@@ -30,7 +30,7 @@ impl FirstLineReader {
     /// Reads the next bytes.
     pub fn read(&mut self, bytes: &[u8]) -> FirstLine {
         for byte in bytes {
-            match self.take(*byte) {
+            match self.push_byte(*byte) {
                 FirstLine::More => {}
                 decided => return decided,
             }
@@ -38,7 +38,7 @@ impl FirstLineReader {
         FirstLine::More
     }
 
-    fn take(&mut self, byte: u8) -> FirstLine {
+    fn push_byte(&mut self, byte: u8) -> FirstLine {
         // Servers skip empty lines, and some skip blanks.
         if self.length == 0 && is_blank(byte) {
             return FirstLine::More;

@@ -40,33 +40,38 @@ fn decides_from_the_fewest_bytes() {
     ];
     for (bytes, expected) in cases {
         for end in 0..bytes.len() {
-            assert_eq!(sniff(&bytes[..end]), Sniffed::More, "{}", bytes[..end].escape_ascii());
+            assert_eq!(
+                sniff_protocol(&bytes[..end]),
+                Sniffed::More,
+                "{}",
+                bytes[..end].escape_ascii()
+            );
         }
-        assert_eq!(sniff(bytes), expected, "{}", bytes.escape_ascii());
-        assert_eq!(sniff(&[bytes, b"and more"].concat()), expected);
+        assert_eq!(sniff_protocol(bytes), expected, "{}", bytes.escape_ascii());
+        assert_eq!(sniff_protocol(&[bytes, b"and more"].concat()), expected);
     }
 }
 
 #[test]
 fn never_asks_for_more_than_its_bound() {
     let endless = [b"LIST ", vec![b'a'; SNIFF_BYTES_MAX].as_slice()].concat();
-    assert_eq!(sniff(&endless[..SNIFF_BYTES_MAX - 1]), Sniffed::More);
-    assert_eq!(sniff(&endless[..SNIFF_BYTES_MAX]), Sniffed::Opaque);
-    assert_eq!(sniff(&[&endless[..], b" HTTP/1.1\r\n"].concat()), Sniffed::Opaque);
-    assert_eq!(sniff(&[b'A'; 33]), Sniffed::Opaque);
-    assert_eq!(sniff(&[b'\n'; SNIFF_BYTES_MAX - 1]), Sniffed::More);
-    assert_eq!(sniff(&[b'\n'; SNIFF_BYTES_MAX]), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX - 1]), Sniffed::More);
+    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX]), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&[&endless[..], b" HTTP/1.1\r\n"].concat()), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&[b'A'; 33]), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX - 1]), Sniffed::More);
+    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX]), Sniffed::Opaque);
     let late = [[b'\n'; SNIFF_BYTES_MAX - 3].as_slice(), b"GET / HTTP/1.1"].concat();
-    assert_eq!(sniff(&late), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&late), Sniffed::Opaque);
 }
 
 proptest! {
     #[test]
     fn a_decision_stands(bytes in "([A-Z]{1,8} )?[ -~\\r\\n\\x00-\\x16]{0,60}") {
         let bytes = bytes.as_bytes();
-        let decided = sniff(bytes);
+        let decided = sniff_protocol(bytes);
         for end in 0..bytes.len() {
-            let early = sniff(&bytes[..end]);
+            let early = sniff_protocol(&bytes[..end]);
             prop_assert!(early == Sniffed::More || early == decided);
         }
     }

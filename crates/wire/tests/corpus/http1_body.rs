@@ -17,7 +17,7 @@ pub(crate) fn check(bytes: &[u8]) {
         b'k' => BodyLength::Known(u64::MAX),
         _ => BodyLength::Chunked,
     };
-    let whole = decode(length, bytes, bytes.len().max(1)).ok();
+    let whole = decode_in_steps(length, bytes, bytes.len().max(1)).ok();
     if let Some(body) = &whole {
         let lines = body.framing.split(|byte| *byte == b'\n');
         let stray = |byte: &u8| matches!(byte, 0 | b'\r');
@@ -31,7 +31,7 @@ pub(crate) fn check(bytes: &[u8]) {
         );
     }
     for step in [1, 2, 3, 7] {
-        assert_eq!(decode(length, bytes, step).ok(), whole, "in packets of {step}");
+        assert_eq!(decode_in_steps(length, bytes, step).ok(), whole, "in packets of {step}");
     }
 }
 
@@ -45,7 +45,7 @@ struct Body {
     length: usize,
 }
 
-fn decode(length: BodyLength, bytes: &[u8], step: usize) -> Result<Body, Malformed> {
+fn decode_in_steps(length: BodyLength, bytes: &[u8], step: usize) -> Result<Body, Malformed> {
     let mut decoder = BodyDecoder::new(length);
     let mut body = Body::default();
     let mut end = 0;

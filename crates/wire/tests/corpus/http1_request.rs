@@ -2,8 +2,8 @@
 
 use bytes::BytesMut;
 use leno_wire::http1::{
-    BodyLength, Field, FieldName, Framing, Parsed, RequestEdits, RequestHead, origin_form, target,
-    write_request,
+    BodyLength, Field, FieldName, Framing, Parsed, RequestEdits, RequestHead, origin_form,
+    parse_target, write_request,
 };
 
 /// An accepted head is complete, was not complete before, and is forwarded without a change of meaning; a
@@ -18,8 +18,8 @@ pub(crate) fn check(bytes: &[u8]) {
     for end in [length - 1, length / 2, 1] {
         assert_eq!(again.parse(&bytes[..end]), Ok(Parsed::Partial));
     }
-    let (method, received) = (head.method.of(bytes), head.target.of(bytes));
-    target(method, received).expect("an accepted head has an accepted target");
+    let (method, received) = (head.method.slice_in(bytes), head.target.slice_in(bytes));
+    parse_target(method, received).expect("an accepted head has an accepted target");
     let origin = origin_form(method, received).expect("an accepted target has an origin form");
     assert!(method == b"CONNECT" || origin.starts_with(b"/") || *origin == *b"*");
 
@@ -28,8 +28,8 @@ pub(crate) fn check(bytes: &[u8]) {
         let mut written = BytesMut::new();
         write_request(bytes, &head, &edits, &mut written);
         assert_eq!(again.parse(&written), Ok(Parsed::Complete(written.len())));
-        assert_eq!(again.method.of(&written), method);
-        assert_eq!(again.target.of(&written), received);
+        assert_eq!(again.method.slice_in(&written), method);
+        assert_eq!(again.target.slice_in(&written), received);
         if framing == Framing::Keep || head.body != BodyLength::Chunked {
             assert_eq!(again.body, head.body);
         }
@@ -49,5 +49,5 @@ fn end_to_end<'a>(
         .iter()
         .filter(|field| !field.hop_by_hop)
         .filter(|field| !matches!(field.kind, FieldName::Host | FieldName::ContentLength))
-        .map(|field| (field.name.of(bytes), field.value.of(bytes)))
+        .map(|field| (field.name.slice_in(bytes), field.value.slice_in(bytes)))
 }

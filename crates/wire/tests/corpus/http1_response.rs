@@ -33,7 +33,7 @@ pub(crate) fn check(bytes: &[u8]) {
             }
             assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
             assert_eq!((again.status, again.tunnel), (head.status, head.tunnel));
-            assert_eq!(again.reason.of(&written), head.reason.of(bytes));
+            assert_eq!(again.reason.slice_in(&written), head.reason.slice_in(bytes));
             if framing == Framing::Keep || head.body == BodyLength::Empty {
                 assert_eq!(again.body, head.body);
             }

@@ -16,16 +16,16 @@ pub(crate) fn check(bytes: &[u8]) {
         return;
     };
     let role = if role == b'o' { Role::Opener } else { Role::Acceptor };
-    let whole = received(role, bytes, bytes.len().max(1));
+    let whole = receive_in_steps(role, bytes, bytes.len().max(1));
     for step in [1, 3, 11] {
-        assert_eq!(received(role, bytes, step), whole, "in packets of {step}");
+        assert_eq!(receive_in_steps(role, bytes, step), whole, "in packets of {step}");
     }
     Driver::new(role, seed).drive(bytes);
 }
 
 /// The events of a link that only receives.
-fn received(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkError>) {
-    let mut link = started(role);
+fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkError>) {
+    let mut link = start_link(role);
     let mut input = BytesMut::new();
     let mut events = Vec::new();
     for packet in bytes.chunks(step) {
@@ -37,20 +37,20 @@ fn received(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkEr
                 Err(error) => return (events, Some(error)),
             }
         }
-        assert!(input.len() < link.limits().input_max());
+        assert!(input.len() < link.own_limits().input_max());
     }
     (events, None)
 }
 
 /// Creates a link with small limits, and for the opener some streams that its peer may answer.
-fn started(role: Role) -> Link {
+fn start_link(role: Role) -> Link {
     let limits = Limits { streams_max: STREAMS_LEAST, window: WINDOW_LEAST, ..Limits::default() };
     let mut link = Link::new(role, limits);
     if role == Role::Opener {
         for (kind, end) in
             [(StreamKind::Http, true), (StreamKind::Http, false), (StreamKind::Tcp, false)]
         {
-            let opened = link.open(kind, end, |output| output.put_slice(b"GET / HTTP/1.1"));
+            let opened = link.open_stream(kind, end, |output| output.put_slice(b"GET / HTTP/1.1"));
             opened.expect("a new link takes a few streams");
         }
     }
@@ -66,61 +66,61 @@ struct Driver {
 
 impl Driver {
     fn new(role: Role, seed: u8) -> Self {
-        Self { link: started(role), seed: u64::from(seed) + 1, held: BTreeMap::new() }
+        Self { link: start_link(role), seed: u64::from(seed) + 1, held: BTreeMap::new() }
     }
 
     fn drive(mut self, bytes: &[u8]) {
         let mut input = BytesMut::from(bytes);
         loop {
             match self.link.receive(&mut input) {
-                Ok(Some(event)) => self.react(event),
+                Ok(Some(event)) => self.handle_event(event),
                 Ok(None) => return,
                 Err(error) => {
                     assert_eq!(self.link.receive(&mut input), Err(error));
-                    assert_eq!(self.link.streams(), 0);
+                    assert_eq!(self.link.stream_count(), 0);
                     assert!(!self.link.output().is_empty());
                     return;
                 }
             }
-            assert!(self.link.streams() <= STREAMS_LEAST as usize);
-            let limits = *self.link.limits();
+            assert!(self.link.stream_count() <= STREAMS_LEAST as usize);
+            let limits = *self.link.own_limits();
             assert!(self.link.output().len() <= limits.output_limit + limits.input_max());
         }
     }
 
-    fn react(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         let stream = match event {
             Event::Opened { stream, end, .. } => {
                 self.held.insert(stream, 0);
-                self.ended(stream, end)
+                self.record_end(stream, end)
             }
             Event::Head { stream, interim, end, .. } => {
                 assert!(!interim || !end);
-                self.ended(stream, end)
+                self.record_end(stream, end)
             }
             Event::Data { stream, data, end } => {
                 assert!(end || !data.is_empty());
                 let held = self.held.entry(stream).or_default();
                 *held += u32::try_from(data.len()).expect("a frame is short");
                 assert!(*held <= WINDOW_LEAST);
-                self.ended(stream, end)
+                self.record_end(stream, end)
             }
-            Event::Trailers { stream, .. } => self.ended(stream, true),
+            Event::Trailers { stream, .. } => self.record_end(stream, true),
             Event::Reset { stream, .. } => {
-                assert_eq!(self.link.credit(stream), 0);
+                assert_eq!(self.link.available_credit(stream), 0);
                 self.held.remove(&stream);
                 return;
             }
             Event::Credit { stream } => {
-                assert!(self.link.credit(stream) > 0);
+                assert!(self.link.available_credit(stream) > 0);
                 stream
             }
             Event::Ready | Event::GoAway { .. } | Event::Pong => return,
         };
-        self.act(stream);
+        self.call_driver(stream);
     }
 
-    fn ended(&mut self, stream: StreamId, end: bool) -> StreamId {
+    fn record_end(&mut self, stream: StreamId, end: bool) -> StreamId {
         if end {
             self.held.remove(&stream);
         }
@@ -128,7 +128,7 @@ impl Driver {
     }
 
     /// Performs one driver call; only panics and hangs matter, not results.
-    fn act(&mut self, stream: StreamId) {
+    fn call_driver(&mut self, stream: StreamId) {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let chance = self.seed >> 56;
         let end = chance & 8 != 0;
@@ -137,13 +137,13 @@ impl Driver {
             0 => drop(self.link.send_head(stream, chance & 16 != 0, end, head)),
             1 => drop(self.link.send_data(stream, &[7; 20_000], end)),
             2 => drop(self.link.send_trailers(stream, b"a: b\r\n")),
-            3 => self.link.reset(stream, ResetCode::Cancelled),
+            3 => self.link.reset_stream(stream, ResetCode::Cancelled),
             4 => self.link.output().clear(),
             5 => self.link.ping(),
             6 if chance > 250 => self.link.drain(),
             _ => {
                 let held = self.held.get_mut(&stream).map(std::mem::take);
-                self.link.consumed(stream, held.unwrap_or_default());
+                self.link.record_consumed(stream, held.unwrap_or_default());
             }
         }
     }

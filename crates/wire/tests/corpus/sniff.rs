@@ -1,17 +1,17 @@
 //! Invariants of protocol detection for arbitrary bytes.
 
-use leno_wire::sniff::{SNIFF_BYTES_MAX, Sniffed, sniff};
+use leno_wire::sniff::{SNIFF_BYTES_MAX, Sniffed, sniff_protocol};
 
 /// A decision is reached within its bound, and more bytes never change it. Empty lines before a request do not
 /// hide it.
 pub(crate) fn check(bytes: &[u8]) {
-    let decided = sniff(bytes);
+    let decided = sniff_protocol(bytes);
     assert!(decided != Sniffed::More || bytes.len() < SNIFF_BYTES_MAX);
     for end in 0..bytes.len() {
-        let early = sniff(&bytes[..end]);
+        let early = sniff_protocol(&bytes[..end]);
         assert!(early == Sniffed::More || early == decided, "changed its mind at {end}");
     }
     if decided == Sniffed::Http1 && bytes.len() + 2 < SNIFF_BYTES_MAX {
-        assert_eq!(sniff(&[b"\r\n", bytes].concat()), Sniffed::Http1);
+        assert_eq!(sniff_protocol(&[b"\r\n", bytes].concat()), Sniffed::Http1);
     }
 }

@@ -13,7 +13,7 @@ fn the_table_of_the_document_is_made_of_the_vectors() {
     let found = fs::read_to_string(&document).expect("the document is part of the repository");
     let (before, rest) = found.split_once(BEGIN).expect("the table has a beginning");
     let (_, after) = rest.split_once(END).expect("the table has an end");
-    let rendered = format!("{before}{BEGIN}{}{END}{after}", table(&rules()));
+    let rendered = format!("{before}{BEGIN}{}{END}{after}", render_table(&rules()));
     if found == rendered {
         return;
     }
@@ -27,16 +27,19 @@ fn the_table_of_the_document_is_made_of_the_vectors() {
     );
 }
 
-fn table(rules: &[Rule]) -> String {
+fn render_table(rules: &[Rule]) -> String {
     let mut text = String::from(HEADING);
     for rule in rules {
         let of: BTreeSet<&str> = rule.vectors.iter().map(|vector| vector.of.as_str()).collect();
         let of: Vec<&str> = of.into_iter().collect();
-        let refused: BTreeSet<String> = rule.vectors.iter().filter_map(refusal).collect();
+        let refused: BTreeSet<String> =
+            rule.vectors.iter().filter_map(describe_rejection).collect();
         let refused: Vec<String> = refused.into_iter().collect();
         let count = |of_refused| {
-            let counted =
-                rule.vectors.iter().filter(|vector| refusal(vector).is_some() == of_refused);
+            let counted = rule
+                .vectors
+                .iter()
+                .filter(|vector| describe_rejection(vector).is_some() == of_refused);
             counted.count()
         };
         writeln!(
@@ -55,7 +58,7 @@ fn table(rules: &[Rule]) -> String {
 }
 
 /// Such as `LineEnd` 400.
-fn refusal(vector: &Vector) -> Option<String> {
+fn describe_rejection(vector: &Vector) -> Option<String> {
     match &vector.outcome {
         Outcome::Refused { label, status: Some(status) } => Some(format!("`{label}` {status}")),
         Outcome::Refused { label, status: None } => Some(format!("`{label}` –")),

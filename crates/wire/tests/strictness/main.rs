@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use leno_wire::http1::Malformed;
 
 use vector::{Outcome, Rule, Vector, rules};
-use verdict::{LABELS, Verdict, judge};
+use verdict::{LABELS, Verdict, parse_vector};
 
 #[test]
 fn every_vector_comes_out_as_it_says() {
     let mut wrong = Vec::new();
-    for vector in vectors(&rules()) {
-        let found = judge(vector, &[vector.bytes.len()]);
-        if let Some(difference) = difference(vector, &found) {
+    for vector in all_vectors(&rules()) {
+        let found = parse_vector(vector, &[vector.bytes.len()]);
+        if let Some(difference) = find_difference(vector, &found) {
             wrong.push(difference);
         }
     }
@@ -25,11 +25,11 @@ fn every_vector_comes_out_as_it_says() {
 
 #[test]
 fn a_cut_anywhere_changes_nothing() {
-    for vector in vectors(&rules()) {
-        let whole = judge(vector, &[vector.bytes.len()]);
+    for vector in all_vectors(&rules()) {
+        let whole = parse_vector(vector, &[vector.bytes.len()]);
         let step = if vector.bytes.len() > EVERY_CUT_BYTES_MAX { COARSE_STEP } else { 1 };
         for cut in (0..vector.bytes.len()).step_by(step) {
-            let found = judge(vector, &[cut, vector.bytes.len()]);
+            let found = parse_vector(vector, &[cut, vector.bytes.len()]);
             assert_eq!(found, whole, "{} cut at {cut}", vector.name);
         }
     }
@@ -37,11 +37,11 @@ fn a_cut_anywhere_changes_nothing() {
 
 #[test]
 fn byte_by_byte_changes_nothing() {
-    for vector in vectors(&rules()) {
+    for vector in all_vectors(&rules()) {
         if vector.bytes.len() <= EVERY_CUT_BYTES_MAX {
             let cuts: Vec<usize> = (1..=vector.bytes.len()).collect();
-            let whole = judge(vector, &[vector.bytes.len()]);
-            assert_eq!(judge(vector, &cuts), whole, "{}", vector.name);
+            let whole = parse_vector(vector, &[vector.bytes.len()]);
+            assert_eq!(parse_vector(vector, &cuts), whole, "{}", vector.name);
         }
     }
 }
@@ -49,7 +49,7 @@ fn byte_by_byte_changes_nothing() {
 #[test]
 fn every_way_to_be_malformed_has_a_vector() {
     let rules = rules();
-    let refused: BTreeSet<&str> = vectors(&rules)
+    let refused: BTreeSet<&str> = all_vectors(&rules)
         .filter_map(|vector| match &vector.outcome {
             Outcome::Refused { label, .. } => Some(label.as_str()),
             Outcome::Accepted(_) => None,
@@ -72,12 +72,12 @@ fn names_are_unique_and_every_rule_has_vectors() {
     }
 }
 
-fn vectors(rules: &[Rule]) -> impl Iterator<Item = &Vector> {
+fn all_vectors(rules: &[Rule]) -> impl Iterator<Item = &Vector> {
     rules.iter().flat_map(|rule| &rule.vectors)
 }
 
 /// The difference from the vector, if any.
-fn difference(vector: &Vector, found: &Verdict) -> Option<String> {
+fn find_difference(vector: &Vector, found: &Verdict) -> Option<String> {
     let same = match (&vector.outcome, found) {
         (Outcome::Refused { label, status }, Verdict::Refused(fault)) => {
             *label == format!("{fault:?}") && status_fits(vector, *fault, *status)

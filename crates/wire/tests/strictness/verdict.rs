@@ -15,7 +15,7 @@ pub(crate) enum Verdict {
 }
 
 /// Parses the bytes with one packet boundary at each of the `cuts`; the last one is the end.
-pub(crate) fn judge(vector: &Vector, cuts: &[usize]) -> Verdict {
+pub(crate) fn parse_vector(vector: &Vector, cuts: &[usize]) -> Verdict {
     match read(vector, cuts) {
         Ok(Some(accepted)) => Verdict::Accepted(accepted),
         Ok(None) => Verdict::Unfinished,
@@ -30,10 +30,10 @@ fn read(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> 
     let (start, length) = if vector.of == "body" {
         (0, BodyLength::Chunked)
     } else {
-        let Some((start, length, keep_alive)) = head(vector, &mut cuts)? else {
+        let Some((start, length, keep_alive)) = parse_head(vector, &mut cuts)? else {
             return Ok(None);
         };
-        accepted.body = Some(shown(length));
+        accepted.body = Some(describe_length(length));
         accepted.keep_alive = Some(keep_alive);
         (start, length)
     };
@@ -61,12 +61,12 @@ fn read(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Malformed> 
 
 /// Returns the end of the head, the framing of the body, and true if the connection persists. Consumes the cuts
 /// before the head is complete.
-fn head(
+fn parse_head(
     vector: &Vector,
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
 ) -> Result<Option<(usize, BodyLength, bool)>, Malformed> {
     let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
-    let answers = Answers::to(vector.answers.as_bytes());
+    let answers = Answers::for_method(vector.answers.as_bytes());
     while let Some(cut) = cuts.peek() {
         let available = &vector.bytes[..*cut];
         let parsed = match vector.of.as_str() {
@@ -86,7 +86,7 @@ fn head(
     Ok(None)
 }
 
-fn shown(length: BodyLength) -> String {
+fn describe_length(length: BodyLength) -> String {
     match length {
         BodyLength::Empty => "empty".to_owned(),
         BodyLength::Known(length) => length.to_string(),

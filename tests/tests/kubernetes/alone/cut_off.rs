@@ -3,17 +3,17 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, http_server, printed};
+use leno_tests::cluster::{Injection, Namespace, http_server, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
-use crate::under_load::{Load, nodes};
+use crate::under_load::{Load, node_names};
 
 /// A node without network until this is dropped.
 struct CutOff(String);
 
 impl CutOff {
-    fn of(node: &str) -> Self {
+    fn cut_node(node: &str) -> Self {
         set_link(node, "down");
         Self(node.to_owned())
     }
@@ -53,21 +53,21 @@ fn servers_on(node: &str, name: &str, replicas: u32) -> String {
 #[ignore = "needs a cluster: ./test kubernetes"]
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
 fn a_node_without_network_costs_requests_in_progress_alone() {
-    let nodes = nodes();
+    let nodes = node_names();
     let [near, far] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
     let namespace = Namespace::new("cut-off", Injection::Enabled);
-    namespace.apply(&servers_on(near, "near", 2));
-    namespace.apply(&servers_on(far, "far", 3));
-    namespace.apply(
+    namespace.apply_manifests(&servers_on(near, "near", 2));
+    namespace.apply_manifests(&servers_on(far, "far", 3));
+    namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, \
          ports: [{name: http, port: 80, targetPort: http}]}}",
     );
     namespace.wait_ready();
     // The DNS server may be on the failed node.
     let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
-    let url = format!("http://{}/", printed(&namespace.kubectl(&address)));
+    let url = format!("http://{}/", stdout_of(&namespace.kubectl(&address)));
     let load = Load::start(&namespace, &url);
-    let cut = CutOff::of(far);
+    let cut = CutOff::cut_node(far);
     let began = Instant::now();
     eventually("the time to notice is over", NOTICED * 10, || {
         (began.elapsed() >= NOTICED).then_some(())
@@ -80,8 +80,8 @@ fn a_node_without_network_costs_requests_in_progress_alone() {
         (began.elapsed() >= CUT).then_some(())
     });
     drop(cut);
-    let (requests, failed) = load.end();
-    let others: Value = serde_json::from_str(&printed(&others)).expect("a report");
+    let (requests, failed) = load.stop_load();
+    let others: Value = serde_json::from_str(&stdout_of(&others)).expect("a report");
     eprintln!("of {requests} failed {failed}; after {NOTICED:?}: {others}");
     assert!(requests > 1000, "{requests}");
     let failed: u64 = failed.as_object().unwrap().values().filter_map(Value::as_u64).sum();

@@ -1,21 +1,21 @@
 //! Egress from the mesh: everything, nothing, and the destinations in OSM's policies. The setting applies to
 //! the whole mesh.
 
-use leno_tests::cluster::{Injection, Namespace, apply, kubectl, printed};
+use leno_tests::cluster::{Injection, Namespace, apply_globally, kubectl, stdout_of};
 
-use crate::tcp::{expect_heard, server};
+use crate::tcp::{expect_heard, line_server};
 
 /// Denies all egress until this is dropped.
 struct Denied;
 
 impl Denied {
-    fn now() -> Self {
-        Self::with("egress: deny")
+    fn deny_egress() -> Self {
+        Self::apply_settings("egress: deny")
     }
 
     /// Applies these mesh settings until this is dropped.
-    fn with(spec: &str) -> Self {
-        apply(&format!(
+    fn apply_settings(spec: &str) -> Self {
+        apply_globally(&format!(
             "{{apiVersion: leno.dev/v1alpha1, kind: MeshConfig, metadata: {{name: mesh}}, spec: {{{spec}}}}}"
         ));
         Self
@@ -29,23 +29,23 @@ impl Drop for Denied {
 }
 
 /// Returns servers outside the mesh: HTTP, HTTPS and a line protocol.
-fn outside() -> Namespace {
+fn start_servers() -> Namespace {
     let outside = Namespace::new("outside", Injection::Disabled);
     outside.http_server("server", 1);
-    outside.apply(
+    outside.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: secure, labels: {app: secure}}, spec: {containers: [
   {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -tls, -listen, ':8443']}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: secure}, spec: {selector: {app: secure}, ports: [{port: 443, targetPort: 8443}]}}
 ",
     );
-    outside.apply(&server("lines", "", "tcp-lines"));
+    outside.apply_manifests(&line_server("lines", "", "tcp-lines"));
     outside.wait_ready();
     outside
 }
 
 /// Returns the egress policy of one account.
-fn policy(name: &str, namespace: &Namespace, rest: &str) -> String {
+fn egress_policy(name: &str, namespace: &Namespace, rest: &str) -> String {
     format!(
         "---\n{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Egress, metadata: {{name: {name}}}, spec: {{
   sources: [{{kind: ServiceAccount, name: client, namespace: {}}}], {rest}}}}}\n",
@@ -60,11 +60,11 @@ const ROUTES: &str =
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn what_leaves_the_mesh_is_what_policies_name() {
-    let outside = outside();
+    let outside = start_servers();
     let namespace = Namespace::new("leaving", Injection::Enabled);
     namespace.http_server("server", 1);
-    namespace.client("client");
-    namespace.client("other");
+    namespace.create_client("client");
+    namespace.create_client("other");
     namespace.wait_ready();
     let named = |name: &str| format!("{name}.{}", outside.name());
     let clear = format!("http://{}/", named("server"));
@@ -85,22 +85,22 @@ fn what_leaves_the_mesh_is_what_policies_name() {
         expect_heard(&namespace, client, &lines, str::is_empty);
     };
     all_of_it("client");
-    let denied = Denied::now();
+    let denied = Denied::deny_egress();
     nothing("client");
     expect("client", &["http://server/"], 0, 200);
 
     let http = format!("hosts: [{}], ports: [{{number: 80, protocol: http}}]", named("server"));
     let https = format!("hosts: [{}], ports: [{{number: 443, protocol: https}}]", named("secure"));
     let tcp = "ports: [{number: 9000, protocol: tcp}]";
-    namespace.apply(
+    namespace.apply_manifests(
         &[("http", http.as_str()), ("https", &https), ("tcp", tcp)]
-            .map(|(name, rest)| policy(name, &namespace, rest))
+            .map(|(name, rest)| egress_policy(name, &namespace, rest))
             .concat(),
     );
     all_of_it("client");
     expect("client", &["-H", "host: another.example", &clear], 0, 403);
     let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
-    let address = printed(&outside.kubectl(&address));
+    let address = stdout_of(&outside.kubectl(&address));
     let resolved = format!("another.example:443:{address}");
     expect("client", &["-k", "--resolve", &resolved, "https://another.example/"], 35, 0);
     nothing("other");
@@ -108,13 +108,14 @@ fn what_leaves_the_mesh_is_what_policies_name() {
     // For HTTP, only the paths in the route group are allowed.
     let matches =
         "matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: statuses}]";
-    namespace
-        .apply(&(ROUTES.to_owned() + &policy("http", &namespace, &format!("{http}, {matches}"))));
+    namespace.apply_manifests(
+        &(ROUTES.to_owned() + &egress_policy("http", &namespace, &format!("{http}, {matches}"))),
+    );
     expect("client", &[&clear], 0, 403);
     expect("client", &[&format!("{clear}status/200")], 0, 200);
 
     let kind = "egresses.policy.openservicemesh.io";
-    printed(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
+    stdout_of(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
     nothing("client");
     drop(denied);
     all_of_it("client");
@@ -128,13 +129,13 @@ fn the_api_server_stays_reachable_while_nothing_else_leaves() {
     outside.http_server("server", 1);
     outside.wait_ready();
     let namespace = Namespace::new("operators", Injection::Enabled);
-    namespace.client("client");
+    namespace.create_client("client");
     namespace.wait_ready();
     let endpoints = "jsonpath={range .endpoints[*]}{.addresses[0]}{end}:{.ports[0].port}";
     let slice = ["-n", "default", "get", "endpointslice", "kubernetes", "-o", endpoints];
     let versions = [
         "https://kubernetes.default.svc/version".to_owned(),
-        format!("https://{}/version", printed(&kubectl(&slice))),
+        format!("https://{}/version", stdout_of(&kubectl(&slice))),
     ];
     let other = format!("http://server.{}/", outside.name());
     let expect = |exit, status| {
@@ -143,11 +144,11 @@ fn the_api_server_stays_reachable_while_nothing_else_leaves() {
         }
     };
     expect(0, 200);
-    let denied = Denied::now();
+    let denied = Denied::deny_egress();
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(0, 200);
     drop(denied);
-    let denied = Denied::with("egress: deny, apiServerEgress: deny");
+    let denied = Denied::apply_settings("egress: deny, apiServerEgress: deny");
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(35, 0);
     drop(denied);

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{kubectl, printed};
+use leno_tests::cluster::{kubectl, stdout_of};
 use leno_tests::eventually;
 
-fn control(arguments: &[&str]) -> String {
-    printed(&kubectl(&[&["-n", "leno-system"], arguments].concat()))
+fn control_kubectl(arguments: &[&str]) -> String {
+    stdout_of(&kubectl(&[&["-n", "leno-system"], arguments].concat()))
 }
 
-fn holder() -> String {
-    control(&["get", "lease", "leno-control", "-o", "jsonpath={.spec.holderIdentity}"])
+fn lease_holder() -> String {
+    control_kubectl(&["get", "lease", "leno-control", "-o", "jsonpath={.spec.holderIdentity}"])
 }
 
 #[test]
@@ -20,16 +20,16 @@ fn holder() -> String {
 fn a_control_plane_that_ends_gives_its_lease_back() {
     let takeover = || {
         let (before, _) = eventually("one of them leads", MAX_WAIT, || {
-            Some(holder()).filter(|holder| !holder.is_empty())
+            Some(lease_holder()).filter(|holder| !holder.is_empty())
         });
         let deleted = Instant::now();
-        control(&["delete", "pod", &before, "--wait=false"]);
+        control_kubectl(&["delete", "pod", &before, "--wait=false"]);
         eventually("another one leads", MAX_WAIT, || {
-            let now = holder();
+            let now = lease_holder();
             (!now.is_empty() && now != before).then_some(())
         });
         let taken = deleted.elapsed();
-        control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
+        control_kubectl(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
         taken
     };
     // One of several attempts, since the machine may be busy. Without its release, the Lease would expire 15 s
@@ -52,12 +52,12 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
     let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     let nodes = || {
         let path = "jsonpath={range .items[*]}{.spec.nodeName} {end}";
-        let found = control(&[&pods[..], &["-o", path]].concat());
+        let found = control_kubectl(&[&pods[..], &["-o", path]].concat());
         found.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
     for _ in 0..3 {
-        control(&["rollout", "restart", "deployment/leno-control"]);
-        control(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
+        control_kubectl(&["rollout", "restart", "deployment/leno-control"]);
+        control_kubectl(&["rollout", "status", "deployment/leno-control", "--timeout=120s"]);
         let (found, _) = eventually("the pods of the release before are gone", MAX_WAIT, || {
             Some(nodes()).filter(|found| found.len() == 2)
         });

@@ -4,28 +4,30 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, kubectl, printed};
+use leno_tests::cluster::{Namespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
-use crate::gateways::{external_clients_at, gateway};
-use crate::under_load::{Load, nodes, prepared, process};
+use crate::gateways::{create_gateway, external_clients_at};
+use crate::under_load::{Load, find_process, node_names, start_servers};
 
 /// Returns the number of Pods with a label on a node.
 fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
     let field = format!("--field-selector=spec.nodeName={node}");
-    printed(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"])).lines().count()
+    stdout_of(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"]))
+        .lines()
+        .count()
 }
 
 /// Drains a node under load; no request may fail.
 #[allow(clippy::print_stderr, reason = "the number of requests belongs to the result")]
-fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
+fn drain_node(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
     let drained = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
     let is_empty = is_empty();
-    printed(&kubectl(&["uncordon", node]));
-    printed(&drained);
+    stdout_of(&kubectl(&["uncordon", node]));
+    stdout_of(&drained);
     assert!(is_empty);
-    let (requests, failed) = load.end();
+    let (requests, failed) = load.stop_load();
     eprintln!("{node} drained: of {requests} requests failed {failed}");
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
@@ -35,18 +37,18 @@ fn drain(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn each_drained_node_fails_no_request() {
-    for node in nodes() {
-        let namespace = prepared("drained");
-        namespace.apply(
+    for node in node_names() {
+        let namespace = start_servers("drained");
+        namespace.apply_manifests(
             "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: server}, spec: {minAvailable: 1, \
              selector: {matchLabels: {app: server}}}}",
         );
-        printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+        stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
         namespace.wait_ready();
         let there = || pods_on(&node, &namespace, "app=server");
         assert!(there() > 0, "the node has some of the pods");
         let load = Load::away_from(&namespace, "http://server/", &node);
-        drain(&node, load, || there() == 0);
+        drain_node(&node, load, || there() == 0);
     }
 }
 
@@ -54,23 +56,23 @@ fn each_drained_node_fails_no_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_drained_node_takes_no_gateway_away() {
     // Loads run on the first one.
-    let node = nodes().pop().expect("there are nodes");
-    let namespace = prepared("fronted");
-    let address = gateway(&namespace);
-    printed(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
+    let node = node_names().pop().expect("there are nodes");
+    let namespace = start_servers("fronted");
+    let address = create_gateway(&namespace);
+    stdout_of(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
     let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
-    printed(&namespace.kubectl(&rolled_out));
+    stdout_of(&namespace.kubectl(&rolled_out));
     let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(there() > 0, "the node has some of the pods");
     let (external_clients, url) = external_clients_at(&address);
     let load = Load::start(&external_clients, &url);
-    drain(&node, load, || there() == 0);
+    drain_node(&node, load, || there() == 0);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_restarted_api_server_fails_no_request() {
-    let namespace = prepared("restarted");
+    let namespace = start_servers("restarted");
     let load = Load::start(&namespace, "http://server/");
     let before = api_server().expect("an API server runs");
     let killed = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
@@ -80,9 +82,9 @@ fn a_restarted_api_server_fails_no_request() {
         kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(other)
     });
     // The mesh continues to work: a new Pod joins and receives requests.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    let (requests, failed) = load.end();
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -90,14 +92,14 @@ fn a_restarted_api_server_fails_no_request() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn killed_control_planes_fail_no_request() {
-    let namespace = prepared("killed");
+    let namespace = start_servers("killed");
     let load = Load::start(&namespace, "http://server/");
     let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
-    printed(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
+    stdout_of(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
     // The restarted control plane works: a new Pod joins.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    let (requests, failed) = load.end();
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -107,5 +109,5 @@ fn api_server() -> Option<u32> {
     let config = std::env::var_os("KUBECONFIG").expect("no cluster: run ./test kubernetes");
     let state = Path::new(&config).parent().expect("it is in the directory of the cluster's state");
     let certificate = format!("--tls-cert-file={}/pki/apiserver.crt", state.display());
-    process("cmdline", &certificate)
+    find_process("cmdline", &certificate)
 }

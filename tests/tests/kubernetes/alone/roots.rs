@@ -5,12 +5,14 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, apply, image, kubectl, printed};
+use leno_tests::cluster::{
+    Injection, Namespace, apply_globally, kubectl, program_image, stdout_of,
+};
 use leno_tests::eventually;
 use serde_json::Value;
 
-use super::upgrade::{install, uninstall};
-use crate::under_load::{Load, prepared};
+use super::upgrade::{install_image, run_uninstall};
+use crate::under_load::{Load, start_servers};
 
 /// Returns the Pods of the control plane.
 fn control_planes() -> Vec<String> {
@@ -19,13 +21,13 @@ fn control_planes() -> Vec<String> {
         ["-l", "app.kubernetes.io/name=leno-control", "--field-selector=status.phase=Running"];
     let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &["-o", path]].concat();
     let mut names: Vec<String> =
-        printed(&kubectl(&get)).split_whitespace().map(str::to_owned).collect();
+        stdout_of(&kubectl(&get)).split_whitespace().map(str::to_owned).collect();
     names.sort_unstable();
     names
 }
 
 /// Runs `leno root` in a control plane and returns its output on success.
-fn root(pod: &str, step: &str) -> Result<String, String> {
+fn run_root(pod: &str, step: &str) -> Result<String, String> {
     let command = ["/leno", "root", step, "--data", "/var/lib/leno/control"];
     let exec = ["-n", "leno-system", "exec", pod, "--"];
     let output = kubectl(&[&exec[..], &command].concat());
@@ -34,10 +36,10 @@ fn root(pod: &str, step: &str) -> Result<String, String> {
 }
 
 /// Takes a step once the previous step has reached every member.
-fn step(pod: &str, step: &str) {
+fn take_step(pod: &str, step: &str) {
     let mut last = String::new();
     eventually(&format!("`leno root {step}`"), Duration::from_secs(120), || {
-        let refused = match root(pod, step) {
+        let refused = match run_root(pod, step) {
             Ok(_) => return Some(()),
             Err(refused) => refused,
         };
@@ -53,7 +55,7 @@ fn step(pod: &str, step: &str) {
 fn caught_up(pods: &[String], stage: &str) {
     eventually(&format!("everybody is at `{stage}`"), Duration::from_secs(120), || {
         let is_there = |pod: &String| {
-            let status: Value = serde_json::from_str(&root(pod, "status").ok()?).ok()?;
+            let status: Value = serde_json::from_str(&run_root(pod, "status").ok()?).ok()?;
             (status["stage"] == stage && status["outdated"] == 0).then_some(())
         };
         pods.iter().map(is_there).collect::<Option<Vec<_>>>().map(drop)
@@ -61,38 +63,38 @@ fn caught_up(pods: &[String], stage: &str) {
 }
 
 /// Returns the roots that members trust.
-fn roots() -> String {
+fn trusted_roots() -> String {
     let path = "jsonpath={.data.roots\\.pem}";
-    printed(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
+    stdout_of(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_root_is_replaced_without_a_failed_request() {
-    let namespace = prepared("rerooted");
+    let namespace = start_servers("rerooted");
     let pods = control_planes();
     let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
-    let before = roots();
+    let before = trusted_roots();
     caught_up(&pods, "settled");
     let load = Load::start(&namespace, "http://server/");
     for (word, stage) in [("add", "added"), ("switch", "switched"), ("retire", "settled")] {
-        step(first, word);
+        take_step(first, word);
         caught_up(&pods, stage);
     }
     let after = eventually("one root is published", Duration::from_secs(60), || {
-        Some(roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
+        Some(trusted_roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
     })
     .0;
     assert_ne!(after, before, "it is another one");
     // New members trust only the new root.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    namespace.client("client");
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    namespace.create_client("client");
     namespace.wait_ready();
-    let servers = namespace.pods("server");
+    let servers = namespace.list_pods("server");
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     namespace.expect_reached("client", &["http://server/"], &servers);
-    let (requests, failed) = load.end();
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -110,32 +112,32 @@ openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365
 fn an_authority_that_was_there_before_signs() {
     let company = tempfile::tempdir().expect("a directory");
     let made = Command::new("bash").args(["-c", COMPANY]).arg(company.path()).output().unwrap();
-    printed(&made);
+    stdout_of(&made);
     let file = |name: &str| std::fs::read_to_string(company.path().join(name)).expect(name);
-    uninstall(&["--purge"]);
-    apply("{apiVersion: v1, kind: Namespace, metadata: {name: leno-system}}");
+    run_uninstall(&["--purge"]);
+    apply_globally("{apiVersion: v1, kind: Namespace, metadata: {name: leno-system}}");
     let secret = serde_json::json!({
         "apiVersion": "v1", "kind": "Secret",
         "metadata": {"name": "leno-authority", "namespace": "leno-system"},
         "stringData": {"ca.crt": file("ca.crt"), "tls.crt": file("tls.crt"), "tls.key": file("tls.key")},
     });
-    apply(&secret.to_string());
-    install(&image());
+    apply_globally(&secret.to_string());
+    install_image(&program_image());
     let namespace = Namespace::new("vouched", Injection::Enabled);
     let strange = Namespace::new("unvouched", Injection::Disabled);
     namespace.http_server("server", 1);
-    namespace.client("client");
-    strange.client("client");
+    namespace.create_client("client");
+    strange.create_client("client");
     namespace.wait_ready();
     strange.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     strange.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
     // Members trust the root, and only this intermediate of it.
     let bundle = format!("{}\n{}", file("ca.crt").trim(), file("tls.crt").trim());
-    assert_eq!(roots().trim(), bundle);
+    assert_eq!(trusted_roots().trim(), bundle);
     // The certificate of a sidecar is signed by the intermediate and chains to the company's root.
     let path = "jsonpath={.items[0].status.podIP}";
-    let address = printed(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let address = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let roots = company.path().join("ca.crt");
     let listener = format!("{address}:8080");
     let mut shown = Command::new("openssl");
@@ -148,6 +150,6 @@ fn an_authority_that_was_there_before_signs() {
     );
     assert!(shown.contains("Verification: OK"), "{shown}");
     drop(namespace);
-    uninstall(&["--purge"]);
-    install(&image());
+    run_uninstall(&["--purge"]);
+    install_image(&program_image());
 }

@@ -1,28 +1,28 @@
 //! Upgrade, removal and reinstallation of the mesh under load: no request may fail.
 
-use leno_tests::cluster::{Namespace, image, kubectl, next_image, printed};
-use leno_tests::leno;
+use leno_tests::cluster::{Namespace, kubectl, next_image, program_image, stdout_of};
+use leno_tests::leno_command;
 
-use crate::under_load::{Load, prepared};
+use crate::under_load::{Load, start_servers};
 
 /// Installs or upgrades: objects that differ are changed.
-pub(super) fn install(image: &str) {
+pub(super) fn install_image(image: &str) {
     let arguments = ["install", "--image", image, "--gateways", "--apply"];
-    printed(&leno().args(arguments).output().expect("the program starts"));
+    stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
-pub(super) fn uninstall(more: &[&str]) {
+pub(super) fn run_uninstall(more: &[&str]) {
     let arguments = [&["uninstall", "--apply"], more].concat();
-    printed(&leno().args(arguments).output().expect("the program starts"));
+    stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
 /// Returns the images of all containers of some Pods, without duplicates.
-fn images(namespace: &str, selector: &str) -> Vec<String> {
+fn container_images(namespace: &str, selector: &str) -> Vec<String> {
     let path = "jsonpath={range .items[*]}{.spec.initContainers[*].image} {.spec.containers[*].image} {end}";
     // Excludes terminating Pods of the previous version.
     let there =
         ["get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", path];
-    let found = printed(&kubectl(&[&["-n", namespace][..], &there].concat()));
+    let found = stdout_of(&kubectl(&[&["-n", namespace][..], &there].concat()));
     let mut images: Vec<String> = found.split_whitespace().map(str::to_owned).collect();
     images.sort_unstable();
     images.dedup();
@@ -30,31 +30,37 @@ fn images(namespace: &str, selector: &str) -> Vec<String> {
 }
 
 fn rolled_out(namespace: &Namespace) {
-    printed(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn another_release_is_rolled_out_without_a_failed_request() {
-    let namespace = prepared("upgraded");
+    let namespace = start_servers("upgraded");
     let load = Load::start(&namespace, "http://server/");
-    let (before, after) = (image(), next_image());
+    let (before, after) = (program_image(), next_image());
     let application = "kc.local/testapp:1".to_owned();
-    assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
+    assert_eq!(
+        container_images(namespace.name(), "app=server"),
+        [before.clone(), application.clone()]
+    );
     // The control plane first, with sidecars of the previous release; then the sidecars.
-    install(&after);
-    assert_eq!(images(namespace.name(), "app=server"), [before.clone(), application.clone()]);
+    install_image(&after);
+    assert_eq!(
+        container_images(namespace.name(), "app=server"),
+        [before.clone(), application.clone()]
+    );
     let control = "app.kubernetes.io/name=leno-control";
     let wait =
         ["-n", "leno-system", "rollout", "status", "deployment/leno-control", "--timeout=120s"];
-    printed(&kubectl(&wait));
-    assert!(images("leno-system", control).contains(&after));
-    printed(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    stdout_of(&kubectl(&wait));
+    assert!(container_images("leno-system", control).contains(&after));
+    stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     rolled_out(&namespace);
-    assert!(images(namespace.name(), "app=server").contains(&after));
-    let (requests, failed) = load.end();
+    assert!(container_images(namespace.name(), "app=server").contains(&after));
+    let (requests, failed) = load.stop_load();
     // Rolls back.
-    install(&before);
+    install_image(&before);
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }
@@ -62,25 +68,25 @@ fn another_release_is_rolled_out_without_a_failed_request() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
-    let namespace = prepared("reinstalled");
+    let namespace = start_servers("reinstalled");
     let load = Load::start(&namespace, "http://server/");
-    uninstall(&[]);
+    run_uninstall(&[]);
     let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
     assert!(!gone.status.success(), "there is still a control plane");
     let lease = kubectl(&["-n", "leno-system", "get", "lease", "leno-control"]);
     assert!(!lease.status.success(), "there is still a lease");
-    install(&image());
+    install_image(&program_image());
     // A new Pod joins the mesh and receives requests from existing members.
-    printed(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     rolled_out(&namespace);
-    let sidecars = namespace.containers("server").matches("leno-proxy").count();
+    let sidecars = namespace.list_containers("server").matches("leno-proxy").count();
     assert!(sidecars >= 3, "{sidecars} of three pods have a sidecar");
-    namespace.client("client");
+    namespace.create_client("client");
     namespace.wait_ready();
-    let pods = namespace.pods("server");
+    let pods = namespace.list_pods("server");
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     namespace.expect_reached("client", &["http://server/"], &pods);
-    let (requests, failed) = load.end();
+    let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}));
 }

@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use leno_tests::leno;
+use leno_tests::leno_command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{SHORT, bench, number};
+use super::{SHORT, number_at, run_bench};
 
 #[test]
 fn what_java_parts_need_is_named_before_anything_is_measured() {
     let home = tempfile::tempdir().unwrap();
     for part in [["--driver", "jmeter"], ["--app", "spring"]] {
-        let mut command = leno();
+        let mut command = leno_command();
         command.args(["bench", "gateway-ratings", "--contenders", "none"]).args(part).args(SHORT);
         command.args(["--cache", home.path().to_str().unwrap()]);
         // No program is found with an empty `PATH`.
@@ -40,18 +40,18 @@ fn jmeter_measures_what_our_own_load_generator_does() {
             assert_eq!(trial["errors"], 0, "{name}: {trial:#}");
             assert_eq!(trial["statuses"]["200"], trial["requests"], "{name}: {trial:#}");
             // In one second of eight clients, completed and started requests differ by at most eight.
-            let (rps, requests) = (number(trial, &["rps"]), number(trial, &["requests"]));
+            let (rps, requests) = (number_at(trial, &["rps"]), number_at(trial, &["requests"]));
             assert!((rps - requests).abs() <= 8.0, "{name}: {trial:#}");
             // Each of eight clients has one request in flight, for one second plus the last request.
-            let waited = requests * number(trial, &["latency_ms", "mean"]);
-            let bound = 8.0 * (1000.0 + number(trial, &["latency_ms", "max"]));
+            let waited = requests * number_at(trial, &["latency_ms", "mean"]);
+            let bound = 8.0 * (1000.0 + number_at(trial, &["latency_ms", "max"]));
             assert!(waited > 0.0 && waited <= bound, "{waited} ms: {trial:#}");
             for percentile in ["p50", "p90", "p95", "p99", "p999", "max"] {
-                let ms = number(trial, &["latency_ms", percentile]);
+                let ms = number_at(trial, &["latency_ms", percentile]);
                 assert!(ms.fract() == 0.0, "{name} {percentile}: {ms} is no whole millisecond");
             }
         }
-        assert!(number(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
+        assert!(number_at(&case["contenders"]["leno"], &["cpu_us_per_request", "sum"]) > 0.0);
     }
     let (_, said) = gateway_ratings(&home, &["--driver", "jmeter", "--contenders", "none,leno"]);
     assert!(!said.contains("building"), "it is built once: {said}");
@@ -70,7 +70,7 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
         let trial = &case["contenders"]["leno"]["repeats"][0];
         assert_eq!(trial["errors"], 0, "{trial:#}");
         assert_eq!(trial["statuses"]["200"], trial["requests"], "{trial:#}");
-        let process = |name: &str| number(trial, &["cpu_us_per_request", "processes", name]);
+        let process = |name: &str| number_at(trial, &["cpu_us_per_request", "processes", name]);
         (process("client"), process("gateway"), process("ratings"))
     });
     let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();
@@ -81,14 +81,14 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
 
 /// Runs eight clients on one core.
 fn gateway_ratings(home: &TempDir, arguments: &[&str]) -> (Value, String) {
-    let cache = cache();
+    let cache = cache_folder();
     let fixed = ["gateway-ratings", "--cores", "1"];
     let cache = ["--connections", "8", "--cache", cache.to_str().unwrap()];
-    bench(home, &[fixed.as_slice(), &cache, arguments].concat())
+    run_bench(home, &[fixed.as_slice(), &cache, arguments].concat())
 }
 
 /// Returns a folder next to cargo's output, with the same lifetime.
-fn cache() -> PathBuf {
+fn cache_folder() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     tests.ancestors().nth(3).unwrap().join("bench-cache")
 }

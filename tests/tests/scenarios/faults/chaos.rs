@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config};
+use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{ControlPlane, Load, Proxy, eventually, free_port, signal_pid};
 use rustix::process::Signal;
 
-use super::{Counted, MAX_WAIT, loopback, turns};
+use super::{Counted, MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 fn a_dozen_seconds_of_chaos_lose_no_request() {
-    Chaos::begin(12, 20_261_122).endure(Duration::from_secs(12));
+    Chaos::start_all(12, 20_261_122).inject_failures(Duration::from_secs(12));
 }
 
 /// Run by `./test chaos`.
@@ -22,7 +22,7 @@ fn a_dozen_seconds_of_chaos_lose_no_request() {
 fn a_minute_of_chaos_loses_no_request() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_secs());
     eprintln!("chaos with seed {seed}");
-    Chaos::begin(30, seed).endure(Duration::from_secs(60));
+    Chaos::start_all(30, seed).inject_failures(Duration::from_secs(60));
 }
 
 /// A mesh with random failures.
@@ -39,33 +39,38 @@ struct Chaos {
 
 impl Chaos {
     /// Starts three control planes and this number of sidecars, a fifth of them with their own load.
-    fn begin(sidecars: usize, seed: u64) -> Self {
+    fn start_all(sidecars: usize, seed: u64) -> Self {
         let (clients, services) = (sidecars / 5, 2);
         let mut manifests = mesh_config("permissive");
         let mut applications = Vec::new();
         for server in 0..sidecars - clients {
-            let application = Counted::echo();
-            manifests.push_str(&workload(server, server % services, application.port()));
+            let application = Counted::start_echo();
+            manifests.push_str(&workload_manifest(server, server % services, application.port()));
             applications.push(application);
         }
         for service in 0..services {
-            manifests.push_str(&front(service));
+            manifests.push_str(&service_manifest(service));
         }
         let listeners: Vec<u16> = (0..clients).map(|_| free_port()).collect();
         for (number, listener) in listeners.iter().enumerate() {
             let service = format!("service-{}.shop", number % services);
-            manifests.push_str(&client(&format!("client{number}"), &[], &[(&service, *listener)]));
+            manifests.push_str(&client_manifest(
+                &format!("client{number}"),
+                &[],
+                &[(&service, *listener)],
+            ));
         }
-        let controls = ControlPlane::replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
+        let controls =
+            ControlPlane::start_replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
         let join = |(number, name): (usize, String)| Proxy::join(&controls[number % 3], &name, &[]);
         let servers = (0..sidecars - clients).map(|server| format!("shop/server-{server}"));
         let servers: Vec<Proxy> = servers.enumerate().map(join).collect();
         let names = (0..clients).map(|number| format!("shop/client{number}-1"));
         let clients: Vec<Proxy> = names.enumerate().map(join).collect();
         let load = |listener: &u16| {
-            let listener = loopback(*listener);
-            turns(listener, 200);
-            Load::paced("GET", listener, 2, Duration::from_millis(10))
+            let listener = loopback_address(*listener);
+            wait_until_status(listener, 200);
+            Load::start_paced("GET", listener, 2, Duration::from_millis(10))
         };
         let loads = listeners.iter().map(load).collect();
         let (_applications, done) = (applications, BTreeSet::new());
@@ -73,7 +78,7 @@ impl Chaos {
         Self { controls, servers, clients, loads, _applications, sidecars, chance, done }
     }
 
-    fn endure(mut self, time: Duration) {
+    fn inject_failures(mut self, time: Duration) {
         let until = Instant::now() + time;
         let mut history = String::new();
         let mut turn = 0;
@@ -81,47 +86,47 @@ impl Chaos {
             // Each failure occurs once, then at random; never two at once, so that a replica is left.
             let what = match turn {
                 0..5 => turn,
-                _ => self.chance.below(5),
+                _ => self.chance.random_below(5),
             };
-            let one = self.chance.below(usize::MAX);
+            let one = self.chance.random_below(usize::MAX);
             writeln!(history, "{what} {one}").expect("writing to a String never fails");
-            self.happen(what, one);
+            self.inject_failure(what, one);
             turn += 1;
         }
         assert_eq!(self.done.len(), 5, "{:?}", self.done);
         for load in self.loads.drain(..) {
-            let outcome = load.finish();
+            let outcome = load.finish_load();
             assert!(!outcome.answered.is_empty());
             assert!(outcome.failed.is_empty(), "{:?}\n{history}", &outcome.failed);
         }
-        self.agree();
+        self.wait_until_agreed();
     }
 
-    fn happen(&mut self, what: usize, one: usize) {
+    fn inject_failure(&mut self, what: usize, one: usize) {
         match what {
             0 => {
                 self.done.insert("a control plane is killed");
                 let control = one % self.controls.len();
                 self.controls[control].kill();
-                self.traffic(20);
+                self.wait_for_requests(20);
                 self.controls[control].start_again();
             }
             1 => {
                 self.done.insert("a control plane is paused");
                 let pid = self.controls[one % self.controls.len()].program.pid();
-                self.pause(pid);
+                self.pause_process(pid);
             }
             2 => {
                 self.done.insert("a sidecar is killed");
                 let server = one % self.servers.len();
                 self.servers[server].kill();
-                self.traffic(20);
+                self.wait_for_requests(20);
                 self.servers[server].start_again();
             }
             3 => {
                 self.done.insert("a sidecar is paused");
                 let pid = self.servers[one % self.servers.len()].program.pid();
-                self.pause(pid);
+                self.pause_process(pid);
             }
             _ => {
                 self.done.insert("a client's sidecar is paused");
@@ -132,13 +137,13 @@ impl Chaos {
                 let others = others.filter(|(at, _)| *at != one % self.clients.len());
                 others.for_each(|(_, load)| load.wait_for(20));
                 signal_pid(pid, Signal::CONT);
-                self.traffic(20);
+                self.wait_for_requests(20);
             }
         }
     }
 
     /// Pauses a process for several dozen requests.
-    fn pause(&self, pid: u32) {
+    fn pause_process(&self, pid: u32) {
         signal_pid(pid, Signal::STOP);
         let waiting = Instant::now();
         // Requests that it holds wait for it; others are served.
@@ -146,18 +151,18 @@ impl Chaos {
             std::thread::park_timeout(PAUSE);
         }
         signal_pid(pid, Signal::CONT);
-        self.traffic(20);
+        self.wait_for_requests(20);
     }
 
     /// Waits for this number of requests of every load.
-    fn traffic(&self, requests: usize) {
+    fn wait_for_requests(&self, requests: usize) {
         self.loads.iter().for_each(|load| load.wait_for(requests));
     }
 
     /// Waits until every control plane knows every sidecar, and every sidecar is connected to one of them.
-    fn agree(&self) {
+    fn wait_until_agreed(&self) {
         let sidecars = self.sidecars as u64;
-        let all = || self.controls.iter().map(|control| control.ask("status"));
+        let all = || self.controls.iter().map(|control| control.get_json("status"));
         eventually("all control planes agree", MAX_WAIT, || {
             let of = |key: &str| all().filter_map(|status| status[key].as_u64()).sum::<u64>();
             let known = of("registered") == sidecars * self.controls.len() as u64;
@@ -166,7 +171,7 @@ impl Chaos {
     }
 }
 
-fn workload(number: usize, service: usize, port: u16) -> String {
+fn workload_manifest(number: usize, service: usize, port: u16) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: server-{number}, \
          namespace: shop, labels: {{app: service-{service}}}}}\nspec:\n  serviceAccount: \
@@ -174,7 +179,7 @@ fn workload(number: usize, service: usize, port: u16) -> String {
     )
 }
 
-fn front(service: usize) -> String {
+fn service_manifest(service: usize) -> String {
     format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: service-{service}, namespace: \
          shop}}\nspec: {{selector: {{app: service-{service}}}, ports: [{{port: 9080, targetPort: \
@@ -186,7 +191,7 @@ fn front(service: usize) -> String {
 struct Chance(u64);
 
 impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
+    fn random_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Answer, Application, Mesh, Response, eventually, free_port, get};
 
-use super::{MAX_WAIT, loopback, sidecar};
+use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
 const SETTING: &str = "---
 apiVersion: policy.openservicemesh.io/v1alpha1
@@ -30,7 +30,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     let (output, counted) = (Arc::clone(&sick), Arc::clone(&asked));
     let application = Application::start(move |request| {
         counted.fetch_add(1, Ordering::SeqCst);
-        if request.what().1 == "/wait" {
+        if request.method_and_target().1 == "/wait" {
             let waits = let_go.lock().expect("nobody panicked");
             waits.recv_timeout(MAX_WAIT).expect("it is let go");
         }
@@ -43,13 +43,13 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     let mesh = Mesh::up(
         &[
             mesh_config("permissive"),
-            server("ratings", application.port(), &[]),
-            client("web", &[], &[("ratings.shop", listener)]),
+            server_manifest("ratings", application.port(), &[]),
+            client_manifest("web", &[], &[("ratings.shop", listener)]),
             SETTING.to_owned(),
         ]
         .concat(),
     );
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     let ask = || get(listener, "/").expect("the listener responds");
     // Each data thread has its own circuit; connections are spread over all of them.
     eventually("the circuit is open", MAX_WAIT, || {
@@ -58,12 +58,12 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
         let is_cut = |it: &Response| it.status == 409 && it.body == b"Coming soon ...";
         answers.iter().all(is_cut).then_some(())
     });
-    let page = sidecar(&mesh, "shop/web-1");
-    assert!(page.metric("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
+    let page = connected_sidecar(&mesh, "shop/web-1");
+    assert!(page.metric_value("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
 
     sick.store(false, Ordering::SeqCst);
     eventually("it is closed", MAX_WAIT, || (0..20).all(|_| ask().status == 200).then_some(()));
-    assert!(page.metric("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
+    assert!(page.metric_value("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
 
     // One request is in progress, and no other is admitted.
     let before = asked.load(Ordering::SeqCst);

@@ -1,107 +1,110 @@
 //! Sidecars on separate machines: joining, and operation without the control plane.
 
-use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno};
+use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno_command};
 
-use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
     let load = Load::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.kill();
     load.wait_for(500);
     eventually("its sidecars know that it is gone", MAX_WAIT, || {
-        (web.page.metric("leno_control_connected") == 0.0).then_some(())
+        (web.page.metric_value("leno_control_connected") == 0.0).then_some(())
     });
     load.wait_for(100);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 
     // Without a control plane, a sidecar serves from its saved state: certificate, configuration, addresses.
-    let inbound = ratings.page.inbound(shop.ratings.port());
+    let inbound = ratings.page.inbound_listener(shop.ratings.port());
     ratings.kill();
-    assert_eq!(get(shop.listener, "/").unwrap().reason(), Some("connect-failed"));
+    assert_eq!(get(shop.listener, "/").unwrap().rejection_reason(), Some("connect-failed"));
     ratings.start_again();
-    assert_eq!(ratings.page.inbound(shop.ratings.port()), inbound);
-    turns(shop.listener, 200);
+    assert_eq!(ratings.page.inbound_listener(shop.ratings.port()), inbound);
+    wait_until_status(shop.listener, 200);
     web.kill();
     web.start_again();
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
     let load = Load::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.start_again();
     eventually("both follow it again", MAX_WAIT, || {
-        let proxies = control.ask("proxies");
-        AdminPage::of(&proxies, "shop/ratings-1").and(AdminPage::of(&proxies, "shop/web-1"))
+        let proxies = control.get_json("proxies");
+        AdminPage::for_workload(&proxies, "shop/ratings-1")
+            .and(AdminPage::for_workload(&proxies, "shop/web-1"))
     });
     load.wait_for(100);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 
     // Changes made during its absence arrive after its return.
     control.kill();
     control.remove("policy.yaml");
     control.start_again();
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }
 
 #[test]
 fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
-    let token = control.token("shop/ratings-1");
+    let token = control.issue_token("shop/ratings-1");
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
 
     // A token used for another workload is rejected and stays valid for its own.
-    let mut web = Proxy::launch("shop/web-1", &token, &control.state("shop/web-1"), &[]);
+    let mut web =
+        Proxy::start_unready("shop/web-1", &token, &control.state_directory("shop/web-1"), &[]);
     assert_rejected(&mut web, "was issued for another workload");
 
-    let first = control.state("shop/ratings-1");
-    let ratings = Proxy::launch("shop/ratings-1", &token, &first, &[]);
+    let first = control.state_directory("shop/ratings-1");
+    let ratings = Proxy::start_unready("shop/ratings-1", &token, &first, &[]);
     ratings.wait_until_ready();
     assert!(!token.exists(), "a token is removed once it is used");
 
-    let mut second = Proxy::launch("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
+    let mut second =
+        Proxy::start_unready("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
     assert_rejected(&mut second, "was used already");
     // A token of another mesh.
     let foreign = ControlPlane::start(&shop.manifests, &[]);
-    let (token, state) = (foreign.token("shop/web-1"), foreign.state("shop/web-1"));
-    let address = control.address().to_string();
-    let mut stray = Proxy::launch("shop/web-1", &token, &state, &["--control", &address]);
-    assert_eq!(stray.program.wait(MAX_WAIT).code(), Some(1));
-    let printed = stray.program.printed();
+    let (token, state) = (foreign.issue_token("shop/web-1"), foreign.state_directory("shop/web-1"));
+    let address = control.listen_address().to_string();
+    let mut stray = Proxy::start_unready("shop/web-1", &token, &state, &["--control", &address]);
+    assert_eq!(stray.program.wait_for_exit(MAX_WAIT).code(), Some(1));
+    let printed = stray.program.printed_output();
     assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
 
-    let proxies = control.ask("proxies");
-    assert_eq!(AdminPage::of(&proxies, "shop/ratings-1"), Some(ratings.page));
+    let proxies = control.get_json("proxies");
+    assert_eq!(AdminPage::for_workload(&proxies, "shop/ratings-1"), Some(ratings.page));
 }
 
 #[test]
 fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let token = control.token("shop/web-1");
+    let token = control.issue_token("shop/web-1");
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
-    let state = control.state("shop/web-1");
-    let mut web = Proxy::launch("shop/web-1", &token, &state, &[]);
+    let state = control.state_directory("shop/web-1");
+    let mut web = Proxy::start_unready("shop/web-1", &token, &state, &[]);
     web.wait_until_ready();
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     web.program.stop(MAX_WAIT);
 
     // Its certificate is lost, its configuration is not, and its token was used.
     std::fs::remove_file(state.join("credential.pem")).unwrap();
-    let mut again = Proxy::launch("shop/web-1", &copy, &state, &[]);
+    let mut again = Proxy::start_unready("shop/web-1", &copy, &state, &[]);
     let line = again.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
     assert!(line.contains("serving the last configuration"), "{line}");
     assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
@@ -110,9 +113,9 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
 
 /// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.
 fn assert_rejected(proxy: &mut Proxy, reason: &str) {
-    let status = proxy.program.wait(MAX_WAIT);
+    let status = proxy.program.wait_for_exit(MAX_WAIT);
     assert_eq!(status.code(), Some(1));
-    let printed = proxy.program.printed();
+    let printed = proxy.program.printed_output();
     let lines: Vec<_> = printed.lines().filter(|line| line.contains("rejected the join")).collect();
     assert_eq!(lines.len(), 1, "{lines:?}");
     let line = lines[0];
@@ -122,14 +125,14 @@ fn assert_rejected(proxy: &mut Proxy, reason: &str) {
 
 #[test]
 fn a_state_directory_is_for_one_proxy_at_a_time() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
-    let state = control.state("shop/ratings-1");
-    let second = leno()
+    let state = control.state_directory("shop/ratings-1");
+    let second = leno_command()
         .args(["proxy", "--workload", "shop/ratings-1", "--state"])
         .arg(&state)
         .output()
@@ -142,5 +145,5 @@ fn a_state_directory_is_for_one_proxy_at_a_time() {
     // A killed sidecar leaves no state that would block its successor.
     ratings.kill();
     ratings.start_again();
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use leno_tests::{ControlPlane, Mesh, Proxy, Response, eventually, get};
 use rustix::process::Signal;
 
-use super::{Counted, MAX_WAIT, Shop, shop, turns};
+use super::{Counted, MAX_WAIT, Shop, start_shop, wait_until_status};
 
 #[test]
 fn a_sidecar_reported_to_stop_finishes_the_response_under_way_and_takes_no_connection() {
@@ -16,29 +16,29 @@ fn a_sidecar_reported_to_stop_finishes_the_response_under_way_and_takes_no_conne
     let control = ControlPlane::start(&shop.manifests, &[]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
-    let inbound = ratings.page.inbound(shop.ratings.port());
+    wait_until_status(shop.listener, 200);
+    let inbound = ratings.page.inbound_listener(shop.ratings.port());
 
-    let under_way = begin(&shop);
-    ratings.program.signal(Signal::TERM);
-    refuses(inbound);
+    let under_way = begin_request(&shop);
+    ratings.program.send_signal(Signal::TERM);
+    wait_until_closed(inbound);
     release.send(()).unwrap();
     assert_finished(under_way);
-    assert_eq!(ratings.program.wait(MAX_WAIT).code(), Some(0));
+    assert_eq!(ratings.program.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 #[test]
 fn a_mesh_reported_to_stop_finishes_the_response_under_way_and_ends_well() {
     let (shop, release) = slow_shop();
     let mut mesh = Mesh::up(&shop.manifests);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
-    let under_way = begin(&shop);
-    mesh.up.signal(Signal::TERM);
-    refuses(shop.listener);
+    let under_way = begin_request(&shop);
+    mesh.up.send_signal(Signal::TERM);
+    wait_until_closed(shop.listener);
     release.send(()).unwrap();
     assert_finished(under_way);
-    assert_eq!(mesh.up.wait(MAX_WAIT).code(), Some(0));
+    assert_eq!(mesh.up.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 /// Returns a shop with a response to `/slow` that waits for the test.
@@ -52,19 +52,19 @@ pub(super) fn slow_shop() -> (Shop, Sender<()>) {
         }
         format!("answer to {path}")
     });
-    (shop("permissive", application), release)
+    (start_shop("permissive", application), release)
 }
 
 /// Sends a request for `/slow` and waits until the application has received it.
-pub(super) fn begin(shop: &Shop) -> JoinHandle<Response> {
-    let (listener, before) = (shop.listener, shop.ratings.requests());
+pub(super) fn begin_request(shop: &Shop) -> JoinHandle<Response> {
+    let (listener, before) = (shop.listener, shop.ratings.received_requests());
     let asking = std::thread::spawn(move || get(listener, "/slow").expect("an answer"));
-    let arrived = || (shop.ratings.requests() > before).then_some(());
+    let arrived = || (shop.ratings.received_requests() > before).then_some(());
     eventually("the application has the request", MAX_WAIT, arrived);
     asking
 }
 
-fn refuses(address: SocketAddr) {
+fn wait_until_closed(address: SocketAddr) {
     let refused = || TcpStream::connect(address).err();
     eventually(&format!("{address} takes no connection"), MAX_WAIT, refused);
 }

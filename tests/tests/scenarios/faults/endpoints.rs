@@ -7,40 +7,43 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config};
-use leno_tests::{Load, Mesh, Outcome, children, eventually, exchange, free_port, get, signal_pid};
+use leno_tests::manifests::{client_manifest, mesh_config};
+use leno_tests::{
+    Load, Mesh, Outcome, child_processes, eventually, exchange_bytes, free_port, get, signal_pid,
+};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Counted, MAX_WAIT, loopback, sidecar};
+use super::{Counted, MAX_WAIT, connected_sidecar, loopback_address};
 
 #[test]
 fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice() {
-    endure(|shop| {
+    kill_under_load(|shop| {
         let store = shop.stores[0].to_str().unwrap();
-        let children = children(shop.mesh.up.pid());
+        let children = child_processes(shop.mesh.up.pid());
         children.iter().find(|child| child.command.contains(store)).expect("it runs").pid
     });
 }
 
 #[test]
 fn when_a_sidecar_dies_every_get_is_answered_and_no_post_is_executed_twice() {
-    endure(|shop| sidecar(&shop.mesh, "shop/ratings-1").pid);
+    kill_under_load(|shop| connected_sidecar(&shop.mesh, "shop/ratings-1").pid);
 }
 
 #[test]
 fn when_a_sidecar_is_reported_to_stop_no_request_is_lost_whatever_its_method() {
-    let shop = Shop::open();
-    let (gets, posts) = shop.load();
+    let shop = Shop::start_shop();
+    let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
-    let stopped = sidecar(&shop.mesh, "shop/ratings-1").pid;
+    let stopped = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
     signal_pid(stopped, Signal::TERM);
-    let other = || Some(sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
+    let other =
+        || Some(connected_sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
     eventually("it is started again", MAX_WAIT, other);
     shop.wait_for_the_first(&gets);
-    gets.finish().assert_whole();
-    let posts = posts.finish();
+    gets.finish_load().assert_whole();
+    let posts = posts.finish_load();
     posts.assert_whole();
     shop.assert_executed_once(&posts);
 }
@@ -48,15 +51,15 @@ fn when_a_sidecar_is_reported_to_stop_no_request_is_lost_whatever_its_method() {
 /// As on a failed link: connections are not refused, and no packet is answered.
 #[test]
 fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
-    let shop = Shop::open();
-    let (gets, posts) = shop.load();
+    let shop = Shop::start_shop();
+    let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
-    let stopped = sidecar(&shop.mesh, "shop/ratings-1").pid;
+    let stopped = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
     signal_pid(stopped, Signal::STOP);
     gets.wait_for(300);
     posts.wait_for(100);
     let since = Instant::now();
-    let (gets, posts) = (gets.finish(), posts.finish());
+    let (gets, posts) = (gets.finish_load(), posts.finish_load());
     let took = since.elapsed();
     signal_pid(stopped, Signal::CONT);
     gets.assert_whole();
@@ -71,30 +74,33 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
 
 #[test]
 fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
-    let (port, taken) = breaker();
-    let healthy = Counted::echo();
+    let (port, taken) = start_breaker();
+    let healthy = Counted::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
         SERVICE.to_owned(),
         HEEDLESS.to_owned(),
-        workload("1", port),
-        workload("2", healthy.port()),
-        client("web", &[], &[("ratings.shop", listener)]),
+        workload_manifest("1", port),
+        workload_manifest("2", healthy.port()),
+        client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut failed = 0;
     for id in 0..40 {
-        let response = get(loopback(listener), &format!("/{id}")).unwrap();
+        let response = get(loopback_address(listener), &format!("/{id}")).unwrap();
         assert_eq!(response.status, 200, "{response:?}");
         let post = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-        let response = exchange(loopback(listener), &post).unwrap();
+        let response = exchange_bytes(loopback_address(listener), &post).unwrap();
         let start = format!("POST /{id} HTTP/1.1");
         let times = taken.lock().unwrap().iter().filter(|line| **line == start).count();
         match response.status {
             200 => assert_eq!(times, 0, "POST {id}"),
             _ => {
-                assert_eq!((response.status, response.reason()), (502, Some("upstream-reset")));
+                assert_eq!(
+                    (response.status, response.rejection_reason()),
+                    (502, Some("upstream-reset"))
+                );
                 assert_eq!(times, 1, "POST {id}");
                 failed += 1;
             }
@@ -117,11 +123,11 @@ spec: {targetRefs: [{name: ratings}], algorithm: LeastRequest}
 
 /// Kills the process that `victim` returns for the first workload, under load, until a kill hits a request in
 /// progress.
-fn endure(victim: impl Fn(&Shop) -> u32) {
-    let shop = Shop::open();
-    let (gets, posts) = shop.load();
+fn kill_under_load(victim: impl Fn(&Shop) -> u32) {
+    let shop = Shop::start_shop();
+    let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
-    let retries = || sidecar(&shop.mesh, "shop/web-1").metric("leno_retries_total");
+    let retries = || connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_retries_total");
     for _ in 0..KILLS_MAX {
         signal_pid(victim(&shop), Signal::KILL);
         gets.wait_for(300);
@@ -130,8 +136,8 @@ fn endure(victim: impl Fn(&Shop) -> u32) {
             break;
         }
     }
-    gets.finish().assert_whole();
-    shop.assert_executed_once(&posts.finish());
+    gets.finish_load().assert_whole();
+    shop.assert_executed_once(&posts.finish_load());
     assert!(retries() >= 1.0, "requests were under way there");
 }
 
@@ -147,33 +153,33 @@ struct Shop {
 }
 
 impl Shop {
-    fn open() -> Self {
+    fn start_shop() -> Self {
         let scratch = tempfile::tempdir().expect("a folder for ledgers");
         let stores = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
         let listener = free_port();
         let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned()];
         for (number, store) in ["1", "2"].iter().zip(&stores) {
-            manifests.push(application(number, store));
+            manifests.push(application_manifest(number, store));
         }
-        manifests.push(client("web", &[], &[("ratings.shop", listener)]));
+        manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
         let mesh = Mesh::up(&manifests.concat());
-        let shop = Self { mesh, listener: loopback(listener), stores, _scratch: scratch };
+        let shop = Self { mesh, listener: loopback_address(listener), stores, _scratch: scratch };
         eventually("both applications answer", MAX_WAIT, || {
             let answered = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
-            let busy = shop.stores.iter().all(|store| !entries(store).is_empty());
+            let busy = shop.stores.iter().all(|store| !store_entries(store).is_empty());
             (answered && busy).then_some(())
         });
         shop
     }
 
-    fn load(&self) -> (Load, Load) {
+    fn start_loads(&self) -> (Load, Load) {
         (Load::start("GET", self.listener, 3), Load::start("POST", self.listener, 3))
     }
 
     /// Waits until the first workload serves requests again after its failure.
     fn wait_for_the_first(&self, load: &Load) {
-        let before = entries(&self.stores[0]).len();
-        let serves = || (entries(&self.stores[0]).len() > before).then_some(());
+        let before = store_entries(&self.stores[0]).len();
+        let serves = || (store_entries(&self.stores[0]).len() > before).then_some(());
         eventually("the first workload is back", MAX_WAIT, serves);
         load.wait_for(100);
     }
@@ -181,7 +187,7 @@ impl Shop {
     /// Asserts that each successful POST was executed once, and each failed one at most once.
     fn assert_executed_once(&self, posts: &Outcome) {
         let mut executed: BTreeMap<String, usize> = BTreeMap::new();
-        for entry in self.stores.iter().flat_map(|store| entries(store)) {
+        for entry in self.stores.iter().flat_map(|store| store_entries(store)) {
             *executed.entry(entry).or_default() += 1;
         }
         let times = |id: u64| executed.get(&format!("POST /{id}")).copied().unwrap_or_default();
@@ -195,13 +201,13 @@ impl Shop {
     }
 }
 
-fn entries(store: &Path) -> Vec<String> {
+fn store_entries(store: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(store).unwrap_or_default();
     text.lines().map(str::to_owned).collect()
 }
 
 /// Returns an application that reads each request and closes its connection, and the request lines.
-fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
+fn start_breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     let port = listener.local_addr().expect("a bound socket has an address").port();
     let taken = Arc::new(Mutex::new(Vec::new()));
@@ -218,14 +224,14 @@ fn breaker() -> (u16, Arc<Mutex<Vec<String>>>) {
     (port, taken)
 }
 
-fn application(number: &str, store: &Path) -> String {
+fn application_manifest(number: &str, store: &Path) -> String {
     let port = free_port();
     let store = store.to_str().expect("a path in UTF-8");
     let run = json!(["python3", "-c", STORE, port.to_string(), store]);
-    format!("{}  run: {run}\n", workload(number, port))
+    format!("{}  run: {run}\n", workload_manifest(number, port))
 }
 
-fn workload(number: &str, port: u16) -> String {
+fn workload_manifest(number: &str, port: u16) -> String {
     format!(
         "---
 apiVersion: leno.dev/v1alpha1

@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use leno_tests::{ControlPlane, Load, Proxy, eventually};
 
-use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn flipped_bytes_end_a_stream_and_nothing_else() {
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
-    let relay = Relay::start(control.address());
+    let relay = Relay::start(control.listen_address());
     let through = relay.address.to_string();
     let ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     let load = Load::start("GET", shop.listener, 2);
-    let connects = || ratings.page.metric("leno_control_connects_total");
+    let connects = || ratings.page.metric_value("leno_control_connects_total");
     for (way, methods) in [(Way::TO_SIDECAR, "[GET, HEAD]"), (Way::TO_CONTROL, "[GET, PUT]")] {
         let before = connects();
-        relay.flip(way);
+        relay.flip_bit(way);
         // Traffic is required before any byte of it can be flipped.
         control.write("policy.yaml", &ALLOWED.replace("[GET]", methods));
         eventually("the sidecar has another stream", MAX_WAIT, || {
@@ -31,26 +31,26 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
         });
     }
     load.wait_for(50);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
     // Messages from the other side arrive again.
     control.remove("policy.yaml");
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
 }
 
 #[test]
 fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
-    let relay = Relay::start(control.address());
+    let relay = Relay::start(control.listen_address());
     let through = relay.address.to_string();
     let _ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
     let _web = Proxy::join(&control, "shop/web-1", &["--control", &through]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     // Half-open: both ends have a connection, and no bytes get through.
-    relay.tell(Way::MUTE);
+    relay.set_mood(Way::MUTE);
     let load = Load::start("GET", shop.listener, 2);
     load.wait_for(200);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 }
 
 /// A relay between a sidecar and its control plane.
@@ -84,7 +84,7 @@ impl Relay {
                     let clones = (from.try_clone(), into.try_clone());
                     let (Ok(from), Ok(into)) = clones else { continue };
                     let mood = Arc::clone(&shared);
-                    std::thread::spawn(move || carry(from, into, way, &mood));
+                    std::thread::spawn(move || relay_bytes(from, into, way, &mood));
                 }
             }
         });
@@ -92,16 +92,16 @@ impl Relay {
     }
 
     /// Flips a bit of the next bytes in this direction.
-    fn flip(&self, way: u8) {
-        self.tell(way);
+    fn flip_bit(&self, way: u8) {
+        self.set_mood(way);
     }
 
-    fn tell(&self, mood: u8) {
+    fn set_mood(&self, mood: u8) {
         self.mood.store(mood, Ordering::SeqCst);
     }
 }
 
-fn carry(mut from: TcpStream, mut into: TcpStream, way: u8, mood: &AtomicU8) {
+fn relay_bytes(mut from: TcpStream, mut into: TcpStream, way: u8, mood: &AtomicU8) {
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let bytes = &mut buffer[..read];

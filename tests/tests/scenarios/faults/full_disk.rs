@@ -5,100 +5,101 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use leno_tests::{ControlPlane, Load, Program, Proxy, eventually, get, is_root, leno};
+use leno_tests::{ControlPlane, Load, Program, Proxy, eventually, get, is_root, leno_command};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{ALLOWED, Counted, MAX_WAIT, shop, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
 fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount_disk() else {
         // Mounting a separate disk requires root; file modes do not restrict root.
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     control.write("policy.yaml", ALLOWED);
-    let token = control.token("shop/ratings-1");
-    let ratings = Proxy::launch("shop/ratings-1", &token, &disk.path().join("state"), &[]);
+    let token = control.issue_token("shop/ratings-1");
+    let ratings =
+        Proxy::start_unready("shop/ratings-1", &token, &disk.mount_path().join("state"), &[]);
     ratings.wait_until_ready();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
     let load = Load::start("GET", shop.listener, 2);
-    disk.fill();
-    let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
+    disk.fill_disk();
+    let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
     ratings.program.wait_for_line("cannot write the certificate to disk", MAX_WAIT);
     eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
     load.wait_for(10);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 
     control.remove("policy.yaml");
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
     ratings.program.wait_for_line("cannot write the state directory", MAX_WAIT);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
 fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let arguments = ["--certificate-lifetime", "8s"];
-    let mut control = ControlPlane::start_on(&disk.path(), &shop.manifests, &arguments);
+    let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &arguments);
     control.write("policy.yaml", ALLOWED);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
     let load = Load::start("GET", shop.listener, 2);
-    disk.fill();
-    let renewed = || ratings.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
+    disk.fill_disk();
+    let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
     eventually("it is renewed all the same", MAX_WAIT, || (renewed() > before).then_some(()));
     load.wait_for(10);
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
     control.remove("policy.yaml");
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
     // It restarts from its saved state, even while it cannot write.
     control.kill();
     control.start_again();
     let before = renewed();
     eventually("the new one renews it", MAX_WAIT, || (renewed() > before).then_some(()));
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
 fn state_is_whole_again_when_the_disk_has_room() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = shop("strict", Counted::echo());
-    let mut control = ControlPlane::start_on(&disk.path(), &shop.manifests, &[]);
+    let shop = start_shop("strict", Counted::start_echo());
+    let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
-    let token = control.token("shop/ratings-1");
-    let state = disk.path().join("state");
-    let mut ratings = Proxy::launch("shop/ratings-1", &token, &state, &[]);
+    let token = control.issue_token("shop/ratings-1");
+    let state = disk.mount_path().join("state");
+    let mut ratings = Proxy::start_unready("shop/ratings-1", &token, &state, &[]);
     ratings.wait_until_ready();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 
-    disk.fill();
+    disk.fill_disk();
     control.remove("policy.yaml");
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
     for finding in [
         "the control plane cannot write its state in",
         "the sidecar of shop/ratings-1 cannot write its state in",
@@ -107,39 +108,39 @@ fn state_is_whole_again_when_the_disk_has_room() {
             !is_healthy && text.contains(finding)
         });
     }
-    disk.free();
+    disk.free_space();
     wait_for_status(&control, "no finding about state", |_, text| !text.contains("its state"));
 
     // Both restart from their latest state: the control plane with its authority, the sidecar with the policy.
     control.kill();
     ratings.kill();
     ratings.start_again();
-    turns(shop.listener, 403);
+    wait_until_status(shop.listener, 403);
     control.start_again();
     control.write("policy.yaml", ALLOWED);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
 fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
-    let Some(disk) = SmallDisk::mount() else {
+    let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
-    let log = disk.path().join("access.log");
-    let token = control.token("shop/ratings-1");
+    let log = disk.mount_path().join("access.log");
+    let token = control.issue_token("shop/ratings-1");
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" >> \"$LOG\"", "sh"]).env("LOG", &log);
-    command.arg(leno().get_program()).args(["proxy", "--workload", "shop/ratings-1"]);
-    command.arg("--state").arg(control.state("shop/ratings-1"));
+    command.arg(leno_command().get_program()).args(["proxy", "--workload", "shop/ratings-1"]);
+    command.arg("--state").arg(control.state_directory("shop/ratings-1"));
     command.arg("--token-file").arg(token).args(["--access-log", "json"]);
     let _ratings = Program::start("leno proxy into a file", &mut command);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     let send = |name: &str| {
         for number in 0..20 {
             assert_eq!(get(shop.listener, &format!("/{name}/{number}")).unwrap().status, 200);
@@ -151,14 +152,14 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     };
     send("before");
     eventually("all lines", MAX_WAIT, || (lines_of("before") == 20).then_some(()));
-    disk.fill();
+    disk.fill_disk();
     let finding = "shop/ratings-1: its sidecar drops log";
     // The last pages of existing files have space for some lines.
     wait_for_status(&control, finding, |_, text| {
         send("full");
         text.contains(finding)
     });
-    disk.free();
+    disk.free_space();
     send("after");
     eventually("all lines after that", MAX_WAIT, || (lines_of("after") == 20).then_some(()));
     let text = eventually("the number of dropped lines", MAX_WAIT, || {
@@ -175,13 +176,13 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
 
 #[test]
 fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
-    let shop = shop("strict", Counted::echo());
+    let shop = start_shop("strict", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
-    let root = control.data().join("authority/ca.pem");
+    wait_until_status(shop.listener, 200);
+    let root = control.data_directory().join("authority/ca.pem");
     let before = std::fs::read(&root).unwrap();
 
     // A partial authority is a finding: an operator may be replacing it.
@@ -191,7 +192,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     std::fs::write(&root, &before).unwrap();
     wait_for_status(&control, "no finding", |is_healthy, _| is_healthy);
 
-    std::fs::remove_dir_all(control.data()).unwrap();
+    std::fs::remove_dir_all(control.data_directory()).unwrap();
     eventually("the same root", MAX_WAIT, || {
         std::fs::read(&root).ok().filter(|found| *found == before)
     });
@@ -199,20 +200,20 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     assert_eq!(get(shop.listener, "/").unwrap().status, 200);
     // Tokens can be issued and used, and members of this control plane trust the next one.
     web.kill();
-    std::fs::remove_dir_all(control.state("shop/web-1")).unwrap();
+    std::fs::remove_dir_all(control.state_directory("shop/web-1")).unwrap();
     let _web = Proxy::join(&control, "shop/web-1", &[]);
     control.kill();
     control.start_again();
     wait_for_status(&control, "all sidecars are back", |is_healthy, text| {
         is_healthy && text.contains("2 sidecars connected")
     });
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
 }
 
 /// Waits until `leno status` satisfies `is_so`, called with the success of its exit code and its output.
 fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str) -> bool) {
     eventually(what, MAX_WAIT, || {
-        let output = control.leno(&["status"]);
+        let output = control.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         is_so(output.status.success(), &text).then_some(())
     });
@@ -222,7 +223,7 @@ fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    fn mount() -> Option<Self> {
+    fn mount_disk() -> Option<Self> {
         let directory = tempfile::tempdir().expect("a directory to mount at");
         let mount = || {
             let mut mount = Command::new("mount");
@@ -232,19 +233,19 @@ impl SmallDisk {
         (is_root() && mount()).then(|| Self(directory))
     }
 
-    fn path(&self) -> PathBuf {
+    fn mount_path(&self) -> PathBuf {
         self.0.path().to_owned()
     }
 
     /// Writes until the disk is full.
-    fn fill(&self) {
-        let mut file = File::create(self.path().join("filler")).expect("a file");
+    fn fill_disk(&self) {
+        let mut file = File::create(self.mount_path().join("filler")).expect("a file");
         while file.write_all(&[0; 512]).is_ok() {}
     }
 
     /// Removes the file written by [`Self::fill`].
-    fn free(&self) {
-        std::fs::remove_file(self.path().join("filler")).expect("it was filled");
+    fn free_space(&self) {
+        std::fs::remove_file(self.mount_path().join("filler")).expect("it was filled");
     }
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config};
+use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
 
-use super::{MAX_WAIT, loopback, sidecar};
+use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
 /// Half of the requests in a second, of at least five.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl Instance {
         let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
         let application = Application::start(move |request| {
-            let is_check = request.what() == ("GET", "/healthz");
+            let is_check = request.method_and_target() == ("GET", "/healthz");
             counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
             match is_check && output.load(Ordering::SeqCst) {
                 true => Answer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
@@ -66,12 +66,12 @@ impl Instance {
         Self { application, sick, taken }
     }
 
-    fn taken(&self) -> usize {
+    fn received_requests(&self) -> usize {
         self.taken.load(Ordering::SeqCst)
     }
 }
 
-fn workload(number: usize, port: u16) -> String {
+fn workload_manifest(number: usize, port: u16) -> String {
     format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -109,8 +109,8 @@ spec:
   rules: [{match: {path: {prefix: /}}, marks: [{percent: 60, headers: {x-lane: gray}}]}]
 ";
 
-fn removed(mesh: &Mesh) -> Vec<String> {
-    let all = mesh.ask("removed");
+fn ejected_endpoints(mesh: &Mesh) -> Vec<String> {
+    let all = mesh.get_json("removed");
     let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
     let list = of_web.and_then(|one| one["removed"].as_array()).expect("web tells").clone();
     list.iter().map(|one| one["workload"].as_str().unwrap_or_default().to_owned()).collect()
@@ -153,15 +153,15 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     let listener = free_port();
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policies.to_owned()];
     for (index, instance) in instances.iter().enumerate() {
-        manifests.push(workload(index + 1, instance.application.port()));
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     let fails = || get(listener, "/").expect("the listener responds").status != 200;
     eventually("all three answer", MAX_WAIT, || {
         assert!(!fails());
-        instances.iter().all(|instance| instance.taken() > 0).then_some(())
+        instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
 
     instances[0].sick.store(true, Ordering::SeqCst);
@@ -175,7 +175,7 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
                 first_failure.get_or_insert_with(Instant::now);
             }
         }
-        let removed = removed(&mesh);
+        let removed = ejected_endpoints(&mesh);
         assert!(removed.len() <= 1, "{removed:?}");
         (removed == ["shop/ratings-1"]).then_some(())
     });
@@ -200,27 +200,29 @@ fn is_removed_and_returns(sickly: fn() -> Answer, policies: &str) {
     let both_since = Instant::now();
     while both_since.elapsed() < 2 * WINDOW {
         fails();
-        assert!(removed(&mesh).len() <= 1);
+        assert!(ejected_endpoints(&mesh).len() <= 1);
     }
 
     instances[0].sick.store(false, Ordering::SeqCst);
     instances[1].sick.store(false, Ordering::SeqCst);
     eventually("all are back", MAX_WAIT, || {
         fails();
-        let removed = removed(&mesh);
+        let removed = ejected_endpoints(&mesh);
         assert!(removed.len() <= 1, "{removed:?}");
         removed.is_empty().then_some(())
     });
-    let before = instances.each_ref().map(Instance::taken);
+    let before = instances.each_ref().map(Instance::received_requests);
     eventually("each takes its share", MAX_WAIT, || {
         assert!(!fails());
-        let all =
-            instances.iter().zip(&before).all(|(instance, before)| instance.taken() > *before);
+        let all = instances
+            .iter()
+            .zip(&before)
+            .all(|(instance, before)| instance.received_requests() > *before);
         all.then_some(())
     });
-    let page = sidecar(&mesh, "shop/web-1");
-    assert!(page.metric("leno_endpoint_removals_total{cause=\"rate\"}") >= 1.0);
-    assert!(page.metric("leno_endpoint_returns_total") >= 1.0);
+    let page = connected_sidecar(&mesh, "shop/web-1");
+    assert!(page.metric_value("leno_endpoint_removals_total{cause=\"rate\"}") >= 1.0);
+    assert!(page.metric_value("leno_endpoint_returns_total") >= 1.0);
 }
 
 #[test]
@@ -232,14 +234,14 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
     let policy = POLICY.replace("rate: {percent: 50, minimumRequests: 5}", "consecutive: 3");
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
     for (index, instance) in instances.iter().enumerate() {
-        manifests.push(workload(index + 1, instance.application.port()));
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     eventually("all three answer", MAX_WAIT, || {
         assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
-        instances.iter().all(|instance| instance.taken() > 0).then_some(())
+        instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
     drop(instances.remove(0));
     // A refused connection is retried another, so clients see no failure.
@@ -247,7 +249,7 @@ fn an_instance_that_refuses_connections_is_removed_and_costs_no_request() {
         for _ in 0..50 {
             assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
         }
-        (removed(&mesh) == ["shop/ratings-1"]).then_some(())
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
 }
 
@@ -264,35 +266,35 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     );
     let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned(), policy];
     for (index, instance) in instances.iter().enumerate() {
-        manifests.push(workload(index + 1, instance.application.port()));
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     let ask = || get(listener, "/").expect("the listener responds").status;
     eventually("the listener responds", MAX_WAIT, || (ask() == 200).then_some(()));
 
     instances[0].sick.store(true, Ordering::SeqCst);
     eventually("it is removed though nobody asks", MAX_WAIT, || {
-        (removed(&mesh) == ["shop/ratings-1"]).then_some(())
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
-    let before = instances[0].taken();
+    let before = instances[0].received_requests();
     for _ in 0..100 {
         assert_eq!(ask(), 200);
     }
-    assert_eq!(instances[0].taken(), before, "no request goes there");
+    assert_eq!(instances[0].received_requests(), before, "no request goes there");
 
     instances[0].sick.store(false, Ordering::SeqCst);
     eventually("it is back though nobody asks", MAX_WAIT, || {
-        removed(&mesh).is_empty().then_some(())
+        ejected_endpoints(&mesh).is_empty().then_some(())
     });
     eventually("it takes its share", MAX_WAIT, || {
         assert_eq!(ask(), 200);
-        (instances[0].taken() > before).then_some(())
+        (instances[0].received_requests() > before).then_some(())
     });
-    let page = sidecar(&mesh, "shop/web-1");
-    assert!(page.metric("leno_endpoint_removals_total{cause=\"check\"}") >= 1.0);
-    assert!(page.metric("leno_health_checks_total{result=\"failed\"}") >= 3.0);
+    let page = connected_sidecar(&mesh, "shop/web-1");
+    assert!(page.metric_value("leno_endpoint_removals_total{cause=\"check\"}") >= 1.0);
+    assert!(page.metric_value("leno_health_checks_total{result=\"failed\"}") >= 3.0);
 }
 
 #[test]
@@ -306,20 +308,22 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     let mut manifests =
         vec![mesh_config("permissive"), SERVICE.to_owned(), policy, LANE.to_owned()];
     for (index, instance) in instances.iter().enumerate() {
-        manifests.push(workload(index + 1, instance.application.port()));
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
-    manifests.push(client("web", &[], &[("ratings.shop", listener)]));
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
+    let listener = loopback_address(listener);
     eventually("the listener responds", MAX_WAIT, || {
         (get(listener, "/").expect("the listener responds").status == 200).then_some(())
     });
     instances[0].sick.store(true, Ordering::SeqCst);
-    eventually("it is removed", MAX_WAIT, || (removed(&mesh) == ["shop/ratings-1"]).then_some(()));
+    eventually("it is removed", MAX_WAIT, || {
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
 
     let url = "http://ratings.shop:9080/?a=b c".replace(' ', "%20");
     let question = ["explain", "request", "--from", "shop/web-1", "--url", &url];
-    let output = mesh.leno(&question);
+    let output = mesh.run_leno(&question);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let output = String::from_utf8(output.stdout).expect("text");
     for line in [
@@ -334,7 +338,7 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
     assert!(out.len() == 1 && out[0].starts_with(begin), "{output}");
     assert!(out[0].ends_with(" (check), by the OutlierRemoval shop/ratings"), "{output}");
 
-    let output = mesh.leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
+    let output = mesh.run_leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
     let output: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let endpoints = output["backends"][0]["endpoints"].as_array().expect("a list");
     let causes: Vec<&serde_json::Value> =
@@ -346,10 +350,10 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_removed() {
         "Lane shop/gray rule 0 marks 60 % with x-lane, as in the request"
     );
 
-    let nobody = mesh.leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
+    let nobody = mesh.run_leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
     assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
     let why = String::from_utf8(nobody.stderr).expect("text");
     assert!(why.contains("there is no Workload shop/nobody"), "{why}");
     let unknown = ["explain", "request", "--from", "shop/web-1", "--url", "http://nobody/"];
-    assert_eq!(mesh.leno(&unknown).status.code(), Some(3));
+    assert_eq!(mesh.run_leno(&unknown).status.code(), Some(3));
 }

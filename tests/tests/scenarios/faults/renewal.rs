@@ -4,52 +4,52 @@ use std::time::Duration;
 
 use leno_tests::{ControlPlane, Load, Mesh, Proxy, eventually};
 
-use super::{Counted, MAX_WAIT, shop, sidecar, turns};
+use super::{Counted, MAX_WAIT, connected_sidecar, start_shop, wait_until_status};
 
 #[test]
 fn certificates_are_renewed_under_load_without_a_failed_request() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     let load = Load::start("GET", shop.listener, 2);
     load.wait_for(10);
     for _ in 0..2 {
-        let before = expiries(&mesh);
+        let before = certificate_expiries(&mesh);
         assert_eq!(before.len(), 2, "{before:?}");
         eventually("every certificate is renewed", Duration::from_secs(30), || {
-            let now = expiries(&mesh);
+            let now = certificate_expiries(&mesh);
             before.iter().zip(&now).all(|(before, now)| before < now).then_some(())
         });
         load.wait_for(10);
     }
-    load.finish().assert_whole();
+    load.finish_load().assert_whole();
 
     // The control plane lists the certificates that the sidecars use.
-    let web = sidecar(&mesh, "shop/web-1");
-    let renewed = || web.metric("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
+    let web = connected_sidecar(&mesh, "shop/web-1");
+    let renewed = || web.metric_value("leno_certificate_renewals_total{result=\"ok\"}") >= 2.0;
     eventually("the sidecar counts them", MAX_WAIT, || renewed().then_some(()));
-    assert!(web.metric("leno_certificate_renewals_total{result=\"failed\"}") < 1.0);
+    assert!(web.metric_value("leno_certificate_renewals_total{result=\"failed\"}") < 1.0);
 }
 
 #[test]
 fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_reported_to() {
-    let shop = shop("permissive", Counted::echo());
+    let shop = start_shop("permissive", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     control.kill();
     ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", MAX_WAIT);
-    assert!(!ratings.program.wait(MAX_WAIT).success());
+    assert!(!ratings.program.wait_for_exit(MAX_WAIT).success());
     // The other sidecar continues, logs the failure, and counts it.
     web.program.wait_for_line("peers reject this sidecar", MAX_WAIT);
-    assert!(web.page.metric("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
+    assert!(web.page.metric_value("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
     assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
 }
 
 /// Returns the expiry times of the certificates known to the control plane, ordered by workload.
-fn expiries(mesh: &Mesh) -> Vec<u64> {
-    let certificates = mesh.ask("certificates");
+fn certificate_expiries(mesh: &Mesh) -> Vec<u64> {
+    let certificates = mesh.get_json("certificates");
     let certificates = certificates.as_array().into_iter().flatten();
     certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()
 }

@@ -1,83 +1,87 @@
 //! Two releases in one mesh: control planes and sidecars are replaced one after the other, forward and back.
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{ControlPlane, Load, Proxy, Release, eventually, free_port};
 
-use super::{ALLOWED, Counted, MAX_WAIT, loopback, turns};
+use super::{ALLOWED, Counted, MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 #[ignore = "builds the release before this one: ./test skew"]
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
-    let (one, other, listener) = (Counted::echo(), Counted::echo(), free_port());
+    let (one, other, listener) = (Counted::start_echo(), Counted::start_echo(), free_port());
     let ports = [one.port(), other.port()];
     // Two workloads of one service, so that one is available while the other is replaced.
-    let second = server("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
+    let second =
+        server_manifest("ratings", other.port(), &[]).replacen("ratings-1", "ratings-2", 1);
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
-    let listeners = client("web", &[], &[("ratings.shop", listener)]);
+    let listeners = client_manifest("web", &[], &[("ratings.shop", listener)]);
     let manifests =
-        [&mesh_config("strict"), second, &server("ratings", one.port(), &[]), &listeners].concat();
-    let listener = loopback(listener);
+        [&mesh_config("strict"), second, &server_manifest("ratings", one.port(), &[]), &listeners]
+            .concat();
+    let listener = loopback_address(listener);
 
     let before = Release::Previous;
-    let mut control = ControlPlane::of(before, &manifests, &["--certificate-lifetime", "20s"]);
+    let mut control =
+        ControlPlane::start_release(before, &manifests, &["--certificate-lifetime", "20s"]);
     control.write("policy.yaml", ALLOWED);
     let mut servers: Vec<Proxy> = ["shop/ratings-1", "shop/ratings-2"]
         .map(|name| Proxy::join_of(before, &control, name, &[]))
         .into();
     let mut web = Proxy::join_of(before, &control, "shop/web-1", &[]);
-    works(&control, &servers, listener);
+    assert_works(&control, &servers, listener);
 
     for release in [Release::This, Release::Previous] {
         let load = Load::start("GET", listener, 2);
         load.wait_for(20);
         // Control planes first: they send new fields only to sidecars that support them.
         control.become_release(release);
-        knows(&web, &servers, ports);
+        wait_for_servers(&web, &servers, ports);
         for turn in 0..servers.len() {
             servers[turn].become_release(release);
-            knows(&web, &servers, ports);
+            wait_for_servers(&web, &servers, ports);
             load.wait_for(20);
         }
-        load.finish().assert_whole();
-        works(&control, &servers, listener);
+        load.finish_load().assert_whole();
+        assert_works(&control, &servers, listener);
         // Stopping it disconnects its own client.
         web.become_release(release);
-        works(&control, &servers, listener);
+        assert_works(&control, &servers, listener);
     }
 
     // The reverse order: sidecars first.
     let load = Load::start("GET", listener, 2);
     for turn in 0..servers.len() {
         servers[turn].become_release(Release::This);
-        knows(&web, &servers, ports);
+        wait_for_servers(&web, &servers, ports);
         load.wait_for(20);
     }
-    load.finish().assert_whole();
-    works(&control, &servers, listener);
+    load.finish_load().assert_whole();
+    assert_works(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
     let _web = Proxy::join_of(Release::This, &control, "shop/web-1", &[]);
-    works(&control, &servers, listener);
+    assert_works(&control, &servers, listener);
 }
 
 /// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
-fn knows(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
+fn wait_for_servers(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
     eventually("the client knows where both are", MAX_WAIT, || {
-        let world = web.page.world().to_string();
-        let mut inbound = servers.iter().zip(ports).map(|(server, port)| server.page.inbound(port));
+        let world = web.page.full_configuration().to_string();
+        let mut inbound =
+            servers.iter().zip(ports).map(|(server, port)| server.page.inbound_listener(port));
         inbound.all(|address| world.contains(&format!("\"{address}\""))).then_some(())
     });
 }
 
 /// Checks that changes arrive and certificates are renewed.
-fn works(control: &ControlPlane, servers: &[Proxy], listener: std::net::SocketAddr) {
-    turns(listener, 200);
+fn assert_works(control: &ControlPlane, servers: &[Proxy], listener: std::net::SocketAddr) {
+    wait_until_status(listener, 200);
     control.remove("policy.yaml");
-    turns(listener, 403);
+    wait_until_status(listener, 403);
     control.write("policy.yaml", ALLOWED);
-    turns(listener, 200);
+    wait_until_status(listener, 200);
     for server in servers {
-        let renewed = || server.page.metric("leno_certificate_renewals_total{result=\"ok\"}");
+        let renewed = || server.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
         let before = renewed();
         let again = || (renewed() > before).then_some(());
         eventually("a certificate is renewed", MAX_WAIT, again);

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Mesh, Program, children, eventually, free_port, is_running, leno};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::{Mesh, Program, child_processes, eventually, free_port, is_running, leno_command};
 use rustix::process::Signal;
 
-use super::drain::{assert_finished, begin, slow_shop};
-use super::{MAX_WAIT, loopback, turns};
+use super::drain::{assert_finished, begin_request, slow_shop};
+use super::{MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
@@ -16,50 +16,50 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
     let command = ["python3", "-m", "http.server", &port.to_string(), "--bind", "127.0.0.1"];
     let manifests = [
         mesh_config("permissive"),
-        server("ratings", port, &command),
-        client("web", &[], &[("ratings.shop", listener)]),
+        server_manifest("ratings", port, &command),
+        client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
     let mut mesh = Mesh::up(&manifests.concat());
-    turns(loopback(listener), 200);
-    let family = children(mesh.up.pid());
+    wait_until_status(loopback_address(listener), 200);
+    let family = child_processes(mesh.up.pid());
     assert_eq!(family.len(), 3, "two sidecars and an application: {family:?}");
 
-    mesh.up.signal(Signal::KILL);
-    mesh.up.wait(MAX_WAIT);
-    let (files, data) = (mesh.file(""), mesh.data());
-    let next = up(&files, &data);
+    mesh.up.send_signal(Signal::KILL);
+    mesh.up.wait_for_exit(MAX_WAIT);
+    let (files, data) = (mesh.manifest_file(""), mesh.data_directory());
+    let next = start_mesh(&files, &data);
     next.wait_for_line("The mesh is up", Duration::from_secs(20));
-    turns(loopback(listener), 200);
+    wait_until_status(loopback_address(listener), 200);
     let gone = || family.iter().all(|child| !is_running(child.pid)).then_some(());
     eventually("nothing of the first is left", MAX_WAIT, gone);
 
-    let mut third = up(&files, &data);
-    assert_eq!(third.wait(MAX_WAIT).code(), Some(1));
+    let mut third = start_mesh(&files, &data);
+    assert_eq!(third.wait_for_exit(MAX_WAIT).code(), Some(1));
     let holder = format!("is in use by another mesh (process {})", next.pid());
     let line = third.wait_for_line(&holder, MAX_WAIT);
     assert!(line.contains("--data"), "{line}");
-    turns(loopback(listener), 200);
+    wait_until_status(loopback_address(listener), 200);
 }
 
 #[test]
 fn killed_with_a_response_under_way_that_finishes_beside_the_next() {
     let (shop, release) = slow_shop();
     let mut mesh = Mesh::up(&shop.manifests);
-    turns(shop.listener, 200);
-    let under_way = begin(&shop);
-    mesh.up.signal(Signal::KILL);
-    mesh.up.wait(MAX_WAIT);
+    wait_until_status(shop.listener, 200);
+    let under_way = begin_request(&shop);
+    mesh.up.send_signal(Signal::KILL);
+    mesh.up.wait_for_exit(MAX_WAIT);
 
-    let mut next = up(&mesh.file(""), &mesh.data());
+    let mut next = start_mesh(&mesh.manifest_file(""), &mesh.data_directory());
     next.wait_for_line("The mesh is up", MAX_WAIT);
-    turns(shop.listener, 200);
+    wait_until_status(shop.listener, 200);
     release.send(()).unwrap();
     assert_finished(under_way);
     assert_eq!(next.stop(MAX_WAIT).code(), Some(0));
 }
 
-fn up(files: &Path, data: &Path) -> Program {
-    let mut command = leno();
+fn start_mesh(files: &Path, data: &Path) -> Program {
+    let mut command = leno_command();
     command.arg("up").arg("-f").arg(files).arg("--data").arg(data);
     Program::start("leno up", &mut command)
 }

@@ -13,7 +13,7 @@ use leno_model::{
     WeightedBackend, WorkloadName,
 };
 use leno_registry::{Update, read_str};
-use leno_tests::{Answer, Application, Program, eventually, free_port, get, leno};
+use leno_tests::{Answer, Application, Program, eventually, free_port, get, leno_command};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
@@ -36,10 +36,10 @@ impl Edge {
     /// As [`Self::start`], with further arguments to the gateway.
     pub(super) fn start_with(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let applications = [named("meshed"), named("plain")];
+        let applications = [start_named("meshed"), start_named("plain")];
         let [meshed, plain] = applications.each_ref().map(Application::port);
         let (updates, inbox) = mpsc::channel(16);
-        let changes = objects(&world(meshed)).into_iter().map(Change::Upsert);
+        let changes = read_objects(&mesh_manifests(meshed)).into_iter().map(Change::Upsert);
         let first = Update { changes: changes.collect(), ..Update::default() };
         updates.blocking_send(first).expect("there is room");
         let (output, ready) = blocking::channel();
@@ -50,7 +50,7 @@ impl Edge {
             runtime.expect("a runtime").block_on(async {
                 let control = Control::start_fed(config, inbox).await.expect("a control plane");
                 let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
-                let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload(name)));
+                let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload_name(name)));
                 output.send(bundles).expect("the test waits");
                 stopped.await.ok();
                 control.shutdown().await;
@@ -59,9 +59,9 @@ impl Edge {
         let [meshed_bundle, edge_bundle] = ready.recv().expect("a control plane");
         let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let at = health.to_string();
-        let sidecar = member(&directory, ("proxy", "meshed-1"), &meshed_bundle, &[]);
+        let sidecar = start_member(&directory, ("proxy", "meshed-1"), &meshed_bundle, &[]);
         let arguments = [&["--bind", "127.0.0.1", "--health", &at], arguments].concat();
-        let proxy = member(&directory, ("gateway", "edge-1"), &edge_bundle, &arguments);
+        let proxy = start_member(&directory, ("gateway", "edge-1"), &edge_bundle, &arguments);
         let edge = Self {
             updates,
             control: Some((stop, thread)),
@@ -76,25 +76,29 @@ impl Edge {
 
     /// Adds an unmeshed application and its service.
     pub(super) fn plain_at(&self, name: &str, port: u16) {
-        let mut output = objects(&format!("{}---\n{}", at(name, port), service(name)));
+        let mut output = read_objects(&format!(
+            "{}---\n{}",
+            workload_manifest(name, port),
+            service_manifest(name)
+        ));
         for object in &mut output {
             if let Object::Workload(workload) = object {
                 workload.sidecar = false;
             }
         }
-        self.tell(output);
+        self.send_update(output);
     }
 
     /// Sets the ports of the gateway.
-    pub(super) fn serve(&self, ports: Vec<(u16, Serves)>) {
+    pub(super) fn set_ports(&self, ports: Vec<(u16, Serves)>) {
         let mut ports: Vec<GatewayPort> =
             ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect();
         ports.sort_by_key(|port| port.port);
         let name = "bookinfo/edge".parse().expect("a name");
-        self.tell(vec![Object::Gateway(Gateway { name, ports })]);
+        self.send_update(vec![Object::Gateway(Gateway { name, ports })]);
     }
 
-    fn tell(&self, objects: Vec<Object>) {
+    fn send_update(&self, objects: Vec<Object>) {
         let changes = objects.into_iter().map(Change::Upsert).collect();
         let update = Update { changes, ..Update::default() };
         self.updates.blocking_send(update).expect("the control plane is there");
@@ -108,29 +112,29 @@ impl Edge {
     }
 
     /// Returns the status and body of its readiness endpoint.
-    pub(super) fn readiness(&self) -> (u16, String) {
+    pub(super) fn get_readiness(&self) -> (u16, String) {
         let answer = get(self.health, "/readyz").expect("an answer");
         (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
     }
 
     /// Returns the program of the gateway.
-    pub(super) fn gateway(&mut self) -> &mut Program {
+    pub(super) fn gateway_program(&mut self) -> &mut Program {
         &mut self.programs[1]
     }
 
     /// Returns the process id of the gateway.
-    pub(super) fn pid(&self) -> u32 {
+    pub(super) fn gateway_pid(&self) -> u32 {
         self.programs[1].pid()
     }
 
     /// Returns the external address of a port.
-    pub(super) fn at(&self, port: u16) -> SocketAddr {
+    pub(super) fn address_of_port(&self, port: u16) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, port))
     }
 
     /// Returns the status and HTTP version reported by curl for `/plain`, with this certificate as the only
     /// trust root.
-    pub(super) fn curl(
+    pub(super) fn curl_gateway(
         &self,
         host: &str,
         port: u16,
@@ -161,12 +165,12 @@ impl Drop for Edge {
 }
 
 /// Returns an application that responds with its name and the request head.
-fn named(name: &'static str) -> Application {
+fn start_named(name: &'static str) -> Application {
     Application::start(move |request| Answer::ok(format!("{name} {}\r\n", request.head)))
 }
 
 /// Starts the proxy of a workload that joins with this bundle.
-fn member(
+fn start_member(
     directory: &TempDir,
     (command, name): (&str, &str),
     bundle: &str,
@@ -178,31 +182,32 @@ fn member(
     let owner = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(&token, owner).expect("it is ours");
     let state = directory.path().join(name);
-    let mut leno = leno();
-    leno.args([command, "--workload", &workload(name).to_string(), "--token-file"]);
+    let mut leno = leno_command();
+    leno.args([command, "--workload", &workload_name(name).to_string(), "--token-file"]);
     leno.arg(token).arg("--state").arg(state).args(more);
     Program::start(name, &mut leno)
 }
 
-fn workload(name: &str) -> WorkloadName {
+fn workload_name(name: &str) -> WorkloadName {
     WorkloadName::new("bookinfo", name).expect("a name")
 }
 
-fn objects(yaml: &str) -> Vec<Object> {
+fn read_objects(yaml: &str) -> Vec<Object> {
     let (objects, rejected) = read_str("gateway.yaml", yaml);
     assert!(rejected.is_empty(), "{rejected:#?}");
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-fn world(meshed: u16) -> String {
+fn mesh_manifests(meshed: u16) -> String {
     let edge = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
                 bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
                 spec: {serviceAccount: leno-gateway-edge}\n";
-    let (meshed, first, idle) = (at("meshed", meshed), service("meshed"), service("idle"));
+    let (meshed, first, idle) =
+        (workload_manifest("meshed", meshed), service_manifest("meshed"), service_manifest("idle"));
     format!("{edge}---\n{meshed}---\n{first}---\n{idle}")
 }
 
-fn at(name: &str, port: u16) -> String {
+fn workload_manifest(name: &str, port: u16) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}-1, namespace: \
          bookinfo, labels: {{app: {name}}}}}\n\
@@ -210,14 +215,14 @@ fn at(name: &str, port: u16) -> String {
     )
 }
 
-fn service(name: &str) -> String {
+fn service_manifest(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: bookinfo}}\n\
          spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: web}}]}}\n"
     )
 }
 
-pub(super) fn listener(
+pub(super) fn gateway_listener(
     name: &str,
     hostname: &str,
     host: &str,
@@ -233,16 +238,19 @@ pub(super) fn listener(
 }
 
 /// Adds a certificate to a listener.
-pub(super) fn secure(listener: GatewayListener, it: &GatewayCertificate) -> GatewayListener {
+pub(super) fn with_certificate(
+    listener: GatewayListener,
+    it: &GatewayCertificate,
+) -> GatewayListener {
     GatewayListener { certificates: vec![it.clone()], ..listener }
 }
 
-pub(super) fn certificate(name: &str) -> GatewayCertificate {
+pub(super) fn self_signed(name: &str) -> GatewayCertificate {
     let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
     GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
 }
 
-pub(super) fn rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {
+pub(super) fn prefix_rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {
     let path = PathMatch::Prefix(path.to_owned());
     RouteRule {
         route: "bookinfo/route".parse().expect("a name"),
@@ -254,7 +262,7 @@ pub(super) fn rule(path: &str, backends: &[WeightedBackend]) -> RouteRule {
     }
 }
 
-pub(super) fn backends(shares: &[(&str, u32)]) -> Vec<WeightedBackend> {
+pub(super) fn weighted_backends(shares: &[(&str, u32)]) -> Vec<WeightedBackend> {
     let backend = |(name, weight): &(&str, u32)| {
         WeightedBackend::new(ServiceName::new("bookinfo", name).expect("a name"), 80, *weight)
     };

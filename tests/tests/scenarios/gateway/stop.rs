@@ -9,7 +9,7 @@ use leno_tests::{Connection, eventually, free_port};
 use rustix::process::Signal;
 
 use super::edge::Edge;
-use super::{MAX_WAIT, ask, http};
+use super::{MAX_WAIT, http_listeners, send_request};
 
 /// Requests of clients with persistent connections, and of clients with one connection per request.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Load {
             let Some(mut connection) = kept.take().or_else(|| Connection::open(at).ok()) else {
                 return;
             };
-            let Some(closes) = exchange(&mut connection, keeps) else {
+            let Some(closes) = exchange_once(&mut connection, keeps) else {
                 self.lost.fetch_add(1, Ordering::SeqCst);
                 return;
             };
@@ -43,22 +43,22 @@ impl Load {
 }
 
 /// Sends one request; `None` if it is lost, otherwise true if the response ends the connection.
-fn exchange(connection: &mut Connection, keeps: bool) -> Option<bool> {
+fn exchange_once(connection: &mut Connection, keeps: bool) -> Option<bool> {
     let close = if keeps { "" } else { "connection: close\r\n" };
     let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
     connection.send(request).ok()?;
-    let response = connection.receive().ok().filter(|it| it.status == 200)?;
-    Some(keeps && response.header("connection") == Some("close"))
+    let response = connection.receive_response().ok().filter(|it| it.status == 200)?;
+    Some(keeps && response.first_header("connection") == Some("close"))
 }
 
-fn served(arguments: &[&str]) -> (Edge, SocketAddr) {
+fn start_serving(arguments: &[&str]) -> (Edge, SocketAddr) {
     let edge = Edge::start_with(arguments);
     let port = free_port();
-    edge.serve(vec![(port, Serves::Http(http("*.example.com")))]);
+    edge.set_ports(vec![(port, Serves::Http(http_listeners("*.example.com")))]);
     edge.is_ready();
-    let at = edge.at(port);
+    let at = edge.address_of_port(port);
     eventually("the backend is there", MAX_WAIT, || {
-        (ask(at, "/plain", "").status == 200).then_some(())
+        (send_request(at, "/plain", "").status == 200).then_some(())
     });
     (edge, at)
 }
@@ -68,7 +68,7 @@ fn served(arguments: &[&str]) -> (Edge, SocketAddr) {
 #[test]
 fn a_gateway_that_stops_under_load_loses_no_request() {
     for linger in ["0s", "2s"] {
-        let (mut edge, at) = served(&["--linger", linger, "--drain-timeout", "120s"]);
+        let (mut edge, at) = start_serving(&["--linger", linger, "--drain-timeout", "120s"]);
         let load = Load::default();
         thread::scope(|scope| {
             for number in 0..8 {
@@ -78,8 +78,8 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
             eventually("requests are answered", MAX_WAIT, || {
                 (load.answered.load(Ordering::SeqCst) > 200).then_some(())
             });
-            edge.gateway().signal(Signal::TERM);
-            assert!(edge.gateway().wait(2 * MAX_WAIT).success());
+            edge.gateway_program().send_signal(Signal::TERM);
+            assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
             load.stops.store(true, Ordering::SeqCst);
         });
         assert_eq!(load.lost.load(Ordering::SeqCst), 0, "linger {linger}");
@@ -91,40 +91,40 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
 /// paused.
 #[test]
 fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends() {
-    let (mut edge, at) = served(&["--drain-timeout", "120s"]);
+    let (mut edge, at) = start_serving(&["--drain-timeout", "120s"]);
     let mut idle: Vec<Connection> = (0..20).map(|_| Connection::open(at).unwrap()).collect();
     for connection in &mut idle {
-        assert_eq!(exchange(connection, true), Some(false));
+        assert_eq!(exchange_once(connection, true), Some(false));
     }
-    edge.gateway().signal(Signal::STOP);
+    edge.gateway_program().send_signal(Signal::STOP);
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
     let mut waiting: Vec<Connection> = (0..50).map(|_| Connection::open(at).unwrap()).collect();
     waiting.append(&mut idle);
     for connection in &mut waiting {
         connection.send(request).unwrap();
     }
-    edge.gateway().signal(Signal::TERM);
-    edge.gateway().signal(Signal::CONT);
+    edge.gateway_program().send_signal(Signal::TERM);
+    edge.gateway_program().send_signal(Signal::CONT);
     for (number, mut connection) in waiting.into_iter().enumerate() {
-        let response = connection.receive();
+        let response = connection.receive_response();
         assert_eq!(response.map(|it| it.status).ok(), Some(200), "{number}");
     }
-    assert!(edge.gateway().wait(2 * MAX_WAIT).success());
+    assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
     assert!(TcpStream::connect(at).is_err());
 }
 
 #[test]
 fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
-    let (mut edge, at) = served(&["--linger", "120s"]);
+    let (mut edge, at) = start_serving(&["--linger", "120s"]);
     let mut idle = Connection::open(at).unwrap();
-    assert_eq!(exchange(&mut idle, true), Some(false));
-    edge.gateway().signal(Signal::TERM);
+    assert_eq!(exchange_once(&mut idle, true), Some(false));
+    edge.gateway_program().send_signal(Signal::TERM);
     let ((_, reason), _) = eventually("it is not ready", MAX_WAIT, || {
-        Some(edge.readiness()).filter(|(status, _)| *status == 503)
+        Some(edge.get_readiness()).filter(|(status, _)| *status == 503)
     });
     assert!(reason.contains("is stopping"), "{reason}");
-    assert_eq!(exchange(&mut idle, true), Some(true));
-    assert_eq!(exchange(&mut Connection::open(at).unwrap(), true), Some(true));
+    assert_eq!(exchange_once(&mut idle, true), Some(true));
+    assert_eq!(exchange_once(&mut Connection::open(at).unwrap(), true), Some(true));
     // The second signal skips the delay of --linger.
-    assert!(edge.gateway().stop(2 * MAX_WAIT).success());
+    assert!(edge.gateway_program().stop(2 * MAX_WAIT).success());
 }

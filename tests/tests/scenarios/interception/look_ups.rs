@@ -52,7 +52,12 @@ impl Drop for Files {
 impl Pods {
     /// Returns the first address of a name, as resolved by the C library.
     fn look_up(&self, name: &str) -> String {
-        let output = self.at(CLIENT).command("getent").args(["ahostsv4", name]).output().unwrap();
+        let output = self
+            .namespace_of(CLIENT)
+            .namespace_command("getent")
+            .args(["ahostsv4", name])
+            .output()
+            .unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         said.split_whitespace().next().unwrap_or("nothing").to_owned()
     }
@@ -63,23 +68,23 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::up();
-    let server = pods.address(EXTERNAL_CLIENT);
+    let mut pods = Pods::start_pods();
+    let server = pods.pod_address(EXTERNAL_CLIENT);
     let text = format!(
         "nameserver {server}\nsearch shop.svc.cluster.local svc.cluster.local\noptions ndots:5"
     );
-    let files = Files::new(&pods.at(CLIENT).0, &format!("{text}\n"));
-    let mut command = pods.at(EXTERNAL_CLIENT).command("python3");
+    let files = Files::new(&pods.namespace_of(CLIENT).0, &format!("{text}\n"));
+    let mut command = pods.namespace_of(EXTERNAL_CLIENT).namespace_command("python3");
     command.args(["-c", NAME_SERVER, &server]);
     pods.running.push(Program::start("name server", &mut command));
-    pods.serve(SERVER, 8080);
-    pods.mesh(SERVER, "server");
+    pods.start_server(SERVER, 8080);
+    pods.start_sidecar(SERVER, "server");
     // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.
     eventually("the name server answers", Duration::from_secs(10), || {
         (pods.look_up("server") == FOREIGN).then_some(())
     });
     pods.mesh_with(CLIENT, "client", &["--dns"]);
-    let there = pods.address(SERVER);
+    let there = pods.pod_address(SERVER);
     eventually("the sidecar answers", Duration::from_secs(30), || {
         (pods.look_up("server") == there).then_some(())
     });
@@ -93,8 +98,8 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     // The connection that follows uses the mesh: other clients are rejected there.
     let url = "http://server:8080/";
     eventually("it is reached by its name", Duration::from_secs(30), || {
-        (pods.curl(CLIENT, &[url]) == "200").then_some(())
+        (pods.curl_from(CLIENT, &[url]) == "200").then_some(())
     });
     let resolve = format!("server:8080:{there}");
-    assert_eq!(pods.curl(EXTERNAL_CLIENT, &["--resolve", &resolve, url]), "reset");
+    assert_eq!(pods.curl_from(EXTERNAL_CLIENT, &["--resolve", &resolve, url]), "reset");
 }

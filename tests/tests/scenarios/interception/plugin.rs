@@ -5,13 +5,13 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use leno_tests::{is_root, leno};
+use leno_tests::{is_root, leno_command};
 use serde_json::{Value, json};
 
 use super::Namespace;
 
 /// Calls the plugin for the Pod `shop/cart-1`.
-fn call(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
+fn call_plugin(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
     let configuration = json!({
         "cniVersion": "1.0.0",
         "name": "pods",
@@ -22,7 +22,7 @@ fn call(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
     });
     let scratch = tempfile::tempdir().unwrap();
     let program = scratch.path().join("leno-cni");
-    std::os::unix::fs::symlink(leno().get_program(), &program).unwrap();
+    std::os::unix::fs::symlink(leno_command().get_program(), &program).unwrap();
     let mut plugin = std::process::Command::new(program)
         .env("CNI_COMMAND", command)
         .env("CNI_NETNS", format!("/run/netns/{netns}"))
@@ -36,7 +36,7 @@ fn call(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
     plugin.wait_with_output().unwrap()
 }
 
-fn said(output: &Output) -> Value {
+fn parse_output(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
@@ -53,7 +53,7 @@ fn call_with(answer: &str, namespace: &Namespace) -> (Output, Value) {
             writeln!(&stream, "{answer}").unwrap();
             serde_json::from_str(&line).unwrap()
         });
-        let output = call("ADD", &socket, &namespace.0, &[]);
+        let output = call_plugin("ADD", &socket, &namespace.0, &[]);
         (output, asked.join().unwrap())
     })
 }
@@ -68,8 +68,8 @@ fn a_pod_gets_the_rules_that_its_agent_tells() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
     // The result of the previous plugin is passed through.
-    assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");
-    let rules = namespace.rules();
+    assert_eq!(parse_output(&output)["ips"][0]["address"], "192.0.2.7/24");
+    let rules = namespace.nft_rules();
     assert!(rules.contains("tcp dport 25 return") && rules.contains(":15001"), "{rules}");
     // Our own network namespace is unchanged.
     let ours = std::process::Command::new("nft").args(["list", "table", "inet", "leno"]).output();
@@ -85,10 +85,10 @@ fn who_is_not_to_be_led_is_left_alone() {
     let (output, _) = call_with(r#""leave""#, &namespace);
     assert!(output.status.success(), "{output:?}");
     // No agent is needed for an excluded namespace.
-    let output = call("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
+    let output = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(said(&output)["ips"][0]["address"], "192.0.2.7/24");
-    assert_eq!(namespace.rules(), "");
+    assert_eq!(parse_output(&output)["ips"][0]["address"], "192.0.2.7/24");
+    assert_eq!(namespace.nft_rules(), "");
 }
 
 #[test]
@@ -97,21 +97,23 @@ fn a_pod_does_not_start_without_what_it_was_promised() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = Namespace::new("promise");
-    let alone = call("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
+    let alone = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
     assert!(!alone.status.success());
-    let error = said(&alone);
+    let error = parse_output(&alone);
     assert_eq!(error["code"], 100);
     assert!(error["msg"].as_str().unwrap().contains("leno-cni of this node running"), "{error}");
     let (refused, _) = call_with(r#"{"refused":"the API server is away"}"#, &namespace);
-    assert_eq!(said(&refused)["msg"], "the API server is away");
+    assert_eq!(parse_output(&refused)["msg"], "the API server is away");
     let (odd, _) = call_with(r#"{"intercept":["--no-such-option"]}"#, &namespace);
     assert!(!odd.status.success(), "{odd:?}");
-    assert_eq!(namespace.rules(), "");
+    assert_eq!(namespace.nft_rules(), "");
 }
 
 #[test]
 fn a_runtime_learns_the_versions() {
-    let output = call("VERSION", Path::new("/nowhere"), "nowhere", &[]);
-    assert!(said(&output)["supportedVersions"].as_array().unwrap().contains(&json!("1.0.0")));
-    assert!(call("DEL", Path::new("/nowhere"), "nowhere", &[]).status.success());
+    let output = call_plugin("VERSION", Path::new("/nowhere"), "nowhere", &[]);
+    assert!(
+        parse_output(&output)["supportedVersions"].as_array().unwrap().contains(&json!("1.0.0"))
+    );
+    assert!(call_plugin("DEL", Path::new("/nowhere"), "nowhere", &[]).status.success());
 }

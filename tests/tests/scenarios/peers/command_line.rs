@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use leno_tests::manifests::{client, mesh_config, route, server};
-use leno_tests::{Application, Connection, Mesh, free_port, leno};
+use leno_tests::manifests::{client_manifest, mesh_config, route_manifest, server_manifest};
+use leno_tests::{Application, Connection, Mesh, free_port, leno_command};
 use serde_json::Value;
 
-use super::loopback;
+use super::loopback_address;
 
 const POLICY: &str = "---
 apiVersion: specs.smi-spec.io/v1alpha4
@@ -29,13 +29,13 @@ struct Shop {
     _application: Application,
 }
 
-fn shop() -> Shop {
-    let (application, listener) = (Application::echo(), free_port());
+fn start_shop() -> Shop {
+    let (application, listener) = (Application::start_echo(), free_port());
     let manifests = [
         mesh_config("strict"),
-        server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", listener)]),
-        client("outsider", &[], &[]),
+        server_manifest("web", application.port(), &[]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
+        client_manifest("outsider", &[], &[]),
         POLICY.to_owned(),
     ];
     Shop { mesh: Mesh::up(&manifests.concat()), listener, _application: application }
@@ -44,11 +44,11 @@ fn shop() -> Shop {
 impl Shop {
     /// Returns the prediction of `leno explain`: its exit code and the status, 200 for the application's own
     /// response.
-    fn predicted(&self, from: &str, method: &str, url: &str) -> (i32, u64) {
-        let output = leno()
+    fn predict_response(&self, from: &str, method: &str, url: &str) -> (i32, u64) {
+        let output = leno_command()
             .args(["explain", "request", "-o", "json", "--from", from, "-X", method, "--url", url])
             .arg("-f")
-            .arg(self.mesh.file("mesh.yaml"))
+            .arg(self.mesh.manifest_file("mesh.yaml"))
             .output()
             .unwrap();
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -58,17 +58,17 @@ impl Shop {
 }
 
 /// Returns the status of a workload's HTTP proxy listener.
-fn answered(proxy: SocketAddr, method: &str, url: &str) -> u64 {
+fn proxy_status(proxy: SocketAddr, method: &str, url: &str) -> u64 {
     let host = url.split('/').nth(2).unwrap();
     let mut connection = Connection::open(proxy).unwrap();
     let head = format!("{method} {url} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n");
     connection.send(head).unwrap();
-    u64::from(connection.receive().unwrap().status)
+    u64::from(connection.receive_response().unwrap().status)
 }
 
 #[test]
 fn explain_predicts_what_the_mesh_answers() {
-    let shop = shop();
+    let shop = start_shop();
     let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
     let (user, external_client) = (proxy("shop/user-1"), proxy("shop/outsider-1"));
     let web = "http://web.shop:9080";
@@ -84,15 +84,15 @@ fn explain_predicts_what_the_mesh_answers() {
     ] {
         let what = format!("{from} {method} {url}");
         let listener = if from == "shop/user-1" { user } else { external_client };
-        assert_eq!(answered(listener, method, &url), status, "{what}");
+        assert_eq!(proxy_status(listener, method, &url), status, "{what}");
         let code = if status == 200 { 0 } else { 3 };
-        assert_eq!(shop.predicted(from, method, &url), (code, status), "explain: {what}");
+        assert_eq!(shop.predict_response(from, method, &url), (code, status), "explain: {what}");
     }
 }
 
 #[test]
 fn explain_predicts_what_rules_do_to_requests() {
-    let (application, listener) = (Application::echo(), free_port());
+    let (application, listener) = (Application::start_echo(), free_port());
     let rules = [
         "{matches: [{path: {value: /old}}], filters: [{type: RequestRedirect, requestRedirect: \
          {statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /items}}}]}",
@@ -103,9 +103,9 @@ fn explain_predicts_what_rules_do_to_requests() {
     ];
     let manifests = [
         mesh_config("strict"),
-        server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", listener)]),
-        route("web", &rules),
+        server_manifest("web", application.port(), &[]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
+        route_manifest("web", &rules),
         POLICY.to_owned(),
     ];
     let mesh = Mesh::up(&manifests.concat());
@@ -115,15 +115,19 @@ fn explain_predicts_what_rules_do_to_requests() {
         [("/old/1", 301), ("/v1/1", 200), ("/v1", 404), ("/items/1", 200), ("/other", 404)]
     {
         let url = format!("http://web.shop:9080{path}");
-        assert_eq!(answered(user, "GET", &url), status, "{path}");
+        assert_eq!(proxy_status(user, "GET", &url), status, "{path}");
         let code = if status == 200 { 0 } else { 3 };
-        assert_eq!(shop.predicted("shop/user-1", "GET", &url), (code, status), "explain: {path}");
+        assert_eq!(
+            shop.predict_response("shop/user-1", "GET", &url),
+            (code, status),
+            "explain: {path}"
+        );
     }
-    let output = leno()
+    let output = leno_command()
         .args(["explain", "request", "--from", "shop/user-1", "--url"])
         .arg("http://web.shop:9080/v1/7?a=b")
         .arg("-f")
-        .arg(shop.mesh.file("mesh.yaml"))
+        .arg(shop.mesh.manifest_file("mesh.yaml"))
         .output()
         .unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
@@ -140,8 +144,8 @@ fn explain_predicts_what_rules_do_to_requests() {
 
 #[test]
 fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
-    let shop = shop();
-    let mut connection = Connection::open(loopback(shop.listener)).unwrap();
+    let shop = start_shop();
+    let mut connection = Connection::open(loopback_address(shop.listener)).unwrap();
     assert_eq!(connection.get("/items/1").unwrap().status, 200);
     for (topic, known) in [
         ("workloads", "shop/outsider-1"),
@@ -152,32 +156,35 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
         ("proxies", "shop/user-1"),
         ("policies", "shop/user-reads-web"),
     ] {
-        let answer = shop.mesh.ask(topic).to_string();
+        let answer = shop.mesh.get_json(topic).to_string();
         assert!(answer.contains(known), "{topic}: {answer}");
-        let table = shop.mesh.leno(&["get", topic]);
+        let table = shop.mesh.run_leno(&["get", topic]);
         assert!(table.status.success(), "{topic}: {}", String::from_utf8_lossy(&table.stderr));
         let lines = String::from_utf8_lossy(&table.stdout).lines().count();
         assert!(lines > 1, "{topic}: a header and something under it");
     }
-    assert_eq!(shop.mesh.ask("status")["trust_domain"], "cluster.local");
-    let rejected = shop.mesh.ask("rejected");
+    assert_eq!(shop.mesh.get_json("status")["trust_domain"], "cluster.local");
+    let rejected = shop.mesh.get_json("rejected");
     assert_eq!(rejected["rejected"].as_array().map(Vec::len), Some(0), "{rejected}");
     let other_place = tempfile::tempdir().unwrap();
-    let nobody =
-        leno().args(["get", "workloads", "--data"]).arg(other_place.path()).output().unwrap();
+    let nobody = leno_command()
+        .args(["get", "workloads", "--data"])
+        .arg(other_place.path())
+        .output()
+        .unwrap();
     assert_eq!(nobody.status.code(), Some(1), "no mesh responds there");
     assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the remedy is named");
 }
 
 #[test]
 fn check_finds_before_what_up_refuses_afterwards() {
-    let shop = shop();
+    let shop = start_shop();
     let bad = POLICY.replace("destination:", "destiny:").replace("web, namespace", "w, namespace");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");
     for (text, code) in [(POLICY, 0), (&bad, 1)] {
         std::fs::write(&file, text).unwrap();
-        let check = leno().arg("check").arg("-f").arg(&file).output().unwrap();
+        let check = leno_command().arg("check").arg("-f").arg(&file).output().unwrap();
         let said = String::from_utf8_lossy(&check.stdout).into_owned();
         assert_eq!(check.status.code(), Some(code), "{said}");
         assert_eq!(said.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{said}");
@@ -186,6 +193,6 @@ fn check_finds_before_what_up_refuses_afterwards() {
     let max_wait = std::time::Duration::from_secs(10);
     let line = shop.mesh.up.wait_for_line("policy.yaml:11", max_wait);
     assert!(line.contains("TrafficTarget"), "{line}");
-    let rejected = shop.mesh.ask("rejected").to_string();
+    let rejected = shop.mesh.get_json("rejected").to_string();
     assert!(rejected.contains("destiny"), "{rejected}");
 }

@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
 use leno_tests::{
-    Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get_page, python, script,
+    Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get_page, python_program, script_path,
 };
 
-use super::{MODES, bounded};
+use super::{MODES, bounded_command};
 
 /// A database behind one sidecar, with an outbound listener at another.
 struct Pair {
@@ -16,42 +16,42 @@ struct Pair {
     listener: String,
 }
 
-fn pair(mode: &str, port: u16, command: &[&str]) -> Pair {
+fn start_pair(mode: &str, port: u16, command: &[&str]) -> Pair {
     let listener = free_port();
     let manifests = [
         mesh_config(mode),
         server_of("database", (port, ""), command),
-        client("user", &[], &[("database.shop", listener)]),
+        client_manifest("user", &[], &[("database.shop", listener)]),
     ];
     Pair { mesh: Mesh::up(&manifests.concat()), listener: listener.to_string() }
 }
 
 impl Pair {
-    fn client(&self, program: &str, arguments: &[&str]) -> Command {
-        let mail = script("smtp_client.py");
+    fn client_command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mail = script_path("smtp_client.py");
         let address = match program {
             _ if program.starts_with("mariadb") => {
                 ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.listener]
             }
-            _ if program == python() => [&mail[..], &self.listener, "", "", "", ""],
+            _ if program == python_program() => [&mail[..], &self.listener, "", "", "", ""],
             _ => ["-h", "127.0.0.1", "-p", &self.listener, "", ""],
         };
-        let mut command = bounded(program);
+        let mut command = bounded_command(program);
         command.args(address.iter().filter(|word| !word.is_empty())).args(arguments);
         command
     }
 
     /// Runs a client to completion and returns its output.
     fn run(&self, program: &str, arguments: &[&str]) -> String {
-        let output = self.client(program, arguments).output().unwrap();
+        let output = self.client_command(program, arguments).output().unwrap();
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} {arguments:?}: {complaint}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// True if a client succeeds.
-    fn answers(&self, program: &str, arguments: &[&str]) -> bool {
-        self.client(program, arguments).output().unwrap().status.success()
+    fn is_successful(&self, program: &str, arguments: &[&str]) -> bool {
+        self.client_command(program, arguments).output().unwrap().status.success()
     }
 
     /// Runs `work` while the database is reachable, by a policy in strict mode; without it, the connection is
@@ -61,12 +61,12 @@ impl Pair {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
         }
         let what = format!("{program} is answered");
-        eventually(&what, MAX_WAIT, || self.answers(program, ask).then_some(()));
+        eventually(&what, MAX_WAIT, || self.is_successful(program, ask).then_some(()));
         work();
         if mode == "strict" {
             self.mesh.remove("policy.yaml");
             let what = format!("{program} is answered no more");
-            eventually(&what, MAX_WAIT, || (!self.answers(program, ask)).then_some(()));
+            eventually(&what, MAX_WAIT, || (!self.is_successful(program, ask)).then_some(()));
         }
     }
 }
@@ -77,7 +77,7 @@ fn redis_and_its_benchmark() {
         let port = free_port();
         let number = port.to_string();
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
-        let pair = pair(mode, port, &[&["redis-server"][..], &own].concat());
+        let pair = start_pair(mode, port, &[&["redis-server"][..], &own].concat());
         pair.while_served(mode, ("redis-cli", &["PING"]), || {
             let output = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
@@ -99,11 +99,11 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
         let postgres = Postgres::prepare();
         let run = postgres.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
-        let pair = pair(mode, postgres.port, &run);
+        let pair = start_pair(mode, postgres.port, &run);
         let ask = ("pg_isready", &["-U", "tester", "-d", "postgres"][..]);
         pair.while_served(mode, ask, || {
             for tls in ["disable", "require"] {
-                transactions(&pair, tls);
+                run_pgbench(&pair, tls);
             }
         });
         assert_opaque(&pair);
@@ -116,7 +116,7 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
         let maria = Maria::prepare();
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
-        let pair = pair(mode, maria.port, &run);
+        let pair = start_pair(mode, maria.port, &run);
         pair.while_served(mode, ("mariadb-admin", &["ping"]), || {
             let began = Instant::now();
             assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
@@ -135,7 +135,7 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
 fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without() {
     for mode in MODES {
         let folder = tempfile::tempdir().unwrap();
-        let own = SelfSigned::make(folder.path(), "localhost");
+        let own = SelfSigned::generate_files(folder.path(), "localhost");
         let [key, certificate] = [own.key, own.certificate].map(|file| file.display().to_string());
         let letters = folder.path().join("letters");
         let (port, text) = (free_port(), folder.path().join("text"));
@@ -145,9 +145,9 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
             ["-m", "aiosmtpd", "-n", "-l", &listen, "--tlskey", &key, "--tlscert", &certificate];
         let keep =
             ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
-        let pair = pair(mode, port, &[&[python()][..], &run, &keep].concat());
-        pair.while_served(mode, (python(), &["hello"]), || {
-            let mut send = pair.client(python(), &["send", &certificate]);
+        let pair = start_pair(mode, port, &[&[python_program()][..], &run, &keep].concat());
+        pair.while_served(mode, (python_program(), &["hello"]), || {
+            let mut send = pair.client_command(python_program(), &["send", &certificate]);
             let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
             assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
             let kept: Vec<_> = std::fs::read_dir(letters.join("new")).unwrap().collect();
@@ -163,7 +163,7 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
 }
 
 /// Runs pgbench, including its initialization; `tls` is PostgreSQL's `sslmode`.
-fn transactions(pair: &Pair, tls: &str) {
+fn run_pgbench(pair: &Pair, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
     let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     let encrypted = pair.run("psql", &["-At", "-c", question, &database]);
@@ -184,7 +184,7 @@ fn assert_opaque(pair: &Pair) {
     let mut counted = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
     assert!(counted.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
     let clean = "leno_requests_total{direction=\"outbound\",service=\"shop/database\"";
-    assert!(user.metric(clean) > 10.0, "{page}");
+    assert!(user.sum_metrics(clean) > 10.0, "{page}");
 }
 
 /// Databases start in a second or two.

@@ -1,11 +1,11 @@
 //! The demo, as run by a new user.
 
-use leno_tests::leno;
+use leno_tests::leno_command;
 use serde_json::Value;
 
 #[test]
 fn the_demo_keeps_what_it_promises() {
-    let demo = leno().args(["demo", "--duration", "3s", "-o", "json"]).output().unwrap();
+    let demo = leno_command().args(["demo", "--duration", "3s", "-o", "json"]).output().unwrap();
     let printed = String::from_utf8_lossy(&demo.stdout).into_owned();
     assert!(demo.status.success(), "{printed}\n{}", String::from_utf8_lossy(&demo.stderr));
     let report: Value = serde_json::from_str(&printed).unwrap();

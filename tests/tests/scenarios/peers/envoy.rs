@@ -3,14 +3,14 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
 use leno_tests::{
     Application, ControlPlane, Envoy, Mesh, Passage, Program, Proxy, Response, eventually,
     free_port, get, go_program,
 };
 
-use super::grpc::{CASES, WHOLE_SERVICE, call};
-use super::{MODES, curl, loopback};
+use super::grpc::{CASES, WHOLE_SERVICE, call_server};
+use super::{MODES, loopback_address, run_curl};
 
 /// Two services, `web` with HTTP/1.1 and `grpc`, with outbound listeners of `user`, which policies allow, and
 /// of `other`, which they do not.
@@ -27,11 +27,11 @@ impl Shop {
         let server = go_program("server").display().to_string();
         let interop = (port, [server, "--port".to_owned(), port.to_string()]);
         let listeners = std::array::from_fn(|_| free_port());
-        Self { echo: Application::echo(), interop, listeners }
+        Self { echo: Application::start_echo(), interop, listeners }
     }
 
     /// Returns the manifests with these service ports; `command` runs `web`.
-    fn manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
+    fn shop_manifests(&self, mode: &str, ports: [u16; 2], command: &[String]) -> String {
         let [web, grpc, others] = self.listeners;
         let run: Vec<&str> = command.iter().map(String::as_str).collect();
         let interop = self.interop.1.each_ref().map(String::as_str);
@@ -48,8 +48,8 @@ impl Shop {
             mesh_config(mode),
             server_of("web", (ports[0], "HTTP"), &run),
             grpc_server,
-            client("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
-            client("other", &[], &[("web.shop", others)]),
+            client_manifest("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
+            client_manifest("other", &[], &[("web.shop", others)]),
             allowed_http("user", "web", "/open/.*"),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ]
@@ -59,18 +59,19 @@ impl Shop {
 
 /// Waits until both services respond on these ports.
 fn wait_for(web: u16, grpc: u16) {
-    let answer = || get(loopback(web), "/open/").ok().filter(|response| response.status == 200);
+    let answer =
+        || get(loopback_address(web), "/open/").ok().filter(|response| response.status == 200);
     eventually("the web service answers", MAX_WAIT, answer);
-    eventually("a call ends well", MAX_WAIT, || call(grpc, "empty_unary").ok());
+    eventually("a call ends well", MAX_WAIT, || call_server(grpc, "empty_unary").ok());
 }
 
 /// Checks all functions of the services on these ports, through an Envoy; `closed` is the status of a path
 /// without a policy.
-fn serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
+fn assert_serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
     wait_for(web, grpc);
     let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
     for version in ["--http1.0", "--http1.1"] {
-        let said = curl(&[version, "-i", &url("/open/1?q=%2F")]);
+        let said = run_curl(&[version, "-i", &url("/open/1?q=%2F")]);
         assert!(said.contains("\nserver: envoy\r\n"), "{said}");
         assert!(said.ends_with("\nGET /open/1?q=%2F "), "{said}");
     }
@@ -81,12 +82,12 @@ fn serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
     let file = format!("@{}", file.display());
     for unmeasured in [&[][..], &["-H", "Transfer-Encoding: chunked"]] {
         let upload = ["-H", "Expect:", "--data-binary", &file];
-        let said = curl(&[&upload[..], unmeasured, &[&url("/open/2")]].concat());
+        let said = run_curl(&[&upload[..], unmeasured, &[&url("/open/2")]].concat());
         assert!(said == format!("POST /open/2 {body}"), "512 KiB arrive as they were");
     }
-    assert_eq!(get(loopback(web), "/closed").unwrap().status, closed);
+    assert_eq!(get(loopback_address(web), "/closed").unwrap().status, closed);
     for case in cases {
-        let outcome = call(grpc, case);
+        let outcome = call_server(grpc, case);
         assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
     }
 }
@@ -100,10 +101,10 @@ fn as_an_application_it_is_reached_in_either_version() {
             Passage::http1(ports[0], shop.echo.port()),
             Passage::http2(ports[1], shop.interop.0),
         ]);
-        let _mesh = Mesh::up(&shop.manifests(mode, ports, &envoy.command()));
+        let _mesh = Mesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
         let [web, grpc, others] = shop.listeners;
-        serves((web, grpc), closed(mode), CASES);
-        refuses(others, denied(mode));
+        assert_serves((web, grpc), closed_status(mode), CASES);
+        wait_for_status(others, denied_status(mode));
     }
 }
 
@@ -112,13 +113,13 @@ fn before_a_listener_it_reaches_services_in_either_version() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
+        let mesh = Mesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, _] = shop.listeners;
         wait_for(web, grpc);
         let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
         let envoy = Envoy::prepare(&[Passage::http1(at_web, web), Passage::http2(at_grpc, grpc)]);
         let _running = envoy.start();
-        serves((at_web, at_grpc), closed(mode), CASES);
+        assert_serves((at_web, at_grpc), closed_status(mode), CASES);
         drop(mesh);
     }
 }
@@ -128,16 +129,16 @@ fn as_a_member_it_calls_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mesh = Mesh::up(&shop.manifests(mode, ports, &[]));
+        let mesh = Mesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
         // Its own sidecars have their certificates by now.
-        refuses(others, denied(mode));
+        wait_for_status(others, denied_status(mode));
         let inbound = |name: &str| mesh.sidecar(&format!("shop/{name}-1")).inbound.unwrap().port();
         let [at_web, at_grpc, at_others] = std::array::from_fn(|_| free_port());
         let member = |at, (name, to): (&str, &str)| {
-            let state = mesh.data().join(format!("proxies/shop/{name}-1"));
-            Passage::http2(at, inbound(to)).to_member(&state, &identity(to))
+            let state = mesh.data_directory().join(format!("proxies/shop/{name}-1"));
+            Passage::http2(at, inbound(to)).to_member(&state, &account_identity(to))
         };
         let envoy = Envoy::prepare(&[
             member(at_web, ("user", "web")),
@@ -145,8 +146,8 @@ fn as_a_member_it_calls_sidecars_over_http2() {
             member(at_others, ("other", "web")),
         ]);
         let _running = envoy.start();
-        serves((at_web, at_grpc), closed(mode), CASES);
-        refuses(at_others, denied(mode));
+        assert_serves((at_web, at_grpc), closed_status(mode), CASES);
+        wait_for_status(at_others, denied_status(mode));
     }
 }
 
@@ -155,7 +156,7 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mut control = ControlPlane::start(&shop.manifests(mode, ports, &[]), &[]);
+        let mut control = ControlPlane::start(&shop.shop_manifests(mode, ports, &[]), &[]);
         let mut interop = Command::new(&shop.interop.1[0]);
         let _interop = Program::start("grpc-go's server", interop.args(&shop.interop.1[1..]));
         let mut servers =
@@ -163,46 +164,49 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         let _clients = ["shop/user-1", "shop/other-1"].map(|name| Proxy::join(&control, name, &[]));
         let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
-        refuses(others, denied(mode));
+        wait_for_status(others, denied_status(mode));
 
         // It takes over the addresses of both sidecars while the control plane cannot update the clients.
         control.kill();
-        let inbound = [0, 1].map(|at: usize| servers[at].page.inbound(ports[at]).port());
+        let inbound = [0, 1].map(|at: usize| servers[at].page.inbound_listener(ports[at]).port());
         servers.iter_mut().for_each(Proxy::kill);
-        let state = |name: &str| control.state(&format!("shop/{name}-1"));
+        let state = |name: &str| control.state_directory(&format!("shop/{name}-1"));
         let envoy = Envoy::prepare(&[
-            Passage::http1(inbound[0], ports[0]).from_member(&state("web"), &identity("user")),
-            Passage::http2(inbound[1], ports[1]).from_member(&state("grpc"), &identity("user")),
+            Passage::http1(inbound[0], ports[0])
+                .from_member(&state("web"), &account_identity("user")),
+            Passage::http2(inbound[1], ports[1])
+                .from_member(&state("grpc"), &account_identity("user")),
         ]);
         let _running = envoy.start();
         // It decides itself which paths its clients may request.
-        serves((web, grpc), 200, CASES);
+        assert_serves((web, grpc), 200, CASES);
         // In permissive mode it rejects them itself, by the identity in their sidecar's certificate.
-        let refused = refuses(others, 403);
+        let refused = wait_for_status(others, 403);
         let reason = if mode == "strict" { Some("denied-outbound") } else { None };
-        assert_eq!(refused.reason(), reason, "{refused:?}");
+        assert_eq!(refused.rejection_reason(), reason, "{refused:?}");
     }
 }
 
 /// Waits until unauthorized clients get this status.
-fn refuses(listener: u16, status: u16) -> Response {
-    let look =
-        || get(loopback(listener), "/open/").ok().filter(|response| response.status == status);
+fn wait_for_status(listener: u16, status: u16) -> Response {
+    let look = || {
+        get(loopback_address(listener), "/open/").ok().filter(|response| response.status == status)
+    };
     eventually(&format!("outsiders get {status}"), MAX_WAIT, look).0
 }
 
 /// Returns the status for a client without a policy.
-fn denied(mode: &str) -> u16 {
+fn denied_status(mode: &str) -> u16 {
     if mode == "strict" { 403 } else { 200 }
 }
 
 /// Returns the status for a path without a policy.
-fn closed(mode: &str) -> u16 {
+fn closed_status(mode: &str) -> u16 {
     if mode == "strict" { 404 } else { 200 }
 }
 
 /// Returns the identity of an account in the mesh of these tests.
-fn identity(account: &str) -> String {
+fn account_identity(account: &str) -> String {
     format!("spiffe://cluster.local/ns/shop/sa/{account}")
 }
 

@@ -4,19 +4,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, eventually, exchange, free_port, get};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::{Answer, Application, Mesh, eventually, exchange_bytes, free_port, get};
 
 /// The requests received by an application: target, host and length of the body.
 type Heard = Arc<Mutex<Vec<(String, String, usize)>>>;
 
 /// Returns an application that records its requests.
-fn noting(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, Heard) {
+fn start_recording(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, Heard) {
     let heard = Heard::default();
     let notes = heard.clone();
     let application = Application::start(move |request| {
-        let host = request.header("host").unwrap_or_default().to_owned();
-        let note = (request.what().1.to_owned(), host, request.body.len());
+        let host = request.first_header("host").unwrap_or_default().to_owned();
+        let note = (request.method_and_target().1.to_owned(), host, request.body.len());
         notes.lock().expect("nobody panicked").push(note);
         answer()
     });
@@ -29,7 +29,7 @@ struct Shop {
     _applications: Vec<Application>,
 }
 
-fn route(filter: &str) -> String {
+fn route_manifest(filter: &str) -> String {
     format!(
         "---
 apiVersion: gateway.networking.k8s.io/v1
@@ -44,20 +44,20 @@ spec:
     )
 }
 
-fn shop(stock: Application, test: Application, filter: &str) -> Shop {
+fn start_shop(stock: Application, test: Application, filter: &str) -> Shop {
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
-        server("stock", stock.port(), &[]),
-        server("test", test.port(), &[]),
-        client("web", &[], &[("stock", listener)]),
-        route(filter),
+        server_manifest("stock", stock.port(), &[]),
+        server_manifest("test", test.port(), &[]),
+        client_manifest("web", &[], &[("stock", listener)]),
+        route_manifest(filter),
     ];
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     Shop { mesh: Mesh::up(&manifests.concat()), listener, _applications: vec![stock, test] }
 }
 
-fn post(path: &str, bytes: usize) -> String {
+fn post_request(path: &str, bytes: usize) -> String {
     let body = "x".repeat(bytes);
     format!(
         "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {bytes}\r\n\r\n{body}"
@@ -66,16 +66,18 @@ fn post(path: &str, bytes: usize) -> String {
 
 #[test]
 fn a_copy_arrives_and_nobody_waits_for_it() {
-    let (stock, heard) = noting(|| Answer::ok("stock"));
+    let (stock, heard) = start_recording(|| Answer::ok("stock"));
     // Silent: waiting for the mirror's response would delay the client noticeably.
-    let (test, copied) = noting(|| Answer::Silence);
+    let (test, copied) = start_recording(|| Answer::Silence);
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
-    let shop = shop(stock, test, mirror);
+    let shop = start_shop(stock, test, mirror);
     let began = Instant::now();
     assert_eq!(get(shop.listener, "/one?a=b").expect("the listener responds").body, b"stock");
-    let small = exchange(shop.listener, &post("/two", 5000)).expect("the listener responds");
+    let small =
+        exchange_bytes(shop.listener, &post_request("/two", 5000)).expect("the listener responds");
     assert_eq!((small.status, small.body.as_slice()), (200, &b"stock"[..]));
-    let large = exchange(shop.listener, &post("/three", 200_000)).expect("the listener responds");
+    let large = exchange_bytes(shop.listener, &post_request("/three", 200_000))
+        .expect("the listener responds");
     assert_eq!(large.status, 200);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     let (mut copied, _) = eventually("the copies arrive", MAX_WAIT, || {
@@ -88,22 +90,23 @@ fn a_copy_arrives_and_nobody_waits_for_it() {
     copied.sort();
     assert_eq!(copied, [heard[0].clone(), heard[1].clone()]);
     let page = shop.mesh.sidecar("shop/web-1");
-    assert_eq!(page.metric("leno_mirrored_requests_total{result=\"dropped\"}"), 1.0);
+    assert_eq!(page.sum_metrics("leno_mirrored_requests_total{result=\"dropped\"}"), 1.0);
 }
 
 #[test]
 fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
-    let (stock, _) = noting(|| Answer::ok("stock"));
-    let (test, copied) = noting(|| Answer::Bytes(b"nonsense\r\n\r\n".to_vec()));
+    let (stock, _) = start_recording(|| Answer::ok("stock"));
+    let (test, copied) = start_recording(|| Answer::Bytes(b"nonsense\r\n\r\n".to_vec()));
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}, \
                   fraction: {numerator: 1, denominator: 4}}}";
-    let shop = shop(stock, test, mirror);
+    let shop = start_shop(stock, test, mirror);
     for _ in 0..200 {
         assert_eq!(get(shop.listener, "/").expect("the listener responds").status, 200);
     }
     let page = shop.mesh.sidecar("shop/web-1");
-    let counted =
-        |result: &str| page.metric(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"));
+    let counted = |result: &str| {
+        page.sum_metrics(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"))
+    };
     let (all, _) = eventually("all copies have ended", MAX_WAIT, || {
         let all = counted("answered") + counted("failed") + counted("dropped");
         (all > 0.0 && all == copied.lock().expect("nobody panicked").len() as f64).then_some(all)
@@ -115,16 +118,16 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
 fn browsers_are_answered_by_the_sidecar_of_the_client() {
     let output = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
                  content-length: 5\r\n\r\nstock";
-    let (stock, heard) = noting(|| Answer::Bytes(output.to_vec()));
-    let (test, _) = noting(|| Answer::ok("test"));
+    let (stock, heard) = start_recording(|| Answer::Bytes(output.to_vec()));
+    let (test, _) = start_recording(|| Answer::ok("test"));
     let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
                 allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";
-    let shop = shop(stock, test, cors);
+    let shop = start_shop(stock, test, cors);
     let ask = |method: &str, origin: &str, more: &str| {
         let request = format!(
             "{method} /items HTTP/1.1\r\nhost: a\r\nconnection: close\r\norigin: {origin}\r\n{more}\r\n"
         );
-        exchange(shop.listener, &request).expect("the listener responds")
+        exchange_bytes(shop.listener, &request).expect("the listener responds")
     };
     let asks = "access-control-request-method: PUT\r\naccess-control-request-headers: x-a\r\n";
     let answer = ask("OPTIONS", "https://a.shop.example", asks);
@@ -137,10 +140,10 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
         ("vary", Some("origin")),
         ("leno-reason", None),
     ] {
-        assert_eq!(answer.header(name), value, "{name}");
+        assert_eq!(answer.first_header(name), value, "{name}");
     }
     assert_eq!((answer.status, answer.body.len()), (200, 0));
-    let mut command = leno_tests::leno();
+    let mut command = leno_tests::leno_command();
     command.args(["explain", "request", "--from", "shop/web-1", "-X", "OPTIONS"]);
     command.args([
         "-H",
@@ -148,26 +151,26 @@ fn browsers_are_answered_by_the_sidecar_of_the_client() {
         "-H",
         "access-control-request-method: PUT",
     ]);
-    command.args(["--url", "http://stock:9080/items", "-f"]).arg(shop.mesh.file(""));
+    command.args(["--url", "http://stock:9080/items", "-f"]).arg(shop.mesh.manifest_file(""));
     let explained = command.output().expect("leno runs");
     let output = String::from_utf8(explained.stdout).expect("text");
     assert!(output.contains("verdict   200: CORS preflight"), "{output}");
     assert_eq!(explained.status.code(), Some(3));
     let answer = ask("OPTIONS", "https://evil.example", asks);
-    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
+    assert_eq!((answer.status, answer.first_header("access-control-allow-origin")), (200, None));
     assert_eq!(heard.lock().expect("nobody panicked").len(), 0, "the application hears nothing");
 
     let answer = ask("GET", "https://a.shop.example", "");
-    assert_eq!(answer.header("access-control-allow-origin"), Some("https://a.shop.example"));
-    assert_eq!(answer.header("access-control-expose-headers"), Some("x-b"));
+    assert_eq!(answer.first_header("access-control-allow-origin"), Some("https://a.shop.example"));
+    assert_eq!(answer.first_header("access-control-expose-headers"), Some("x-b"));
     assert_eq!(answer.body, b"stock");
     assert_eq!(answer.head.matches("access-control-allow-origin").count(), 1);
     let answer = ask("GET", "https://evil.example", "");
-    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
+    assert_eq!((answer.status, answer.first_header("access-control-allow-origin")), (200, None));
     // Caches must not serve it to pages of an allowed origin.
-    assert_eq!(answer.header("vary"), Some("origin"));
+    assert_eq!(answer.first_header("vary"), Some("origin"));
     assert_eq!(
-        get(shop.listener, "/").expect("the listener responds").header("vary"),
+        get(shop.listener, "/").expect("the listener responds").first_header("vary"),
         Some("origin")
     );
     assert_eq!(heard.lock().expect("nobody panicked").len(), 3);

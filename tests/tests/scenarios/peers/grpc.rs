@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
 use leno_tests::{Mesh, Program, eventually, free_port, go_program};
 
 mod java;
@@ -34,50 +34,52 @@ struct Pair {
     listener: u16,
 }
 
-fn pair(mode: &str, protocol: &str) -> Pair {
+fn start_pair(mode: &str, protocol: &str) -> Pair {
     let (port, listener) = (free_port(), free_port());
     let server = go_program("server");
     let run = [server.to_str().unwrap(), "--port", &port.to_string()];
     let manifests = [
         mesh_config(mode),
         server_of("grpc", (port, protocol), &run),
-        client("user", &[], &[("grpc.shop", listener)]),
+        client_manifest("user", &[], &[("grpc.shop", listener)]),
     ];
     Pair { mesh: Mesh::up(&manifests.concat()), listener }
 }
 
 impl Pair {
     /// Runs one case through the outbound listener.
-    fn call(&self, case: &str) -> Result<(), String> {
-        call(self.listener, case)
+    fn run_case(&self, case: &str) -> Result<(), String> {
+        call_server(self.listener, case)
     }
 
     /// Runs one case through the HTTP proxy listener, configured by the client's environment.
     fn call_by_name(&self, case: &str) -> Result<(), String> {
         let proxy = format!("http://{}", self.mesh.sidecar("shop/user-1").proxy);
         let mut command = Command::new(go_program("client"));
-        command.args(address("passthrough:///grpc.shop:9080", "0")).env("HTTPS_PROXY", proxy);
+        command
+            .args(address_arguments("passthrough:///grpc.shop:9080", "0"))
+            .env("HTTPS_PROXY", proxy);
         run(&mut command, case)
     }
 
     /// Waits until a case succeeds.
-    fn works(&self, case: &str) {
-        eventually(&format!("{case} ends well"), MAX_WAIT, || self.call(case).ok());
+    fn wait_until_passing(&self, case: &str) {
+        eventually(&format!("{case} ends well"), MAX_WAIT, || self.run_case(case).ok());
     }
 
     /// Waits until a case fails with this gRPC status, and returns the client's output.
-    fn fails(&self, case: &str, status: &str) -> String {
+    fn wait_for_failure(&self, case: &str, status: &str) -> String {
         let what = format!("{case} fails with {status}");
         let status = format!("code = {status} ");
-        let look = || self.call(case).err().filter(|complaint| complaint.contains(&status));
+        let look = || self.run_case(case).err().filter(|complaint| complaint.contains(&status));
         eventually(&what, MAX_WAIT, look).0
     }
 
     fn every_case_passes(&self) {
-        self.works("empty_unary");
+        self.wait_until_passing("empty_unary");
         for case in CASES {
             let began = Instant::now();
-            let outcome = self.call(case);
+            let outcome = self.run_case(case);
             eprintln!("{case}: {:?}", began.elapsed());
             assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
         }
@@ -85,65 +87,65 @@ impl Pair {
 }
 
 /// Runs one case with the server behind a loopback port; the error is the client's output.
-pub(super) fn call(port: u16, case: &str) -> Result<(), String> {
+pub(super) fn call_server(port: u16, case: &str) -> Result<(), String> {
     let port = port.to_string();
-    run(Command::new(go_program("client")).args(address("127.0.0.1", &port)), case)
+    run(Command::new(go_program("client")).args(address_arguments("127.0.0.1", &port)), case)
 }
 
-fn address<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
+fn address_arguments<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
     ["--server_host", host, "--server_port", port]
 }
 
 /// Runs the interop client; the error is its output.
 fn run(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
-    match client.wait(MAX_WAIT).success() {
+    match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
         false => {
             client.wait_for_line("FATAL", MAX_WAIT);
-            Err(client.printed())
+            Err(client.printed_output())
         }
     }
 }
 
 #[test]
 fn every_standard_case_passes_in_permissive_mode() {
-    pair("permissive", "GRPC").every_case_passes();
+    start_pair("permissive", "GRPC").every_case_passes();
 }
 
 #[test]
 fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
-    let pair = pair("strict", "GRPC");
+    let pair = start_pair("strict", "GRPC");
     pair.mesh.write("policy.yaml", &allowed_http("user", "grpc", WHOLE_SERVICE));
-    pair.works("empty_unary");
+    pair.wait_until_passing("empty_unary");
     pair.every_case_passes();
 }
 
 #[test]
 fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
-    let pair = pair("strict", "GRPC");
+    let pair = start_pair("strict", "GRPC");
     // No policy names the client: its own sidecar rejects the call, in the client's protocol.
-    pair.fails("empty_unary", "PermissionDenied");
+    pair.wait_for_failure("empty_unary", "PermissionDenied");
     // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
     // form.
     let one = allowed_http("user", "grpc", "/grpc.testing.TestService/EmptyCall");
     pair.mesh.write("policy.yaml", &one);
-    pair.works("empty_unary");
-    let complaint = pair.fails("large_unary", "Unimplemented");
+    pair.wait_until_passing("empty_unary");
+    let complaint = pair.wait_for_failure("large_unary", "Unimplemented");
     assert!(complaint.contains("no-policy-route: "), "{complaint}");
     // Another client may call it.
     pair.mesh.write("policy.yaml", &(one + &allowed_http("other", "grpc", WHOLE_SERVICE)));
-    let complaint = pair.fails("large_unary", "PermissionDenied");
+    let complaint = pair.wait_for_failure("large_unary", "PermissionDenied");
     assert!(complaint.contains("denied: "), "{complaint}");
-    pair.works("empty_unary");
+    pair.wait_until_passing("empty_unary");
     pair.mesh.remove("policy.yaml");
-    pair.fails("empty_unary", "PermissionDenied");
+    pair.wait_for_failure("empty_unary", "PermissionDenied");
 }
 
 #[test]
 fn a_call_too_many_is_reported_that_a_resource_is_exhausted() {
-    let pair = pair("permissive", "GRPC");
-    pair.works("empty_unary");
+    let pair = start_pair("permissive", "GRPC");
+    pair.wait_until_passing("empty_unary");
     let limit = "apiVersion: leno.dev/v1alpha1
 kind: RateLimit
 metadata: {name: grpc, namespace: shop}
@@ -156,16 +158,16 @@ spec:
     answer: {headers: [{name: content-type, value: text/plain}, {name: grpc-status, value: \"0\"}]}
 ";
     pair.mesh.write("limit.yaml", limit);
-    let complaint = pair.fails("empty_unary", "ResourceExhausted");
+    let complaint = pair.wait_for_failure("empty_unary", "ResourceExhausted");
     assert!(complaint.contains("The request exceeded a rate limit"), "{complaint}");
     pair.mesh.remove("limit.yaml");
-    pair.works("empty_unary");
+    pair.wait_until_passing("empty_unary");
 }
 
 #[test]
 fn a_fault_on_purpose_has_the_status_that_the_policy_says() {
-    let pair = pair("permissive", "GRPC");
-    pair.works("empty_unary");
+    let pair = start_pair("permissive", "GRPC");
+    pair.wait_until_passing("empty_unary");
     let fault = |abort: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1
@@ -176,18 +178,18 @@ spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
         )
     };
     pair.mesh.write("fault.yaml", &fault("{grpcStatus: ABORTED}"));
-    pair.fails("empty_unary", "Aborted");
+    pair.wait_for_failure("empty_unary", "Aborted");
     // The gRPC status for an HTTP status.
     pair.mesh.write("fault.yaml", &fault("{status: 403}"));
-    pair.fails("empty_unary", "PermissionDenied");
+    pair.wait_for_failure("empty_unary", "PermissionDenied");
     pair.mesh.remove("fault.yaml");
-    pair.works("empty_unary");
+    pair.wait_until_passing("empty_unary");
 }
 
 #[test]
 fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
-    let pair = pair("permissive", "GRPC");
-    pair.works("empty_unary");
+    let pair = start_pair("permissive", "GRPC");
+    pair.wait_until_passing("empty_unary");
     for case in ["large_unary", "ping_pong", "cancel_after_first_response", "channel_soak"] {
         let outcome = pair.call_by_name(case);
         assert!(outcome.is_ok(), "{case}: {}", outcome.unwrap_err());
@@ -196,7 +198,7 @@ fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
 
 #[test]
 fn a_port_of_which_nothing_is_said_carries_grpc_too() {
-    pair("permissive", "").every_case_passes();
+    start_pair("permissive", "").every_case_passes();
 }
 
 /// The paths of all calls in the cases, except the unimplemented service.

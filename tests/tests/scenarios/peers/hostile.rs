@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Answer, Application, Connection, Mesh, Response, Sidecar, eventually, free_port};
 
-use super::loopback;
+use super::loopback_address;
 
 struct Target {
     user: Sidecar,
@@ -21,7 +21,7 @@ struct Target {
     _mesh: Mesh,
 }
 
-fn target() -> Target {
+fn start_target() -> Target {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = seen.clone();
     let application = Application::start(move |request| {
@@ -31,15 +31,15 @@ fn target() -> Target {
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
-        server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", listener)]),
+        server_manifest("web", application.port(), &[]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
     let target = Target {
         user,
         web,
-        listener: loopback(listener),
+        listener: loopback_address(listener),
         seen,
         _application: application,
         _mesh: mesh,
@@ -54,17 +54,17 @@ impl Target {
     }
 
     /// Sends bytes to the listener and returns the first response.
-    fn send(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
+    fn send_bytes(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
         let mut connection = Connection::open(self.listener)?;
         // The response may arrive, and the connection close, before all bytes are sent.
         drop(connection.send(bytes));
-        connection.receive()
+        connection.receive_response()
     }
 }
 
 #[test]
 fn what_is_no_request_is_refused_with_a_reason() {
-    let target = target();
+    let target = start_target();
     let many: String = (0..1000).map(|i| format!("x-{i}: {i}\r\n")).collect();
     let head = |fields: &str| format!("GET / HTTP/1.1\r\nhost: web\r\n{fields}\r\n");
     let field = |length: usize| head(&format!("x: {}\r\n", "a".repeat(length)));
@@ -98,23 +98,25 @@ fn what_is_no_request_is_refused_with_a_reason() {
             Some("bad-request"),
         ),
     ] {
-        let response = target.send(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!((response.status, response.reason()), (status, reason), "{what}");
+        let response = target.send_bytes(&bytes).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((response.status, response.rejection_reason()), (status, reason), "{what}");
     }
     target.still_serves();
 }
 
 #[test]
 fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
-    let target = target();
+    let target = start_target();
     let before = target.seen.load(Ordering::Relaxed);
     let post =
         |length: usize| format!("POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n");
-    for lie in [post(100) + "short", chunked("5\r\nshort"), chunked("5\r\nshort\r\n")] {
+    for lie in
+        [post(100) + "short", chunked_request("5\r\nshort"), chunked_request("5\r\nshort\r\n")]
+    {
         let mut connection = Connection::open(target.listener).unwrap();
         connection.send(&lie).unwrap();
-        connection.finish().unwrap();
-        let said = connection.rest().unwrap_or_default();
+        connection.shut_down_sending().unwrap();
+        let said = connection.read_to_end().unwrap_or_default();
         assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{lie:?}");
     }
     target.still_serves();
@@ -123,19 +125,19 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     // Bytes beyond the declared length are the next request, which is invalid here.
     let mut connection = Connection::open(target.listener).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
-    assert_eq!(connection.receive().unwrap().body, b"five!");
-    assert_eq!(connection.receive().unwrap().status, 400);
-    assert_eq!(connection.rest().unwrap(), b"", "then the connection is closed");
+    assert_eq!(connection.receive_response().unwrap().body, b"five!");
+    assert_eq!(connection.receive_response().unwrap().status, 400);
+    assert_eq!(connection.read_to_end().unwrap(), b"", "then the connection is closed");
     target.still_serves();
 }
 
-fn chunked(chunks: &str) -> String {
+fn chunked_request(chunks: &str) -> String {
     format!("POST / HTTP/1.1\r\nhost: web\r\ntransfer-encoding: chunked\r\n\r\n{chunks}")
 }
 
 #[test]
 fn a_head_that_dribbles_in_has_its_time_and_no_more() {
-    let target = target();
+    let target = start_target();
     let mut slow: Vec<Connection> =
         (0..20).map(|_| Connection::open(target.listener).unwrap()).collect();
     let mut greeting = Connection::open(target.web.inbound.unwrap()).unwrap();
@@ -146,7 +148,7 @@ fn a_head_that_dribbles_in_has_its_time_and_no_more() {
         connection.send("GET / HTTP/1.1\r\nx: ").unwrap();
     }
     // Sends single bytes repeatedly, and checks for the response.
-    while !slow[0].stirs(Duration::from_millis(200)).unwrap() {
+    while !slow[0].has_activity(Duration::from_millis(200)).unwrap() {
         for connection in &mut slow {
             // It may have been closed since the check.
             drop(connection.send("a"));
@@ -154,33 +156,33 @@ fn a_head_that_dribbles_in_has_its_time_and_no_more() {
         assert!(began.elapsed() < Duration::from_secs(15), "a head may dribble for ever");
     }
     for mut connection in slow {
-        let response = connection.receive().unwrap();
-        assert_eq!((response.status, response.reason()), (408, Some("head-timeout")));
+        let response = connection.receive_response().unwrap();
+        assert_eq!((response.status, response.rejection_reason()), (408, Some("head-timeout")));
     }
     assert!(began.elapsed() > Duration::from_secs(5), "others get their time");
-    assert!(greeting.stirs(Duration::from_secs(5)).unwrap_or(true), "nor may a handshake");
-    assert_eq!(greeting.rest().unwrap_or_default(), b"", "it is closed without a word");
+    assert!(greeting.has_activity(Duration::from_secs(5)).unwrap_or(true), "nor may a handshake");
+    assert_eq!(greeting.read_to_end().unwrap_or_default(), b"", "it is closed without a word");
     target.still_serves();
 }
 
 #[test]
 fn noise_and_haste_leave_no_trace() {
-    let target = target();
+    let target = start_target();
     let proxy = target.user.proxy;
     let inbound = target.web.inbound.unwrap();
     let garbage = "\u{16}\u{3}\u{1}\u{7f}\u{7f} no hello of any kind\r\n\r\n";
     assert_eq!(Connection::open(proxy).unwrap().get("/").unwrap().status, 404, "host: test");
     // A warm-up: one-time allocations are made before the measurement.
-    haste(&target, 200);
+    open_and_close(&target, 200);
     let before = (target.user.private_kib(), target.web.private_kib());
-    haste(&target, 2000);
+    open_and_close(&target, 2000);
     for _ in 0..50 {
         for address in [target.listener, proxy, inbound] {
             let mut connection = Connection::open(address).unwrap();
             connection.send(garbage).unwrap();
             // Rejected, reset or closed: but ended, and never served.
-            drop(connection.finish());
-            let said = connection.rest().unwrap_or_default();
+            drop(connection.shut_down_sending());
+            let said = connection.read_to_end().unwrap_or_default();
             assert!(!String::from_utf8_lossy(&said).contains(" 200 "), "{address}");
         }
     }
@@ -192,7 +194,7 @@ fn noise_and_haste_leave_no_trace() {
 }
 
 /// Opens connections and closes them immediately, some in the middle of a request.
-fn haste(target: &Target, times: usize) {
+fn open_and_close(target: &Target, times: usize) {
     let inbound = target.web.inbound.unwrap();
     for turn in 0..times {
         let address = [target.listener, target.user.proxy, inbound][turn % 3];

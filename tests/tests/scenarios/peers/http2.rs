@@ -2,12 +2,16 @@
 
 use std::net::SocketAddr;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server, server_of};
+use leno_tests::manifests::{
+    allowed_http, client_manifest, mesh_config, server_manifest, server_of,
+};
 use leno_tests::{
-    Answer, Application, Dialogue, Mesh, Nginx, free_port, go_program, python, script,
+    Answer, Application, Dialogue, Mesh, Nginx, free_port, go_program, python_program, script_path,
 };
 
-use super::{MODES, answers, bounded, curl, loopback, noise};
+use super::{
+    MODES, bounded_command, incompressible_bytes, loopback_address, run_curl, wait_until_responding,
+};
 
 /// An nginx with plaintext HTTP/2, and an outbound listener for it.
 struct Site {
@@ -16,7 +20,7 @@ struct Site {
     listener: SocketAddr,
 }
 
-fn site(mode: &str) -> Site {
+fn start_site(mode: &str) -> Site {
     let [port, plain, listener] = std::array::from_fn(|_| free_port());
     let nginx = Nginx::prepare(&format!(
         "listen 127.0.0.1:{port} http2;
@@ -26,44 +30,44 @@ fn site(mode: &str) -> Site {
          location /upload/ {{ dav_methods PUT; create_full_put_path on; }}"
     ));
     nginx.write("index.html", "hello\n");
-    nginx.write("small", noise(1024));
-    nginx.write("large", noise(5 * 1024 * 1024));
-    std::fs::create_dir(nginx.file("upload")).unwrap();
+    nginx.write("small", incompressible_bytes(1024));
+    nginx.write("large", incompressible_bytes(5 * 1024 * 1024));
+    std::fs::create_dir(nginx.served_file("upload")).unwrap();
     let command = nginx.command();
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let manifests = [
         mesh_config(mode),
         server_of("web", (port, "HTTP2"), &command),
-        client("user", &[], &[("web.shop", listener)]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
         allowed_http("user", "web", "/.*"),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
-    answers(listener);
+    let listener = loopback_address(listener);
+    wait_until_responding(listener);
     Site { nginx, mesh, listener }
 }
 
 impl Site {
-    fn url(&self, path: &str) -> String {
+    fn site_url(&self, path: &str) -> String {
         format!("http://{}{path}", self.listener)
     }
 
     /// Returns the `-w` output of an HTTP/2 request; the body is written to a file next to nginx's files.
-    fn ask(&self, path: &str, arguments: &[&str]) -> String {
-        let target = self.nginx.file("../downloaded");
+    fn request_output(&self, path: &str, arguments: &[&str]) -> String {
+        let target = self.nginx.served_file("../downloaded");
         let first = ["--http2-prior-knowledge", "-w", "%{http_version} %{http_code}", "-o"];
-        let last = [target.to_str().unwrap(), &self.url(path)];
-        curl(&[&first[..], &last[..1], arguments, &last[1..]].concat())
+        let last = [target.to_str().unwrap(), &self.site_url(path)];
+        run_curl(&[&first[..], &last[..1], arguments, &last[1..]].concat())
     }
 
-    fn downloaded(&self) -> Vec<u8> {
-        std::fs::read(self.nginx.file("../downloaded")).unwrap()
+    fn downloaded_body(&self) -> Vec<u8> {
+        std::fs::read(self.nginx.served_file("../downloaded")).unwrap()
     }
 }
 
 /// Runs all of h2spec, including its strict cases: none may fail.
-fn conforms(port: u16) {
-    let mut command = bounded(go_program("h2spec").to_str().unwrap());
+fn run_h2spec(port: u16) {
+    let mut command = bounded_command(go_program("h2spec").to_str().unwrap());
     // Longer than its default of two seconds: other tests run concurrently.
     command.args(["--strict", "--timeout", "10", "--host", "127.0.0.1"]);
     // nginx reads requests to their end here before it responds: h2spec does not evaluate frames after a
@@ -78,52 +82,63 @@ fn conforms(port: u16) {
 #[test]
 fn h2spec_finds_no_fault_with_a_listener() {
     for mode in MODES {
-        conforms(site(mode).listener.port());
+        run_h2spec(start_site(mode).listener.port());
     }
 }
 
 #[test]
 fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
     for mode in MODES {
-        let site = site(mode);
+        let site = start_site(mode);
         let inbound = site.mesh.sidecar("shop/web-1").inbound.unwrap();
-        let credential = site.mesh.data().join("proxies/shop/user-1/credential.pem");
-        let (port, script) = (free_port(), script("mutual_tls.py"));
+        let credential = site.mesh.data_directory().join("proxies/shop/user-1/credential.pem");
+        let (port, script) = (free_port(), script_path("mutual_tls.py"));
         let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
         let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
-        let mut member = Dialogue::start(python(), &arguments);
-        assert_eq!(member.say(""), "it listens");
-        conforms(port);
+        let mut member = Dialogue::start(python_program(), &arguments);
+        assert_eq!(member.send_line(""), "it listens");
+        run_h2spec(port);
     }
 }
 
 #[test]
 fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
     for mode in MODES {
-        let site = site(mode);
-        assert_eq!(site.ask("/", &[]), "2 200");
-        assert_eq!(site.downloaded(), b"hello\n");
-        assert_eq!(site.ask("/large", &[]), "2 200");
-        assert!(site.downloaded() == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
-        assert_eq!(site.ask("/large", &["-r", "1000000-1000999"]), "2 206");
-        assert!(site.downloaded() == noise(1_001_000)[1_000_000..], "a part is that part");
-        assert_eq!(site.ask("/large", &["-I"]), "2 200");
-        assert_eq!(site.ask("/absent", &[]), "2 404");
-        let large = site.nginx.file("large");
+        let site = start_site(mode);
+        assert_eq!(site.request_output("/", &[]), "2 200");
+        assert_eq!(site.downloaded_body(), b"hello\n");
+        assert_eq!(site.request_output("/large", &[]), "2 200");
+        assert!(
+            site.downloaded_body() == incompressible_bytes(5 * 1024 * 1024),
+            "5 MiB arrive as they were"
+        );
+        assert_eq!(site.request_output("/large", &["-r", "1000000-1000999"]), "2 206");
+        assert!(
+            site.downloaded_body() == incompressible_bytes(1_001_000)[1_000_000..],
+            "a part is that part"
+        );
+        assert_eq!(site.request_output("/large", &["-I"]), "2 200");
+        assert_eq!(site.request_output("/absent", &[]), "2 404");
+        let large = site.nginx.served_file("large");
         let upload = ["-T", large.to_str().unwrap()];
-        assert_eq!(site.ask("/upload/one", &upload), "2 201");
+        assert_eq!(site.request_output("/upload/one", &upload), "2 201");
         let unmeasured = [&upload[..], &["-H", "content-length:"]].concat();
-        assert_eq!(site.ask("/upload/two", &unmeasured), "2 201");
-        let uploaded = |name: &str| std::fs::read(site.nginx.file("upload").join(name)).unwrap();
+        assert_eq!(site.request_output("/upload/two", &unmeasured), "2 201");
+        let uploaded =
+            |name: &str| std::fs::read(site.nginx.served_file("upload").join(name)).unwrap();
         for name in ["one", "two"] {
-            assert!(uploaded(name) == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+            assert!(
+                uploaded(name) == incompressible_bytes(5 * 1024 * 1024),
+                "5 MiB arrive as they were"
+            );
         }
         let little = ["-X", "PUT", "--data-binary", "0123456789"];
-        assert_eq!(site.ask("/upload/three", &little), "2 201");
+        assert_eq!(site.request_output("/upload/three", &little), "2 201");
         assert_eq!(uploaded("three"), b"0123456789");
         // The last one offers an upgrade to HTTP/2 (RFC 7540 §3.2), which a server may ignore.
         for (version, spoken) in [("--http1.0", "1.1"), ("--http1.1", "1.1"), ("--http2", "2")] {
-            let said = curl(&[version, "-w", " %{http_version} %{http_code}", &site.url("/")]);
+            let said =
+                run_curl(&[version, "-w", " %{http_version} %{http_code}", &site.site_url("/")]);
             assert_eq!(said, format!("hello\n {spoken} 200"), "{version}");
         }
     }
@@ -133,25 +148,28 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
 fn curl_changes_to_http2_whatever_the_application_speaks() {
     for mode in ["permissive", "strict"] {
         let application = Application::start(|request| {
-            let passed = request.header("upgrade").or(request.header("http2-settings")).is_some();
+            let passed = request
+                .first_header("upgrade")
+                .or(request.first_header("http2-settings"))
+                .is_some();
             Answer::ok(if passed { "what was for one hop" } else { "hello" })
         });
         let listener = free_port();
         let manifests = [
             mesh_config(mode),
-            server("echo", application.port(), &[]),
-            client("user", &[], &[("echo.shop", listener)]),
+            server_manifest("echo", application.port(), &[]),
+            client_manifest("user", &[], &[("echo.shop", listener)]),
             allowed_http("user", "echo", "/.*"),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        answers(loopback(listener));
-        let url = format!("http://{}/", loopback(listener));
+        wait_until_responding(loopback_address(listener));
+        let url = format!("http://{}/", loopback_address(listener));
         // Two requests share the upgraded connection; a request with a body is not upgraded.
         for (more, expected) in
             [(&[&*url][..], "hello 2 200hello 2 200"), (&["-d", "body"], "hello 1.1 200")]
         {
             let output = ["--http2", "-w", " %{http_version} %{http_code}", &url];
-            let said = curl(&[&output[..], more].concat());
+            let said = run_curl(&[&output[..], more].concat());
             assert_eq!(said, expected, "{mode}: {more:?}");
         }
     }
@@ -160,17 +178,17 @@ fn curl_changes_to_http2_whatever_the_application_speaks() {
 #[test]
 fn h2load_sees_no_request_fail() {
     for mode in MODES {
-        let site = site(mode);
-        let large = site.nginx.file("large");
+        let site = start_site(mode);
+        let large = site.nginx.served_file("large");
         for (path, requests, more) in [
             ("/small", 5000, &[][..]),
             ("/large", 40, &[]),
             ("/upload/same", 40, &["-H", ":method: PUT", "-d", large.to_str().unwrap()]),
         ] {
-            let output = bounded("h2load")
+            let output = bounded_command("h2load")
                 .args(["-c8", "-m16", "-t1", "-n", &requests.to_string()])
                 .args(more)
-                .arg(site.url(path))
+                .arg(site.site_url(path))
                 .output()
                 .unwrap();
             let report = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -199,8 +217,8 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
              location / {{ return 200; }}
              location /whole/ {{ proxy_pass http://127.0.0.1:{plain}/; }}"
         ));
-        nginx.write("body", noise(2000));
-        (nginx, port, loopback(listener))
+        nginx.write("body", incompressible_bytes(2000));
+        (nginx, port, loopback_address(listener))
     });
     let names = limits.map(|limit| format!("web{limit}"));
     let services = names.each_ref().map(|name| format!("{name}.shop"));
@@ -212,13 +230,13 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
     }
     let listeners: Vec<(&str, u16)> =
         services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();
-    let _mesh = Mesh::up(&(manifests + &client("user", &[], &listeners)));
+    let _mesh = Mesh::up(&(manifests + &client_manifest("user", &[], &listeners)));
     for ((nginx, _, listener), limit) in sites.iter().zip(limits) {
-        answers(*listener);
-        let body = nginx.file("body");
+        wait_until_responding(*listener);
+        let body = nginx.served_file("body");
         for (path, more) in [("/", &[][..]), ("/whole/", &["-d", body.to_str().unwrap()])] {
             for load in [["-c20", "-m20"], ["-c10", "-m5"], ["-c4", "-m3"]] {
-                let output = bounded("h2load")
+                let output = bounded_command("h2load")
                     .args(load)
                     .args(["-t1", "-n3000"])
                     .args(more)

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Application, Connection, Mesh, eventually, free_port};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::loopback;
+use super::loopback_address;
 
 const CONNECTIONS: usize = 10_000;
 /// Limit of a sidecar's memory per idle connection, in addition to the kernel's: 50 % above the measured 4.8
@@ -19,19 +19,19 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
     let enough = limit.maximum.is_none_or(|files| files > CONNECTIONS as u64 + 1000);
     assert!(enough, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-    let application = Application::echo();
+    let application = Application::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
-        server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", listener)]),
+        server_manifest("web", application.port(), &[]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let mut warm: Vec<Connection> = (0..50).map(|_| spoken(listener)).collect();
+    let mut warm: Vec<Connection> = (0..50).map(|_| used_connection(listener)).collect();
     let before = (user.private_kib(), web.private_kib());
 
-    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| spoken(listener)).collect();
+    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| used_connection(listener)).collect();
     let after = (user.private_kib(), web.private_kib());
     let bytes = (after.0.saturating_sub(before.0)) * 1024 / CONNECTIONS as u64;
     let grown = after.1.saturating_sub(before.1);
@@ -42,20 +42,20 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
 
     // All connections are open, and a sample of them still works.
     let all = (CONNECTIONS + warm.len()).to_string();
-    let open = mesh.ask("connections").to_string();
+    let open = mesh.get_json("connections").to_string();
     assert!(open.contains(&format!("\"open\":{all}")), "{all} connections are open");
     for connection in idle.iter_mut().step_by(20).chain(&mut warm) {
         assert_eq!(connection.get("/again").unwrap().body, b"GET /again ");
     }
     drop((idle, warm));
     eventually("the sidecar lets them go", Duration::from_secs(10), || {
-        mesh.ask("connections").to_string().contains("\"open\":0").then_some(())
+        mesh.get_json("connections").to_string().contains("\"open\":0").then_some(())
     });
 }
 
 /// Returns a connection that has sent one request.
-fn spoken(listener: u16) -> Connection {
-    let mut connection = Connection::open(loopback(listener)).unwrap();
+fn used_connection(listener: u16) -> Connection {
+    let mut connection = Connection::open(loopback_address(listener)).unwrap();
     assert_eq!(connection.get("/").unwrap().body, b"GET / ");
     connection
 }

@@ -3,50 +3,51 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
 use leno_tests::{ControlPlane, Mesh, Proxy, Streaming, eventually, free_port};
 
-use super::curl;
+use super::run_curl;
 
 /// Returns an application at `::1`, and a client with an outbound listener there.
-fn manifests(mode: &str, port: u16, listener: u16) -> String {
-    let web = server("web", port, &[])
+fn mesh_manifests(mode: &str, port: u16, listener: u16) -> String {
+    let web = server_manifest("web", port, &[])
         .replace("spec:\n  service", "spec:\n  address: \"::1\"\n  service");
-    let user = client("user", &[], &[("web.shop", listener)]).replace("127.0.0.1", "[::1]");
+    let user =
+        client_manifest("user", &[], &[("web.shop", listener)]).replace("127.0.0.1", "[::1]");
     assert!(web.contains("::1") && user.contains("[::1]:"));
     [mesh_config(mode), web, user, allowed_http("user", "web", "/.*")].concat()
 }
 
 /// Returns the status and size of a download.
-fn downloaded(arguments: &[&str]) -> String {
+fn download_status(arguments: &[&str]) -> String {
     let first = ["-g", "-o", "/dev/null", "-w", "%{http_code} %{size_download}"];
-    curl(&[&first, arguments].concat())
+    run_curl(&[&first, arguments].concat())
 }
 
 #[test]
 fn a_mesh_may_speak_ipv6_alone() {
     let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
-    let manifests = manifests("strict", application.port(), listener);
+    let manifests = mesh_manifests("strict", application.port(), listener);
     let control = ControlPlane::start_at("[::1]:0", &manifests, &[]);
     let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
     let web = Proxy::join(&control, "shop/web-1", &options);
     let user = Proxy::join(&control, "shop/user-1", &options);
     assert!(web.page.address.is_ipv6() && user.page.address.is_ipv6());
-    assert!(web.page.inbound(application.port()).is_ipv6());
+    assert!(web.page.inbound_listener(application.port()).is_ipv6());
 
     let url = format!("http://[::1]:{listener}/300000");
     eventually("the listener is open", Duration::from_secs(20), || {
-        downloaded(&[&url]).starts_with("200").then_some(())
+        download_status(&[&url]).starts_with("200").then_some(())
     });
-    assert_eq!(downloaded(&[&url]), "200 300000");
-    let proxy = user.page.world()["doors"]["http-proxy"].as_str().unwrap().to_owned();
+    assert_eq!(download_status(&[&url]), "200 300000");
+    let proxy = user.page.full_configuration()["doors"]["http-proxy"].as_str().unwrap().to_owned();
     assert!(proxy.starts_with("[::1]:"), "{proxy}");
     let proxy = format!("http://{proxy}");
     for how in ["--compressed", "--proxytunnel"] {
-        let answer = downloaded(&[how, "--proxy", &proxy, "http://web.shop:9080/1000"]);
+        let answer = download_status(&[how, "--proxy", &proxy, "http://web.shop:9080/1000"]);
         assert_eq!(answer, "200 1000", "{how}");
     }
-    let proxies = control.ask("proxies").to_string();
+    let proxies = control.get_json("proxies").to_string();
     assert!(proxies.contains("[::1]:") && !proxies.contains("127.0.0.1"), "{proxies}");
 }
 
@@ -54,14 +55,14 @@ fn a_mesh_may_speak_ipv6_alone() {
 fn either_version_leads_to_the_other() {
     let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let other = free_port();
-    let mut manifests = manifests("permissive", application.port(), listener);
-    manifests.push_str(&client("visitor", &[], &[("web.shop", other)]));
+    let mut manifests = mesh_manifests("permissive", application.port(), listener);
+    manifests.push_str(&client_manifest("visitor", &[], &[("web.shop", other)]));
     let _mesh = Mesh::up(&manifests);
     for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {
         let url = format!("http://{listener}/1000");
         eventually("the listener is open", Duration::from_secs(20), || {
-            downloaded(&[&url]).starts_with("200").then_some(())
+            download_status(&[&url]).starts_with("200").then_some(())
         });
-        assert_eq!(downloaded(&[&url]), "200 1000", "{listener}");
+        assert_eq!(download_status(&[&url]), "200 1000", "{listener}");
     }
 }

@@ -3,15 +3,18 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server};
-use leno_tests::{Answer, Application, Mesh, free_port, python, script};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::{Answer, Application, Mesh, free_port, python_program, script_path};
 
-use super::{MODES, answers, assert_closed, bounded, curl, loopback, noise};
+use super::{
+    MODES, assert_closed, bounded_command, incompressible_bytes, loopback_address, run_curl,
+    wait_until_responding,
+};
 
 const REQUESTS: usize = 50;
 
 /// Runs a client as a workload in either mode, and waits for its result line.
-fn check(name: &str, command: &[&str]) {
+fn check_client(name: &str, command: &[&str]) {
     for mode in MODES {
         check_in(mode, name, command);
     }
@@ -20,10 +23,10 @@ fn check(name: &str, command: &[&str]) {
 fn check_in(mode: &str, name: &str, command: &[&str]) {
     // A proxy must not forward hop-by-hop headers (RFC 9110 §7.6.1).
     let application = Application::start(|request| {
-        if request.header("upgrade").or(request.header("http2-settings")).is_some() {
+        if request.first_header("upgrade").or(request.first_header("http2-settings")).is_some() {
             return Answer::Bytes(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".into());
         }
-        let (method, target) = request.what();
+        let (method, target) = request.method_and_target();
         let mut body = format!("{method} {target} ").into_bytes();
         body.extend_from_slice(&request.body);
         Answer::ok(body)
@@ -32,28 +35,31 @@ fn check_in(mode: &str, name: &str, command: &[&str]) {
     let command = [command, &["http://echo.shop:9080", &requests]].concat();
     let manifests = [
         mesh_config(mode),
-        server("echo", application.port(), &[]),
-        client("user", &command, &[]),
+        server_manifest("echo", application.port(), &[]),
+        client_manifest("user", &command, &[]),
         allowed_http("user", "echo", "/(hello|post)/.*"),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let line = mesh.up.wait_for_line(&format!("{name} client: "), Duration::from_secs(60));
     let all = format!("{0} of {0} as expected", 2 * REQUESTS);
-    assert!(line.contains(&all), "{line}\n{}", mesh.up.printed());
+    assert!(line.contains(&all), "{line}\n{}", mesh.up.printed_output());
     let proxy = format!("http://{}", mesh.sidecar("shop/user-1").proxy);
     let code =
         ["-x", &proxy, "-o", "/dev/null", "-w", "%{http_code}", "http://echo.shop:9080/closed"];
-    assert_eq!(curl(&code), if mode == "strict" { "404" } else { "200" });
+    assert_eq!(run_curl(&code), if mode == "strict" { "404" } else { "200" });
 }
 
 #[test]
 fn a_java_client_finds_services_through_its_proxy_settings() {
-    check("java", &["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", &script("Client.java")]);
+    check_client(
+        "java",
+        &["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", &script_path("Client.java")],
+    );
 }
 
 #[test]
 fn a_client_with_httpx_finds_services_through_its_proxy_settings() {
-    check("httpx", &[python(), &script("httpx_client.py")]);
+    check_client("httpx", &[python_program(), &script_path("httpx_client.py")]);
 }
 
 #[test]
@@ -64,7 +70,7 @@ for name in sys.argv[2:]:
     print(answer.status_code, hashlib.sha256(answer.content).hexdigest())";
     for mode in MODES {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("large"), noise(5 * 1024 * 1024)).unwrap();
+        std::fs::write(folder.path().join("large"), incompressible_bytes(5 * 1024 * 1024)).unwrap();
         std::fs::write(folder.path().join("closed"), "nobody's").unwrap();
         let ([port, listener], path) = (std::array::from_fn(|_| free_port()), folder.path());
         let number = port.to_string();
@@ -72,15 +78,15 @@ for name in sys.argv[2:]:
             ["-m", "http.server", &number, "--bind", "127.0.0.1", "-d", path.to_str().unwrap()];
         let manifests = [
             mesh_config(mode),
-            server("files", port, &[&[python()][..], &run].concat()),
-            client("user", &[], &[("files.shop", listener)]),
+            server_manifest("files", port, &[&[python_program()][..], &run].concat()),
+            client_manifest("user", &[], &[("files.shop", listener)]),
             allowed_http("user", "files", "/(large|absent)?"),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        answers(loopback(listener));
-        assert_closed(mode, loopback(listener), "/closed");
+        wait_until_responding(loopback_address(listener));
+        assert_closed(mode, loopback_address(listener), "/closed");
         let url = format!("http://127.0.0.1:{listener}");
-        let mut ask = bounded(python());
+        let mut ask = bounded_command(python_program());
         let output = ask.args(["-c", ASK, &url, "/large", "/absent", "/large"]).output().unwrap();
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
         let sum = Command::new("sha256sum").arg(path.join("large")).output().unwrap();
@@ -98,12 +104,12 @@ fn a_go_client_finds_services_through_its_proxy_settings() {
     let binary = folder.path().join("client");
     let binary = binary.to_str().unwrap();
     let build = Command::new("go")
-        .args(["build", "-o", binary, &script("client.go")])
+        .args(["build", "-o", binary, &script_path("client.go")])
         .envs([("GOTOOLCHAIN", "local"), ("GOPROXY", "off"), ("CGO_ENABLED", "0")])
         .output();
     let Ok(build) = build else {
         return eprintln!("skipped: go is not installed");
     };
     assert!(build.status.success(), "{}", String::from_utf8_lossy(&build.stderr));
-    check("go", &[binary]);
+    check_client("go", &[binary]);
 }

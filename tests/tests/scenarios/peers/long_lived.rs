@@ -5,14 +5,16 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, route, server_of};
+use leno_tests::manifests::{
+    allowed_http, client_manifest, mesh_config, route_manifest, server_of,
+};
 use leno_tests::{
-    ControlPlane, Dialogue, Mesh, Program, Proxy, eventually, free_port, get, go_program, python,
-    script,
+    ControlPlane, Dialogue, Mesh, Program, Proxy, eventually, free_port, get, go_program,
+    python_program, script_path,
 };
 use rustix::process::Signal;
 
-use super::loopback;
+use super::loopback_address;
 
 /// The protocol of a bidirectional stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,17 +27,21 @@ enum Kind {
 }
 
 impl Kind {
-    fn path(self) -> &'static str {
+    fn script_path(self) -> &'static str {
         match self {
             Self::WebSocket | Self::WebSocketOverHttp2 => "/room",
             Self::Grpc => "/grpc.testing.TestService/FullDuplexCall",
         }
     }
 
-    fn server(self, port: u16) -> Vec<String> {
+    fn server_command(self, port: u16) -> Vec<String> {
         match self {
             Self::WebSocket | Self::WebSocketOverHttp2 => {
-                vec![python().to_owned(), script("websocket_server.py"), port.to_string()]
+                vec![
+                    python_program().to_owned(),
+                    script_path("websocket_server.py"),
+                    port.to_string(),
+                ]
             }
             Self::Grpc => {
                 let server = go_program("server").display().to_string();
@@ -46,7 +52,7 @@ impl Kind {
 
     /// Returns a service `chat` and a client with an outbound listener for it; `run` is the server's command,
     /// or empty.
-    fn manifests(self, (port, listener): (u16, u16), run: &[String]) -> String {
+    fn chat_manifests(self, (port, listener): (u16, u16), run: &[String]) -> String {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let server = match self {
             Self::WebSocket => server_of("chat", (port, "HTTP"), &run),
@@ -54,21 +60,23 @@ impl Kind {
             Self::WebSocketOverHttp2 => server_of("chat", (port, "HTTP"), &run)
                 .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c"),
         };
-        let client = client("user", &[], &[("chat.shop", listener)]);
-        let policy = allowed_http("user", "chat", self.path());
+        let client = client_manifest("user", &[], &[("chat.shop", listener)]);
+        let policy = allowed_http("user", "chat", self.script_path());
         [mesh_config("permissive"), server, client, policy].concat()
     }
 
     /// Returns a client with an open stream through an outbound listener.
-    fn open(self, listener: u16) -> Stream {
+    fn open_stream(self, listener: u16) -> Stream {
         let (program, file, scheme) = match self {
-            Self::WebSocket => (python(), "websocket_client.py", "ws"),
+            Self::WebSocket => (python_program(), "websocket_client.py", "ws"),
             Self::WebSocketOverHttp2 => ("node", "websocket_http2.mjs", "http"),
             Self::Grpc => ("node", "grpc_stream.mjs", "http"),
         };
-        let mut client = Dialogue::start(program, &[&script(file)]);
-        let open = format!("open {scheme}://127.0.0.1:{listener}{}", self.path());
-        eventually("the server listens", MAX_WAIT, || (client.say(&open) == "open").then_some(()));
+        let mut client = Dialogue::start(program, &[&script_path(file)]);
+        let open = format!("open {scheme}://127.0.0.1:{listener}{}", self.script_path());
+        eventually("the server listens", MAX_WAIT, || {
+            (client.send_line(&open) == "open").then_some(())
+        });
         Stream { client, open }
     }
 }
@@ -80,16 +88,19 @@ struct Stream {
 
 impl Stream {
     /// Sends messages of many sizes and receives them back.
-    fn converses(&mut self) {
+    fn exchange_messages(&mut self) {
         for length in ["1", "125", "126", "65535", "65536", "1048576"] {
-            assert_eq!(self.client.say(&format!("echo {length}")), format!("echoed {length}"));
+            assert_eq!(
+                self.client.send_line(&format!("echo {length}")),
+                format!("echoed {length}")
+            );
         }
     }
 
     /// Opens another stream.
     fn opens_again(&mut self) {
-        assert_eq!(self.client.say(&self.open), "open");
-        self.converses();
+        assert_eq!(self.client.send_line(&self.open), "open");
+        self.exchange_messages();
     }
 }
 
@@ -97,26 +108,30 @@ impl Stream {
 /// timeout, then no route, strict mode, and other labels.
 fn outlives_rules(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
-    let mesh = Mesh::up(&kind.manifests((port, listener), &kind.server(port)));
-    let mut stream = kind.open(listener);
+    let mesh = Mesh::up(&kind.chat_manifests((port, listener), &kind.server_command(port)));
+    let mut stream = kind.open_stream(listener);
     let user = mesh.sidecar("shop/user-1").pid;
     let turns = |path: &str, reason: &str| {
-        let look = || get(loopback(listener), path).ok().filter(|r| r.reason() == Some(reason));
+        let look = || {
+            get(loopback_address(listener), path)
+                .ok()
+                .filter(|r| r.rejection_reason() == Some(reason))
+        };
         eventually(&format!("{path} is answered {reason}"), MAX_WAIT, look);
     };
     let other_place = "{matches: [{path: {type: Exact, value: /another}}], \
                      timeouts: {request: 1s}, backendRefs: [{name: chat, port: 9080}]}";
-    mesh.write("route.yaml", &route("chat", &[other_place]));
-    turns(kind.path(), "no-route");
-    stream.converses();
+    mesh.write("route.yaml", &route_manifest("chat", &[other_place]));
+    turns(kind.script_path(), "no-route");
+    stream.exchange_messages();
     mesh.remove("route.yaml");
-    let manifests = std::fs::read_to_string(mesh.file("mesh.yaml")).unwrap();
+    let manifests = std::fs::read_to_string(mesh.manifest_file("mesh.yaml")).unwrap();
     let edited = manifests
         .replace("trafficMode: permissive", "trafficMode: strict")
         .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
     mesh.write("mesh.yaml", &edited);
     turns("/another", "no-policy-route");
-    stream.converses();
+    stream.exchange_messages();
     assert_eq!(mesh.sidecar("shop/user-1").pid, user, "the sidecar was not replaced");
     stream.opens_again();
 }
@@ -124,46 +139,47 @@ fn outlives_rules(kind: Kind) {
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
 fn outlives_certificates(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
-    let manifests = kind.manifests((port, listener), &kind.server(port));
+    let manifests = kind.chat_manifests((port, listener), &kind.server_command(port));
     let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
-    let mut stream = kind.open(listener);
-    let began = expiries(&mesh);
+    let mut stream = kind.open_stream(listener);
+    let began = certificate_expiries(&mesh);
     let last = began.iter().copied().max().unwrap();
     eventually("all certificates of the beginning have ended", Duration::from_secs(60), || {
-        assert_eq!(stream.client.say("echo 1000"), "echoed 1000");
-        let now = expiries(&mesh);
+        assert_eq!(stream.client.send_line("echo 1000"), "echoed 1000");
+        let now = certificate_expiries(&mesh);
         // Certificates are renewed at half their lifetime: one that expires 1.5 lifetimes after the first was
         // issued after the first had expired.
         now.iter().all(|end| *end >= last + 10).then_some(())
     });
-    stream.converses();
+    stream.exchange_messages();
     stream.opens_again();
 }
 
 /// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
 fn goes_on_while_a_sidecar_drains(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
-    let run = kind.server(port);
+    let run = kind.server_command(port);
     let _server = Program::start("the server", Command::new(&run[0]).args(&run[1..]));
-    let control = ControlPlane::start(&kind.manifests((port, listener), &[]), &[]);
+    let control = ControlPlane::start(&kind.chat_manifests((port, listener), &[]), &[]);
     let drain = ["--drain-timeout", "5s"];
     let mut chat = Proxy::join(&control, "shop/chat-1", &drain);
     let mut user = Proxy::join(&control, "shop/user-1", &drain);
-    let inbound = chat.page.inbound(port);
-    for (stopped, listener_kind) in [(&mut user, loopback(listener)), (&mut chat, inbound)] {
-        let mut stream = kind.open(listener);
+    let inbound = chat.page.inbound_listener(port);
+    for (stopped, listener_kind) in [(&mut user, loopback_address(listener)), (&mut chat, inbound)]
+    {
+        let mut stream = kind.open_stream(listener);
         let output = Instant::now();
-        stopped.program.signal(Signal::TERM);
+        stopped.program.send_signal(Signal::TERM);
         let refused = || TcpStream::connect(listener_kind).err();
         eventually("a draining sidecar takes no connection", MAX_WAIT, refused);
-        stream.converses();
-        assert_eq!(stream.client.say("ended"), "ended");
+        stream.exchange_messages();
+        assert_eq!(stream.client.send_line("ended"), "ended");
         let after = output.elapsed();
         assert!(after >= DRAIN, "it ended after {after:?}, before its time was over");
-        assert_eq!(stopped.program.wait(MAX_WAIT).code(), Some(0));
+        assert_eq!(stopped.program.wait_for_exit(MAX_WAIT).code(), Some(0));
         stopped.start_again();
     }
-    kind.open(listener).converses();
+    kind.open_stream(listener).exchange_messages();
 }
 
 #[test]
@@ -212,8 +228,8 @@ fn a_call_of_grpc_goes_on_while_a_sidecar_drains() {
 }
 
 /// Returns the expiry times of the certificates known to the control plane.
-fn expiries(mesh: &Mesh) -> Vec<u64> {
-    let certificates = mesh.ask("certificates");
+fn certificate_expiries(mesh: &Mesh) -> Vec<u64> {
+    let certificates = mesh.get_json("certificates");
     let certificates = certificates.as_array().into_iter().flatten();
     certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()
 }

@@ -4,13 +4,13 @@ use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
-use leno_tests::stream::{check, narrow, produce};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
+use leno_tests::stream::{check_body, narrow_buffers, write_body};
 use leno_tests::{Mesh, Sidecar, Streaming, eventually, free_port};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::loopback;
+use super::loopback_address;
 
 /// Limit of the increase of a sidecar's private memory by a body in transit, whatever its length.
 const BODY_KIB_MAX: u64 = 1024;
@@ -37,29 +37,33 @@ struct Pair {
 }
 
 impl Pair {
-    fn up(application: Streaming) -> Self {
-        let server = server("web", application.port(), &[]);
-        Self::of(application, server)
+    fn start_http1(application: Streaming) -> Self {
+        let server = server_manifest("web", application.port(), &[]);
+        Self::start_pair(application, server)
     }
 
     /// Starts a pair with a listener that also accepts HTTP/2; the application receives HTTP/1.1.
     fn over_http2(application: Streaming) -> Self {
-        let server = server("web", application.port(), &[])
+        let server = server_manifest("web", application.port(), &[])
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
-        Self::of(application, server)
+        Self::start_pair(application, server)
     }
 
-    fn of(application: Streaming, server: String) -> Self {
+    fn start_pair(application: Streaming, server: String) -> Self {
         let listener = free_port();
-        let manifests =
-            [mesh_config("permissive"), server, client("user", &[], &[("web.shop", listener)])];
+        let manifests = [
+            mesh_config("permissive"),
+            server,
+            client_manifest("user", &[], &[("web.shop", listener)]),
+        ];
         // The default stall timeout is a minute, and a busy machine may be slow.
         let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];
-        let pair = Self { _mesh: mesh, application, sidecars, listener: loopback(listener) };
+        let pair =
+            Self { _mesh: mesh, application, sidecars, listener: loopback_address(listener) };
         // One-time allocations by the first connections and a first body are not counted.
-        pair.download(16 * 1024 * 1024);
-        pair.upload(16 * 1024 * 1024);
+        pair.download_body(16 * 1024 * 1024);
+        pair.upload_body(16 * 1024 * 1024);
         pair
     }
 
@@ -68,11 +72,11 @@ impl Pair {
     }
 
     /// Waits until the application cannot send any more bytes.
-    fn settles(&self) {
+    fn wait_until_idle(&self) {
         let mut looks = (0, 0);
         eventually("nothing moves any more", Duration::from_secs(300), || {
             // Reading the memory of two processes takes milliseconds.
-            let (given, _) = (self.application.given(), self.private_kib());
+            let (given, _) = (self.application.sent_bytes(), self.private_kib());
             looks = if given == looks.0 { (given, looks.1 + 1) } else { (given, 0) };
             (looks.1 >= 100).then_some(())
         });
@@ -87,14 +91,14 @@ impl Pair {
         read_on: impl Fn(&mut [TcpStream]),
     ) {
         let before = self.private_kib();
-        let in_flight = |sidecar: &Sidecar| sidecar.metric("leno_requests_in_flight");
+        let in_flight = |sidecar: &Sidecar| sidecar.sum_metrics("leno_requests_in_flight");
         for round in ["first", "next"] {
             let mut readers = connect();
             eventually("all are under way", Duration::from_secs(300), || {
                 let all = |sidecar: &Sidecar| in_flight(sidecar) >= READERS as f64;
                 self.sidecars.iter().all(all).then_some(())
             });
-            self.settles();
+            self.wait_until_idle();
             let after = self.private_kib();
             eprintln!("the {round} {READERS} readers: {before:?} → {after:?} KiB");
             for ((before, after), most) in before.iter().zip(after).zip(most) {
@@ -102,7 +106,7 @@ impl Pair {
                 assert!(each <= most, "{each} KiB for each reader");
             }
             // Other clients are served meanwhile, and resumed readers receive the complete response.
-            self.download(1024 * 1024);
+            self.download_body(1024 * 1024);
             read_on(&mut readers);
             drop(readers);
             eventually("nobody is waited for", Duration::from_secs(20), || {
@@ -112,19 +116,19 @@ impl Pair {
     }
 
     /// Reads a response of this length; returns each sidecar's peak memory meanwhile.
-    fn download(&self, length: u64) -> [u64; 2] {
-        let mut tcp = ask(TcpStream::connect(self.listener).unwrap(), length);
-        let mut most = Most::of(self);
-        check(&mut tcp, length, |bytes| most.passed(bytes)).unwrap();
+    fn download_body(&self, length: u64) -> [u64; 2] {
+        let mut tcp = request_body(TcpStream::connect(self.listener).unwrap(), length);
+        let mut most = Most::for_pair(self);
+        check_body(&mut tcp, length, |bytes| most.add_bytes(bytes)).unwrap();
         most.kib
     }
 
     /// Sends a request of this length; returns each sidecar's peak memory meanwhile.
-    fn upload(&self, length: u64) -> [u64; 2] {
+    fn upload_body(&self, length: u64) -> [u64; 2] {
         let mut tcp = TcpStream::connect(self.listener).unwrap();
         write!(tcp, "POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n").unwrap();
-        let mut most = Most::of(self);
-        produce(&mut tcp, length, |bytes| most.passed(bytes)).unwrap();
+        let mut most = Most::for_pair(self);
+        write_body(&mut tcp, length, |bytes| most.add_bytes(bytes)).unwrap();
         let mut answer = [0; 1024];
         let read = tcp.read(&mut answer).unwrap();
         let answer = String::from_utf8_lossy(&answer[..read]);
@@ -141,11 +145,11 @@ struct Most<'a> {
 }
 
 impl<'a> Most<'a> {
-    fn of(pair: &'a Pair) -> Self {
+    fn for_pair(pair: &'a Pair) -> Self {
         Self { pair, since: 0, kib: pair.private_kib() }
     }
 
-    fn passed(&mut self, bytes: u64) {
+    fn add_bytes(&mut self, bytes: u64) {
         self.since += bytes;
         if self.since >= 64 * 1024 * 1024 {
             self.since = 0;
@@ -156,7 +160,7 @@ impl<'a> Most<'a> {
 }
 
 /// Requests a response of this length and reads its head.
-fn ask(mut tcp: TcpStream, length: u64) -> TcpStream {
+fn request_body(mut tcp: TcpStream, length: u64) -> TcpStream {
     tcp.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     tcp.write_all(format!("GET /{length} HTTP/1.1\r\nhost: web\r\n\r\n").as_bytes()).unwrap();
     let mut head = Vec::new();
@@ -172,14 +176,14 @@ fn ask(mut tcp: TcpStream, length: u64) -> TcpStream {
 /// Returns a connection with small socket buffers.
 fn narrow_connection(address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    narrow(SockRef::from(&socket));
+    narrow_buffers(SockRef::from(&socket));
     socket.connect(&address.into()).unwrap();
     socket.into()
 }
 
 /// Returns a client that has read only the head of its response.
-fn reader(address: SocketAddr) -> TcpStream {
-    ask(narrow_connection(address), ANSWER_BYTES)
+fn stalled_reader(address: SocketAddr) -> TcpStream {
+    request_body(narrow_connection(address), ANSWER_BYTES)
 }
 
 /// Returns an HTTP/2 client that requests many responses at once with unlimited windows, and reads nothing.
@@ -232,10 +236,10 @@ fn read_many(tcp: &mut TcpStream) {
 
 /// Transfers bodies of this length, one in each direction: neither sidecar needs more memory than for a short
 /// one.
-fn passes(length: u64) {
-    let pair = Pair::up(Streaming::start());
+fn assert_transfers(length: u64) {
+    let pair = Pair::start_http1(Streaming::start());
     let before = pair.private_kib();
-    for (way, most) in [("down", pair.download(length)), ("up", pair.upload(length))] {
+    for (way, most) in [("down", pair.download_body(length)), ("up", pair.upload_body(length))] {
         let gib = length / GIB;
         eprintln!(
             "{gib} GiB {way}: {before:?} → at most {most:?} KiB (client's, server's sidecar)"
@@ -249,24 +253,24 @@ fn passes(length: u64) {
 
 #[test]
 fn a_long_body_costs_no_more_than_a_short_one() {
-    passes(GIB);
+    assert_transfers(GIB);
 }
 
 #[test]
 #[ignore = "half a minute of a core each way, which others would feel: `./test bulk`"]
 fn ten_gibibytes_cost_no_more_than_a_short_body() {
-    passes(10 * GIB);
+    assert_transfers(10 * GIB);
 }
 
 #[test]
 fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
     raise_limit();
-    let pair = Pair::up(Streaming::start_narrow());
-    let connect = || (0..READERS).map(|_| reader(pair.listener)).collect::<Vec<_>>();
+    let pair = Pair::start_http1(Streaming::start_narrow());
+    let connect = || (0..READERS).map(|_| stalled_reader(pair.listener)).collect::<Vec<_>>();
     pair.holds_for(connect, READER_KIB_MAX, |readers| {
         for reader in readers.iter_mut().step_by(100) {
             SockRef::from(&*reader).set_recv_buffer_size(1024 * 1024).unwrap();
-            check(reader, ANSWER_BYTES, |_| {}).unwrap();
+            check_body(reader, ANSWER_BYTES, |_| {}).unwrap();
         }
     });
 }

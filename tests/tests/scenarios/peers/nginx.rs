@@ -3,10 +3,12 @@
 use std::net::SocketAddr;
 use std::process::Command;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
 use leno_tests::{Connection, Mesh, Nginx, free_port};
 
-use super::{MODES, answers, assert_closed, curl, loopback, noise};
+use super::{
+    MODES, assert_closed, incompressible_bytes, loopback_address, run_curl, wait_until_responding,
+};
 
 const LOCATIONS: &str = "
     location /list/ { autoindex on; }
@@ -23,21 +25,21 @@ struct Site {
 }
 
 /// Starts the site; in strict mode a policy allows only the requests of the tests.
-fn site(mode: &str) -> Site {
+fn start_site(mode: &str) -> Site {
     let (nginx, listener) = (Nginx::prepare(LOCATIONS), free_port());
     nginx.write("index.html", "hello\n");
-    nginx.write("small", noise(1024));
-    nginx.write("large", noise(5 * 1024 * 1024));
+    nginx.write("small", incompressible_bytes(1024));
+    nginx.write("large", incompressible_bytes(5 * 1024 * 1024));
     nginx.write("text", "all work and no play\n".repeat(1000));
-    std::fs::create_dir(nginx.file("list")).unwrap();
-    std::fs::create_dir(nginx.file("upload")).unwrap();
+    std::fs::create_dir(nginx.served_file("list")).unwrap();
+    std::fs::create_dir(nginx.served_file("upload")).unwrap();
     nginx.write("list/one", "1");
     let command = nginx.command();
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let manifests = [
         mesh_config(mode),
-        server("web", nginx.port, &command),
-        client("user", &[], &[("web.shop", listener)]),
+        server_manifest("web", nginx.port, &command),
+        client_manifest("user", &[], &[("web.shop", listener)]),
         allowed_http(
             "user",
             "web",
@@ -45,21 +47,21 @@ fn site(mode: &str) -> Site {
         ),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    let listener = loopback(listener);
-    answers(listener);
+    let listener = loopback_address(listener);
+    wait_until_responding(listener);
     assert_closed(mode, listener, "/closed");
     Site { nginx, _mesh: mesh, listener }
 }
 
 impl Site {
-    fn url(&self, path: &str) -> String {
+    fn site_url(&self, path: &str) -> String {
         format!("http://{}{path}", self.listener)
     }
 
     /// Downloads with curl and returns the bytes.
-    fn download(&self, path: &str, arguments: &[&str]) -> Vec<u8> {
-        let target = self.nginx.file("../downloaded");
-        curl(&[arguments, &["-o", target.to_str().unwrap(), &self.url(path)]].concat());
+    fn download_file(&self, path: &str, arguments: &[&str]) -> Vec<u8> {
+        let target = self.nginx.served_file("../downloaded");
+        run_curl(&[arguments, &["-o", target.to_str().unwrap(), &self.site_url(path)]].concat());
         std::fs::read(target).unwrap()
     }
 }
@@ -67,18 +69,18 @@ impl Site {
 #[test]
 fn nginx_serves_files_of_any_size_whole_and_in_parts() {
     for mode in MODES {
-        let site = site(mode);
-        let (small, large) = (noise(1024), noise(5 * 1024 * 1024));
-        assert!(site.download("/small", &[]) == small, "1 KiB arrives as it was");
-        assert!(site.download("/large", &[]) == large, "5 MiB arrive as they were");
-        let range = site.download("/large", &["-r", "1000000-1000999"]);
+        let site = start_site(mode);
+        let (small, large) = (incompressible_bytes(1024), incompressible_bytes(5 * 1024 * 1024));
+        assert!(site.download_file("/small", &[]) == small, "1 KiB arrives as it was");
+        assert!(site.download_file("/large", &[]) == large, "5 MiB arrive as they were");
+        let range = site.download_file("/large", &["-r", "1000000-1000999"]);
         assert!(range == large[1_000_000..1_001_000], "a range arrives as it was");
-        let head = curl(&["-I", &site.url("/large")]);
+        let head = run_curl(&["-I", &site.site_url("/large")]);
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         assert!(head.to_lowercase().contains("content-length: 5242880"), "{head}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
         let code = |path: &str, arguments: &[&str]| {
-            curl(&[&status, arguments, &[&site.url(path)[..]]].concat())
+            run_curl(&[&status, arguments, &[&site.site_url(path)[..]]].concat())
         };
         assert_eq!(code("/absent", &[]), "404");
         assert_eq!(code("/large", &["-r", "9000000-"]), "416");
@@ -90,25 +92,32 @@ fn nginx_serves_files_of_any_size_whole_and_in_parts() {
 #[test]
 fn chunks_compression_and_old_clients_are_carried_both_ways() {
     for mode in MODES {
-        let site = site(mode);
-        let listed = curl(&["-i", &site.url("/list/")]);
+        let site = start_site(mode);
+        let listed = run_curl(&["-i", &site.site_url("/list/")]);
         assert!(listed.to_lowercase().contains("transfer-encoding: chunked"), "{listed}");
         assert!(listed.contains("<a href=\"one\">"), "{listed}");
-        let compressed = curl(&["-i", "--compressed", &site.url("/text")]);
+        let compressed = run_curl(&["-i", "--compressed", &site.site_url("/text")]);
         assert!(compressed.to_lowercase().contains("content-encoding: gzip"), "{compressed}");
         assert!(compressed.ends_with(&"all work and no play\n".repeat(1000)), "{compressed}");
-        let old = curl(&["-i", "--http1.0", &site.url("/list/")]);
+        let old = run_curl(&["-i", "--http1.0", &site.site_url("/list/")]);
         assert!(!old.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 has no chunks: {old}");
         assert!(old.contains("<a href=\"one\">"), "{old}");
-        assert!(site.download("/large", &["--http1.0"]) == noise(5 * 1024 * 1024));
-        // A body of unknown length: curl sends chunks.
-        let chunked =
-            ["-H", "Transfer-Encoding: chunked", "-T", site.nginx.file("large").to_str().unwrap()]
-                .map(str::to_owned);
-        let chunked: Vec<&str> = chunked.iter().map(String::as_str).collect();
-        curl(&[&chunked[..], &[&site.url("/upload/chunked")]].concat());
         assert!(
-            std::fs::read(site.nginx.file("upload/chunked")).unwrap() == noise(5 * 1024 * 1024)
+            site.download_file("/large", &["--http1.0"]) == incompressible_bytes(5 * 1024 * 1024)
+        );
+        // A body of unknown length: curl sends chunks.
+        let chunked = [
+            "-H",
+            "Transfer-Encoding: chunked",
+            "-T",
+            site.nginx.served_file("large").to_str().unwrap(),
+        ]
+        .map(str::to_owned);
+        let chunked: Vec<&str> = chunked.iter().map(String::as_str).collect();
+        run_curl(&[&chunked[..], &[&site.site_url("/upload/chunked")]].concat());
+        assert!(
+            std::fs::read(site.nginx.served_file("upload/chunked")).unwrap()
+                == incompressible_bytes(5 * 1024 * 1024)
         );
     }
 }
@@ -116,12 +125,12 @@ fn chunks_compression_and_old_clients_are_carried_both_ways() {
 #[test]
 fn uploads_arrive_whole_and_may_be_announced_first() {
     for mode in MODES {
-        let site = site(mode);
-        let said = curl(&["--data-binary", "0123456789", &site.url("/fixed")]);
+        let site = start_site(mode);
+        let said = run_curl(&["--data-binary", "0123456789", &site.site_url("/fixed")]);
         assert_eq!(said, "you sent POST 10\n");
-        let large = site.nginx.file("large");
+        let large = site.nginx.served_file("large");
         let upload = |name: &str, arguments: &[&str]| {
-            let url = site.url(&format!("/upload/{name}"));
+            let url = site.site_url(&format!("/upload/{name}"));
             let output = Command::new("curl")
                 .args(["-sSv", "--max-time", "15", "-T", large.to_str().unwrap()])
                 .args(arguments)
@@ -130,8 +139,8 @@ fn uploads_arrive_whole_and_may_be_announced_first() {
                 .unwrap();
             let talk = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(talk.contains("< HTTP/1.1 201"), "{talk}");
-            let arrived = std::fs::read(site.nginx.file(&format!("upload/{name}"))).unwrap();
-            assert!(arrived == noise(5 * 1024 * 1024), "5 MiB arrive as they were");
+            let arrived = std::fs::read(site.nginx.served_file(&format!("upload/{name}"))).unwrap();
+            assert!(arrived == incompressible_bytes(5 * 1024 * 1024), "5 MiB arrive as they were");
             talk
         };
         upload("plain", &["-H", "Expect:"]);
@@ -143,9 +152,9 @@ fn uploads_arrive_whole_and_may_be_announced_first() {
 #[test]
 fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
     for mode in MODES {
-        let site = site(mode);
+        let site = start_site(mode);
         let mut connection = Connection::open(site.listener).unwrap();
-        let small = noise(1024);
+        let small = incompressible_bytes(1024);
         for _ in 0..200 {
             let response = connection.get("/small").unwrap();
             assert!(response.status == 200 && response.body == small);
@@ -154,9 +163,10 @@ fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
         let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
         let paths = ["/small", "/absent", "/index.html", "/list/", "/small"];
         connection.send(paths.map(request).concat()).unwrap();
-        let statuses = paths.map(|_| connection.receive().unwrap().status);
+        let statuses = paths.map(|_| connection.receive_response().unwrap().status);
         assert_eq!(statuses, [200, 404, 200, 200, 200]);
-        let wrk = Command::new("wrk").args(["-t1", "-c32", "-d2", &site.url("/small")]).output();
+        let wrk =
+            Command::new("wrk").args(["-t1", "-c32", "-d2", &site.site_url("/small")]).output();
         let report = String::from_utf8_lossy(&wrk.unwrap().stdout).into_owned();
         eprintln!("{report}");
         assert!(report.contains("requests in"), "{report}");

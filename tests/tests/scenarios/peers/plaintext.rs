@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::manifests::{client, mesh_config, server};
+use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{Answer, Application, Connection, Mesh, Program, eventually, free_port, is_root};
 use rustix::process::Signal;
 
-use super::loopback;
+use super::loopback_address;
 
 /// A marker that does not occur by chance in certificates, headers or ciphertext.
 const MARKER: &str = "8f3a-marker-that-nobody-may-read-c1d7";
@@ -28,8 +28,8 @@ fn nothing_readable_travels_between_sidecars() {
     let listener = free_port();
     let manifests = [
         mesh_config("permissive"),
-        server("web", application.port(), &[]),
-        client("user", &[], &[("web.shop", listener)]),
+        server_manifest("web", application.port(), &[]),
+        client_manifest("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
@@ -37,7 +37,7 @@ fn nothing_readable_travels_between_sidecars() {
     let between = Capture::start(inbound, &folder.path().join("between"));
     let behind = Capture::start(application.port(), &folder.path().join("behind"));
 
-    let mut connection = Connection::open(loopback(listener)).unwrap();
+    let mut connection = Connection::open(loopback_address(listener)).unwrap();
     for turn in 0..REQUESTS {
         let body = MARKER.repeat(100);
         let head = format!(
@@ -45,19 +45,19 @@ fn nothing_readable_travels_between_sidecars() {
             body.len()
         );
         connection.send(head + &body).unwrap();
-        let response = connection.receive().unwrap();
+        let response = connection.receive_response().unwrap();
         assert!(response.status == 200 && response.body.len() > 100 * MARKER.len());
     }
 
     // Packets that tcpdump has not read when it is stopped are lost.
     eventually("both captures have it all", Duration::from_secs(60), || {
         let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
-        let (between, behind) = (between.seen(), behind.seen());
+        let (between, behind) = (between.captured_payloads(), behind.captured_payloads());
         let sealed = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
         (sealed >= 2 * REQUESTS && contains(&behind, last.as_bytes())).then_some(())
     });
     // The first of these connections was opened after the start of the capture, which includes its handshake.
-    let (between, behind) = (between.end(), behind.end());
+    let (between, behind) = (between.stop_capture(), behind.stop_capture());
     let records = between.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
     eprintln!("{} packets between the sidecars, {records} of them TLS records", between.len());
     assert!(records >= 2 * REQUESTS, "each request and response is sealed: {records}");
@@ -87,17 +87,17 @@ impl Capture {
     }
 
     /// Returns the payloads of the TCP segments captured so far.
-    fn seen(&self) -> Vec<Vec<u8>> {
-        payloads(&std::fs::read(&self.file).unwrap())
+    fn captured_payloads(&self) -> Vec<Vec<u8>> {
+        parse_payloads(&std::fs::read(&self.file).unwrap())
     }
 
     /// Stops it and returns the payloads of the captured TCP segments.
-    fn end(mut self) -> Vec<Vec<u8>> {
-        self.tcpdump.signal(Signal::INT);
-        self.tcpdump.wait(Duration::from_secs(20));
-        let printed = self.tcpdump.printed();
+    fn stop_capture(mut self) -> Vec<Vec<u8>> {
+        self.tcpdump.send_signal(Signal::INT);
+        self.tcpdump.wait_for_exit(Duration::from_secs(20));
+        let printed = self.tcpdump.printed_output();
         assert!(printed.contains("0 packets dropped by kernel"), "{printed}");
-        payloads(&std::fs::read(&self.file).unwrap())
+        parse_payloads(&std::fs::read(&self.file).unwrap())
     }
 }
 
@@ -109,7 +109,7 @@ fn contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
 
 /// Parses the payloads of the TCP segments in a capture of Ethernet frames (libpcap format); the last packet
 /// may be incomplete.
-fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
+fn parse_payloads(file: &[u8]) -> Vec<Vec<u8>> {
     if file.len() < 24 {
         return Vec::new();
     }

@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{client, mesh_config, route, server, service};
+use leno_tests::manifests::{
+    client_manifest, mesh_config, route_manifest, server_manifest, service_manifest,
+};
 use leno_tests::{Answer, Application, Connection, Mesh, Nginx, Response, eventually, free_port};
 
-use super::{answers, loopback};
-use crate::faults::sidecar;
+use super::{loopback_address, wait_until_responding};
+use crate::faults::connected_sidecar;
 
 /// A service `web` with routes to `python` (a `python3 -m http.server`), to `nginx`, or to `silent`, which
 /// never responds.
@@ -19,7 +21,7 @@ struct Shop {
     _silent: Application,
 }
 
-fn shop() -> Shop {
+fn start_shop() -> Shop {
     let nginx = Nginx::prepare(
         "location / { return 200 nginx; } \
          location /echo/ { add_header x-secret 1; return 200 $request_uri,$host,$http_x_set; } \
@@ -41,47 +43,53 @@ fn shop() -> Shop {
     let listeners = [("web.shop", listener), ("python.shop", to_python), ("nginx.shop", to_nginx)];
     let manifests = [
         mesh_config("permissive"),
-        service("web"),
-        server("python", python, &run_python),
-        server("nginx", nginx.port, &run_nginx),
-        server("silent", silent.port(), &[]),
-        client("user", &[], &listeners),
+        service_manifest("web"),
+        server_manifest("python", python, &run_python),
+        server_manifest("nginx", nginx.port, &run_nginx),
+        server_manifest("silent", silent.port(), &[]),
+        client_manifest("user", &[], &listeners),
     ];
     let mesh = Mesh::up(&manifests.concat());
-    answers(loopback(to_python));
-    answers(loopback(to_nginx));
-    Shop { mesh, listener: loopback(listener), _nginx: nginx, _files: files, _silent: silent }
+    wait_until_responding(loopback_address(to_python));
+    wait_until_responding(loopback_address(to_nginx));
+    Shop {
+        mesh,
+        listener: loopback_address(listener),
+        _nginx: nginx,
+        _files: files,
+        _silent: silent,
+    }
 }
 
 impl Shop {
     /// Replaces the routes of `web`, and waits until its response satisfies `settled`.
-    fn route(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
-        self.mesh.write("route.yaml", &route("web", rules));
+    fn replace_routes(&self, rules: &[&str], settled: impl Fn(&Response) -> bool) {
+        self.mesh.write("route.yaml", &route_manifest("web", rules));
         let (_, after) = eventually("the new routes decide", Duration::from_secs(10), || {
-            let response = self.ask("GET", "/who/", "");
+            let response = self.send_request("GET", "/who/", "");
             settled(&response).then_some(())
         });
         assert!(after < Duration::from_secs(1), "live in under a second, not in {after:?}");
     }
 
-    fn ask(&self, method: &str, path: &str, fields: &str) -> Response {
+    fn send_request(&self, method: &str, path: &str, fields: &str) -> Response {
         let mut connection = Connection::open(self.listener).unwrap();
         let length = if method == "POST" { "content-length: 0\r\n" } else { "" };
         let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length}{fields}\r\n");
         connection.send(head).unwrap();
-        connection.receive().unwrap()
+        connection.receive_response().unwrap()
     }
 
-    fn says(&self, method: &str, path: &str, fields: &str) -> String {
-        let response = self.ask(method, path, fields);
-        match response.reason() {
+    fn describe_response(&self, method: &str, path: &str, fields: &str) -> String {
+        let response = self.send_request(method, path, fields);
+        match response.rejection_reason() {
             Some(reason) => format!("{} {reason}", response.status),
             None => String::from_utf8(response.body).unwrap(),
         }
     }
 }
 
-fn is(body: &str) -> impl Fn(&Response) -> bool {
+fn has_body(body: &str) -> impl Fn(&Response) -> bool {
     move |response| response.status == 200 && response.body == body.as_bytes()
 }
 
@@ -91,18 +99,22 @@ const TO_NGINX: &str = "backendRefs: [{name: nginx, port: 9080}]";
 #[test]
 fn weights_split_requests_between_services_and_may_change_at_any_time() {
     const REQUESTS: usize = 500;
-    let shop = shop();
-    assert_eq!(shop.says("GET", "/who/", ""), "503 no-endpoint", "nothing of its own behind it");
-    shop.route(&[TO_PYTHON], is("python"));
+    let shop = start_shop();
+    assert_eq!(
+        shop.describe_response("GET", "/who/", ""),
+        "503 no-endpoint",
+        "nothing of its own behind it"
+    );
+    shop.replace_routes(&[TO_PYTHON], has_body("python"));
     let split = |python: u32, nginx: u32| {
         format!(
             "backendRefs: [{{name: python, port: 9080, weight: {python}}}, \
              {{name: nginx, port: 9080, weight: {nginx}}}]"
         )
     };
-    shop.route(&[&split(0, 1)], is("nginx"));
+    shop.replace_routes(&[&split(0, 1)], has_body("nginx"));
     // Either backend may respond now; the first response of the other backend shows that the route is in force.
-    shop.route(&[&split(90, 10)], is("python"));
+    shop.replace_routes(&[&split(90, 10)], has_body("python"));
     let mut connection = Connection::open(shop.listener).unwrap();
     let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
     assert!(answers.iter().all(|answer| answer.status == 200));
@@ -111,16 +123,16 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     // Five standard deviations of a binomial distribution: wrong once in a million runs.
     let deviation = (REQUESTS as f64 * 0.9 * 0.1).sqrt() * 5.0;
     assert!((nginx as f64 - REQUESTS as f64 * 0.1).abs() < deviation, "{nginx} of {REQUESTS}");
-    shop.route(&[&split(0, 0)], |response| response.status == 500);
+    shop.replace_routes(&[&split(0, 0)], |response| response.status == 500);
     shop.mesh.remove("route.yaml");
     eventually("no routes again", Duration::from_secs(10), || {
-        (shop.says("GET", "/who/", "") == "503 no-endpoint").then_some(())
+        (shop.describe_response("GET", "/who/", "") == "503 no-endpoint").then_some(())
     });
 }
 
 #[test]
 fn paths_headers_and_methods_choose_the_most_specific_rule() {
-    let shop = shop();
+    let shop = start_shop();
     let rules = [
         &format!("{{matches: [{{path: {{type: PathPrefix, value: /a}}}}], {TO_PYTHON}}}")[..],
         &format!("{{matches: [{{path: {{type: PathPrefix, value: /a/b}}}}], {TO_NGINX}}}"),
@@ -135,7 +147,7 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
              {TO_NGINX}}}"
         ),
     ];
-    shop.route(&rules, is("python"));
+    shop.replace_routes(&rules, has_body("python"));
     for (method, path, fields, expected) in [
         ("GET", "/a/", "", "python"),
         ("GET", "/a/b/", "", "nginx"),
@@ -149,36 +161,40 @@ fn paths_headers_and_methods_choose_the_most_specific_rule() {
         ("GET", "/who/", "end-user: jasons\r\n", "python"),
         ("GET", "/", "", "404 no-route"),
     ] {
-        assert_eq!(shop.says(method, path, fields), expected, "{method} {path} {fields}");
+        assert_eq!(
+            shop.describe_response(method, path, fields),
+            expected,
+            "{method} {path} {fields}"
+        );
     }
     // The same rules with an inverted header match, applied live.
     let turned: Vec<String> = rules.iter().map(|rule| rule.replace("jason", "mary")).collect();
     let turned: Vec<&str> = turned.iter().map(String::as_str).collect();
-    shop.mesh.write("route.yaml", &route("web", &turned));
+    shop.mesh.write("route.yaml", &route_manifest("web", &turned));
     eventually("mary is sent to nginx", Duration::from_secs(1), || {
-        (shop.says("GET", "/who/", "end-user: mary\r\n") == "nginx").then_some(())
+        (shop.describe_response("GET", "/who/", "end-user: mary\r\n") == "nginx").then_some(())
     });
-    assert_eq!(shop.says("GET", "/who/", "end-user: jason\r\n"), "python");
+    assert_eq!(shop.describe_response("GET", "/who/", "end-user: jason\r\n"), "python");
 }
 
 #[test]
 fn a_request_that_takes_too_long_is_given_up_in_time() {
-    let shop = shop();
+    let shop = start_shop();
     let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 300ms}, \
                 backendRefs: [{name: silent, port: 9080}]}";
-    shop.route(&[slow, &format!("{{{TO_PYTHON}}}")], is("python"));
+    shop.replace_routes(&[slow, &format!("{{{TO_PYTHON}}}")], has_body("python"));
     for _ in 0..3 {
         let began = Instant::now();
-        assert_eq!(shop.says("GET", "/slow", ""), "504 request-timeout");
+        assert_eq!(shop.describe_response("GET", "/slow", ""), "504 request-timeout");
         let took = began.elapsed();
         assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
     }
-    assert_eq!(shop.says("GET", "/who/", ""), "python", "others are not held up");
+    assert_eq!(shop.describe_response("GET", "/who/", ""), "python", "others are not held up");
 }
 
 #[test]
 fn filters_change_what_an_unmodified_server_and_its_client_see() {
-    let shop = shop();
+    let shop = start_shop();
     let rules = [
         "{matches: [{path: {value: /shown}}], backendRefs: [{name: nginx, port: 9080}], filters: [\
          {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-set, value: new}]}}, \
@@ -189,37 +205,37 @@ fn filters_change_what_an_unmodified_server_and_its_client_see() {
          {scheme: https, hostname: b.example}}]}",
         &format!("{{{TO_NGINX}}}"),
     ];
-    shop.route(&rules, is("nginx"));
-    let response = shop.ask("GET", "/shown/a?b=c", "x-set: old\r\n");
+    shop.replace_routes(&rules, has_body("nginx"));
+    let response = shop.send_request("GET", "/shown/a?b=c", "x-set: old\r\n");
     assert_eq!(response.body, b"/echo/a?b=c,inner.example,new", "{}", response.head);
-    assert_eq!(response.header("x-secret"), None);
-    let untouched = shop.ask("GET", "/echo/a", "x-set: old\r\n");
+    assert_eq!(response.first_header("x-secret"), None);
+    let untouched = shop.send_request("GET", "/echo/a", "x-set: old\r\n");
     assert_eq!(untouched.body, b"/echo/a,web.shop,old", "{}", untouched.head);
-    assert_eq!(untouched.header("x-secret"), Some("1"));
-    let moved = shop.ask("GET", "/moved?b=c", "");
+    assert_eq!(untouched.first_header("x-secret"), Some("1"));
+    let moved = shop.send_request("GET", "/moved?b=c", "");
     assert_eq!(moved.status, 302);
-    assert_eq!(moved.header("location"), Some("https://b.example/moved?b=c"));
+    assert_eq!(moved.first_header("location"), Some("https://b.example/moved?b=c"));
 }
 
 #[test]
 fn a_rule_that_retries_gives_up_within_its_attempts() {
-    let shop = shop();
+    let shop = start_shop();
     let retry = "retry: {codes: [503], attempts: 2, backoff: 10ms}";
     let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 5s, backendRequest: 200ms}, \
                 retry: {attempts: 1, backoff: 10ms}, backendRefs: [{name: silent, port: 9080}]}";
-    shop.route(&[slow, &format!("{{{TO_NGINX}, {retry}}}")], is("nginx"));
-    let response = shop.ask("GET", "/busy/", "");
+    shop.replace_routes(&[slow, &format!("{{{TO_NGINX}, {retry}}}")], has_body("nginx"));
+    let response = shop.send_request("GET", "/busy/", "");
     assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
     let began = Instant::now();
-    assert_eq!(shop.says("GET", "/slow", ""), "504 attempt-timeout");
+    assert_eq!(shop.describe_response("GET", "/slow", ""), "504 attempt-timeout");
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
 }
 
 #[test]
 fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
-    let shop = shop();
-    shop.route(&[&format!("{{{TO_NGINX}}}")], is("nginx"));
+    let shop = start_shop();
+    shop.replace_routes(&[&format!("{{{TO_NGINX}}}")], has_body("nginx"));
     let retry = |times: u8| {
         let spec = format!(
             "{{source: {{kind: ServiceAccount, name: user, namespace: shop}}, \
@@ -231,20 +247,20 @@ fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
                     metadata: {name: user-to-web, namespace: shop}";
         shop.mesh.write("retry.yaml", &format!("{head}\nspec: {spec}\n"));
     };
-    let page = sidecar(&shop.mesh, "shop/user-1");
-    let retried = || page.metric("leno_retries_total");
+    let page = connected_sidecar(&shop.mesh, "shop/user-1");
+    let retried = || page.metric_value("leno_retries_total");
     let before = retried();
     retry(5);
     // The first request under the new policy has all of its retries.
     let (after, _) = eventually("the policy decides", Duration::from_secs(10), || {
-        let response = shop.ask("GET", "/busy/", "");
+        let response = shop.send_request("GET", "/busy/", "");
         assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
         Some(retried()).filter(|now| *now > before)
     });
     assert_eq!(after - before, 5.0);
     let hits =
         "leno_rule_hits_total{kind=\"Retry\",namespace=\"shop\",name=\"user-to-web\",rule=\"\"}";
-    assert_eq!(page.metric(hits), 5.0);
-    let policies = shop.mesh.ask("policies");
+    assert_eq!(page.metric_value(hits), 5.0);
+    let policies = shop.mesh.get_json("policies");
     assert_eq!((&policies[0]["kind"], &policies[0]["in_force"]), (&"Retry".into(), &true.into()));
 }

@@ -3,11 +3,11 @@
 use std::process::Output;
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_tcp, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
 use leno_tests::{Mesh, SelfSigned, eventually, free_port};
 use tempfile::TempDir;
 
-use super::{MODES, bounded};
+use super::{MODES, bounded_command};
 
 /// Two servers, each with a certificate for its own name, and a service `secure` of the first.
 struct Site {
@@ -17,12 +17,12 @@ struct Site {
 }
 
 /// Starts the site; a policy opens the first server, and tests decide about the second.
-fn site(mode: &str, route: &str) -> Site {
+fn start_site(mode: &str, route: &str) -> Site {
     let files = tempfile::tempdir().unwrap();
     let listener = free_port();
     let ports = [free_port(), free_port()];
     let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
-        let SelfSigned { key, certificate } = SelfSigned::make(files.path(), name);
+        let SelfSigned { key, certificate } = SelfSigned::generate_files(files.path(), name);
         let [key, certificate] = [key, certificate].map(|file| file.display().to_string());
         let accept = port.to_string();
         let command =
@@ -36,7 +36,7 @@ fn site(mode: &str, route: &str) -> Site {
     );
     let manifests = [
         mesh_config(mode),
-        client("user", &[], &[("secure.shop", listener)]),
+        client_manifest("user", &[], &[("secure.shop", listener)]),
         secure,
         allowed_tcp("user", "one"),
     ];
@@ -47,16 +47,16 @@ fn site(mode: &str, route: &str) -> Site {
 
 impl Site {
     /// Returns the name in the certificate of the server reached with this server name.
-    fn reached(&self, options: &[&str]) -> Option<String> {
-        let output = self.ask(options);
+    fn reached_server(&self, options: &[&str]) -> Option<String> {
+        let output = self.run_client(options);
         let said = String::from_utf8_lossy(&output.stdout);
         let subject = said.lines().find_map(|line| line.strip_prefix("subject=CN = "));
         subject.map(str::to_owned)
     }
 
-    fn ask(&self, options: &[&str]) -> Output {
+    fn run_client(&self, options: &[&str]) -> Output {
         let listener = format!("127.0.0.1:{}", self.listener);
-        let mut client = bounded("openssl");
+        let mut client = bounded_command("openssl");
         client.args(["s_client", "-connect", &listener]).args(options);
         client.stdin(std::process::Stdio::null()).output().unwrap()
     }
@@ -83,9 +83,9 @@ spec:
 #[test]
 fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
     for mode in MODES {
-        let site = site(mode, ROUTE);
+        let site = start_site(mode, ROUTE);
         site.mesh.write("policy.yaml", &allowed_tcp("user", "two"));
-        let named = |name| site.reached(&["-servername", name]);
+        let named = |name| site.reached_server(&["-servername", name]);
         eventually("a session reaches the second server", Duration::from_secs(20), || {
             named("any.example.com").filter(|reached| reached == "two")
         });
@@ -96,11 +96,11 @@ fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
         assert_eq!(named("a.one.example.com").as_deref(), Some("two"));
         // TLS 1.2 contains the server name as well.
         assert_eq!(
-            site.reached(&["-tls1_2", "-servername", "x.example.com"]).as_deref(),
+            site.reached_server(&["-tls1_2", "-servername", "x.example.com"]).as_deref(),
             Some("two")
         );
         assert_eq!(named("example.org"), None);
-        assert_eq!(site.reached(&["-noservername"]), None);
+        assert_eq!(site.reached_server(&["-noservername"]), None);
         if mode == "strict" {
             // The route forwards to the second server, and no policy allows clients there any more.
             site.mesh.remove("policy.yaml");

@@ -4,10 +4,10 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server};
-use leno_tests::{Dialogue, Mesh, eventually, free_port, python, script};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
+use leno_tests::{Dialogue, Mesh, eventually, free_port, python_program, script_path};
 
-use super::{MODES, curl};
+use super::{MODES, run_curl};
 
 /// A Python WebSocket server behind one sidecar, and a client with another.
 struct Chat {
@@ -16,62 +16,73 @@ struct Chat {
     client: Dialogue,
 }
 
-fn chat(mode: &str, speaker: Dialogue) -> Chat {
+fn start_chat(mode: &str, speaker: Dialogue) -> Chat {
     let (port, entry) = (free_port(), free_port());
-    let run = [python(), &script("websocket_server.py"), &port.to_string()];
+    let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
     let manifests = [
         mesh_config(mode),
-        server("chat", port, &run),
-        client("user", &[], &[("chat.shop", entry)]),
+        server_manifest("chat", port, &run),
+        client_manifest("user", &[], &[("chat.shop", entry)]),
         allowed_http("user", "chat", "/(room|greeted)"),
     ];
     let mesh = Mesh::up(&manifests.concat());
     let mut chat = Chat { mesh, entry, client: speaker };
-    eventually("the server listens", MAX_WAIT, || (chat.open("/room") == "open").then_some(()));
+    eventually("the server listens", MAX_WAIT, || {
+        (chat.open_client("/room") == "open").then_some(())
+    });
     chat
 }
 
 /// Returns a client with Python's `websockets`.
-fn pythons() -> Dialogue {
-    Dialogue::start(python(), &[&script("websocket_client.py")])
+fn python_client() -> Dialogue {
+    Dialogue::start(python_program(), &[&script_path("websocket_client.py")])
 }
 
 /// Returns a client with Node's `ws`, installed by Debian in a path that only its own Node searches.
-fn nodes() -> Dialogue {
-    Dialogue::start("env", &["NODE_PATH=/usr/share/nodejs", "node", &script("websocket_ws.cjs")])
+fn node_client() -> Dialogue {
+    Dialogue::start(
+        "env",
+        &["NODE_PATH=/usr/share/nodejs", "node", &script_path("websocket_ws.cjs")],
+    )
 }
 
 impl Chat {
-    fn open(&mut self, path: &str) -> String {
+    fn open_client(&mut self, path: &str) -> String {
         let entry = self.entry;
-        self.client.say(&format!("open ws://127.0.0.1:{entry}{path}"))
+        self.client.send_line(&format!("open ws://127.0.0.1:{entry}{path}"))
     }
 
     /// Sends messages of many sizes, as bytes and as text, and pings from both sides.
-    fn converses(&mut self) {
+    fn exchange_messages(&mut self) {
         for length in ["0", "1", "125", "126", "65535", "65536", "1048576"] {
-            assert_eq!(self.client.say(&format!("echo {length}")), format!("echoed {length}"));
+            assert_eq!(
+                self.client.send_line(&format!("echo {length}")),
+                format!("echoed {length}")
+            );
         }
-        assert_eq!(self.client.say("text hällo"), "hällo");
-        assert_eq!(self.client.say("ping are you there?"), "pong");
-        assert_eq!(self.client.say("text ping me"), "you are there");
+        assert_eq!(self.client.send_line("text hällo"), "hällo");
+        assert_eq!(self.client.send_line("ping are you there?"), "pong");
+        assert_eq!(self.client.send_line("text ping me"), "you are there");
     }
 }
 
 #[test]
 fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
     for mode in MODES {
-        for client in [pythons(), nodes()] {
-            let mut chat = chat(mode, client);
-            chat.converses();
-            assert_eq!(chat.client.say("close 4001 enough of it"), "closed 4001 enough of it");
+        for client in [python_client(), node_client()] {
+            let mut chat = start_chat(mode, client);
+            chat.exchange_messages();
+            assert_eq!(
+                chat.client.send_line("close 4001 enough of it"),
+                "closed 4001 enough of it"
+            );
             chat.mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
-            assert_eq!(chat.open("/room"), "open");
-            assert_eq!(chat.client.say("be-closed 4002 go home"), "closed 4002 go home");
+            assert_eq!(chat.open_client("/room"), "open");
+            assert_eq!(chat.client.send_line("be-closed 4002 go home"), "closed 4002 go home");
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
             // In strict mode the policy allows only two paths.
             let other = if mode == "strict" { "refused 404" } else { "open" };
-            assert_eq!(chat.open("/another"), other);
+            assert_eq!(chat.open_client("/another"), other);
         }
     }
 }
@@ -79,20 +90,20 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
 #[test]
 fn curl_hears_what_a_server_says_first() {
     for mode in MODES {
-        let chat = chat(mode, pythons());
+        let chat = start_chat(mode, python_client());
         let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.entry);
         let offer = ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
         let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
         let mut ask = vec!["-i", "-N", "--http1.1", "-H", key];
         offer.iter().for_each(|field| ask.extend(["-H", field]));
-        let heard = curl(&[&ask[..], &[&url("/greeted")]].concat());
+        let heard = run_curl(&[&ask[..], &[&url("/greeted")]].concat());
         assert!(heard.starts_with("HTTP/1.1 101 "), "{mode}: {heard}");
         // The key and the accept value of RFC 6455 §4.2.2.
         assert!(heard.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {heard}");
         assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
         if mode == "strict" {
-            assert_eq!(curl(&[&ask[1..], &status, &[&url("/another")]].concat()), "404");
+            assert_eq!(run_curl(&[&ask[1..], &status, &[&url("/another")]].concat()), "404");
         }
     }
 }
@@ -100,39 +111,41 @@ fn curl_hears_what_a_server_says_first() {
 #[test]
 fn many_connections_share_the_way() {
     const CONNECTIONS: usize = 100;
-    let mut chat = chat("permissive", pythons());
+    let mut chat = start_chat("permissive", python_client());
     for _ in 1..CONNECTIONS {
-        assert_eq!(chat.open("/room"), "open");
+        assert_eq!(chat.open_client("/room"), "open");
     }
-    assert_eq!(chat.client.say("each 65536"), "1 kind of answer: echoed 65536");
+    assert_eq!(chat.client.send_line("each 65536"), "1 kind of answer: echoed 65536");
 }
 
 #[test]
 fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
     for mode in MODES {
         let (port, entry) = (free_port(), free_port());
-        let run = [python(), &script("websocket_server.py"), &port.to_string()];
+        let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
         // The service uses HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
-        let server = server("chat", port, &run)
+        let server = server_manifest("chat", port, &run)
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
         let manifests = [
             mesh_config(mode),
             server,
-            client("user", &[], &[("chat.shop", entry)]),
+            client_manifest("user", &[], &[("chat.shop", entry)]),
             allowed_http("user", "chat", "/room"),
         ];
         let mesh = Mesh::up(&manifests.concat());
-        let mut client = Dialogue::start("node", &[&script("websocket_http2.mjs")]);
+        let mut client = Dialogue::start("node", &[&script_path("websocket_http2.mjs")]);
         let open = format!("open http://127.0.0.1:{entry}/room");
-        eventually("the server listens", MAX_WAIT, || (client.say(&open) == "open").then_some(()));
+        eventually("the server listens", MAX_WAIT, || {
+            (client.send_line(&open) == "open").then_some(())
+        });
         for length in ["0", "125", "126", "65535", "65536", "1048576"] {
-            assert_eq!(client.say(&format!("echo {length}")), format!("echoed {length}"));
+            assert_eq!(client.send_line(&format!("echo {length}")), format!("echoed {length}"));
         }
-        assert_eq!(client.say("text hällo"), "hällo");
-        assert_eq!(client.say("close 4001 enough of it"), "closed 4001 enough of it");
+        assert_eq!(client.send_line("text hällo"), "hällo");
+        assert_eq!(client.send_line("close 4001 enough of it"), "closed 4001 enough of it");
         mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
         let other = if mode == "strict" { "refused 404" } else { "open" };
-        assert_eq!(client.say(&format!("open http://127.0.0.1:{entry}/another")), other);
+        assert_eq!(client.send_line(&format!("open http://127.0.0.1:{entry}/another")), other);
     }
 }
 
@@ -165,8 +178,8 @@ fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
     });
     let manifests = [
         mesh_config("permissive"),
-        server("chat", port, &[]),
-        client("user", &[], &[("chat.shop", entry)]),
+        server_manifest("chat", port, &[]),
+        client_manifest("user", &[], &[("chat.shop", entry)]),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut stream = TcpStream::connect(("127.0.0.1", entry)).unwrap();

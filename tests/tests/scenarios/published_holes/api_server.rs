@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leno_tests::{Answer, Application, Program, Received, eventually, free_port, leno};
+use leno_tests::{Answer, Application, Program, Received, eventually, free_port, leno_command};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,9 +31,9 @@ impl ApiServer {
     pub(super) fn with_control_plane() -> Self {
         let kept = Arc::new(Kept::default());
         let shop = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
-        kept.lock().insert("/api/v1/namespaces/shop".to_owned(), shop);
+        kept.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
         let keeping = kept.clone();
-        let server = Application::start(move |request| keeping.answer(request));
+        let server = Application::start(move |request| keeping.handle_request(request));
         let folder = tempfile::tempdir().expect("a directory");
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -44,7 +44,7 @@ impl ApiServer {
         let file = folder.path().join("kubeconfig");
         fs::write(&file, config.to_string()).expect("a file");
         let webhook = free_port();
-        let mut command = leno();
+        let mut command = leno_command();
         command.args(["control", "--kubernetes", "--listen", "127.0.0.1:0", "--page", "off"]);
         command
             .args(["--webhook", &format!("127.0.0.1:{webhook}"), "--data"])
@@ -53,13 +53,13 @@ impl ApiServer {
         let control = Program::start("leno control", &mut command);
         let started = Self { kept, control, webhook, _server: server, _folder: folder };
         eventually("the webhook responds", MAX_WAIT, || {
-            (started.review("shop") == 200).then_some(())
+            (started.send_review("shop") == 200).then_some(())
         });
         started
     }
 
     /// Returns the response status of a review for a Pod in this namespace.
-    pub(super) fn review(&self, namespace: &str) -> u16 {
+    pub(super) fn send_review(&self, namespace: &str) -> u16 {
         let review = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
@@ -94,18 +94,18 @@ impl ApiServer {
     }
 
     /// Returns the paths of all requests to the API server so far.
-    pub(super) fn requests(&self) -> Vec<String> {
+    pub(super) fn received_paths(&self) -> Vec<String> {
         self.kept.requests.lock().expect("no thread panicked").clone()
     }
 
     /// Returns the log of the control plane.
-    pub(super) fn log(&self) -> String {
-        self.control.printed()
+    pub(super) fn control_log(&self) -> String {
+        self.control.printed_output()
     }
 
     /// Returns the key of the authority as stored by the API server.
     pub(super) fn authority_key(&self) -> String {
-        let objects = self.kept.lock();
+        let objects = self.kept.lock_objects();
         let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));
         let (_, secret) = secret.expect("the authority is a Secret");
         secret["data"]["ca.key"].as_str().expect("it has a key").to_owned()
@@ -113,19 +113,19 @@ impl ApiServer {
 }
 
 impl Kept {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Value>> {
+    fn lock_objects(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Value>> {
         self.objects.lock().expect("no thread panicked")
     }
 
-    fn answer(&self, request: &Received) -> Answer {
-        let (method, target) = request.what();
+    fn handle_request(&self, request: &Received) -> Answer {
+        let (method, target) = request.method_and_target();
         self.requests.lock().expect("no thread panicked").push(target.to_owned());
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=") {
             return Answer::Silence;
         }
         let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
-        let (status, object) = self.decide(method, (path, query), body);
+        let (status, object) = self.respond_to(method, (path, query), body);
         let text = object.to_string();
         let head = format!(
             "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -134,8 +134,13 @@ impl Kept {
         Answer::Bytes([head, text].concat().into_bytes())
     }
 
-    fn decide(&self, method: &str, (path, query): (&str, &str), mut body: Value) -> (u16, Value) {
-        let mut objects = self.lock();
+    fn respond_to(
+        &self,
+        method: &str,
+        (path, query): (&str, &str),
+        mut body: Value,
+    ) -> (u16, Value) {
+        let mut objects = self.lock_objects();
         match method {
             "GET" if path == "/version" => (
                 200,

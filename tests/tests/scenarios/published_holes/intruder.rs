@@ -7,10 +7,10 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 
-use leno_tests::{Response, exchange};
+use leno_tests::{Response, exchange_bytes};
 
 /// Returns the addresses on which a process listens for TCP.
-pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
+pub(super) fn listening_addresses(pid: u32) -> Vec<SocketAddr> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
     let links = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     let sockets: BTreeSet<String> = links
@@ -25,13 +25,13 @@ pub(super) fn listeners(pid: u32) -> Vec<SocketAddr> {
     let listening = lines.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let is_ours = *words.get(3)? == LISTEN && sockets.contains(*words.get(9)?);
-        is_ours.then(|| address(words[1]))?
+        is_ours.then(|| parse_address(words[1]))?
     });
     listening.collect()
 }
 
 /// Parses an address in the kernel's format: hexadecimal words in machine byte order.
-fn address(text: &str) -> Option<SocketAddr> {
+fn parse_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     if address.len() == 8 {
@@ -44,7 +44,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 }
 
 /// Sends the requests of published attacks to a port, and returns its responses.
-pub(super) fn responses(port: SocketAddr) -> Vec<(String, Response)> {
+pub(super) fn attack_responses(port: SocketAddr) -> Vec<(String, Response)> {
     let reads = READS.iter().map(|path| format!("GET {path}"));
     let writes = WRITES.iter().flat_map(|path| {
         ["POST", "PUT", "PATCH", "DELETE"].map(|method| format!("{method} {path}"))
@@ -53,7 +53,7 @@ pub(super) fn responses(port: SocketAddr) -> Vec<(String, Response)> {
         let head = format!(
             "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{{}}"
         );
-        Some((request, exchange(port, &head).ok()?))
+        Some((request, exchange_bytes(port, &head).ok()?))
     });
     all.flatten().collect()
 }
@@ -84,14 +84,14 @@ impl Forwarder {
         let listener = TcpListener::bind(from).expect("the address is free");
         let serve = move || {
             for client in listener.incoming().map_while(Result::ok) {
-                thread::spawn(move || drop(forward(client, to)));
+                thread::spawn(move || drop(forward_connection(client, to)));
             }
         };
         Self { _thread: thread::spawn(serve) }
     }
 }
 
-fn forward(client: TcpStream, to: SocketAddr) -> io::Result<()> {
+fn forward_connection(client: TcpStream, to: SocketAddr) -> io::Result<()> {
     let server = TcpStream::connect(to)?;
     let (mut from, mut back) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {

@@ -7,12 +7,12 @@ use leno_tests::{CollectedPoint, ControlPlane};
 use super::*;
 
 /// Returns settings that export spans, metrics and log records to these ports.
-fn everything(port: u16, protocol: &str) -> String {
+fn export_settings(port: u16, protocol: &str) -> String {
     let otlp = format!("endpoint: 'http://127.0.0.1:{port}', protocol: {protocol}");
     format!(
         "{}  metrics: {{export: {{otlp: {{{otlp}, interval: 1s}}}}}}\n\
          \x20 accessLog: {{export: {{otlp: {{{otlp}}}}}}}\n",
-        super::otlp("0%", port, protocol)
+        otlp_settings("0%", port, protocol)
     )
 }
 
@@ -35,14 +35,14 @@ impl Shop {
     }
 
     /// Returns the metrics page of a sidecar, except metrics that change by being read.
-    fn page(&self, workload: &str) -> BTreeMap<String, f64> {
-        page(self.mesh.sidecar(workload).admin)
+    fn sidecar_page(&self, workload: &str) -> BTreeMap<String, f64> {
+        read_page(self.mesh.sidecar(workload).admin)
     }
 }
 
 /// Returns a metrics page, except metrics that change by being read. Histograms are represented by their
 /// counts.
-fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
+fn read_page(admin: SocketAddr) -> BTreeMap<String, f64> {
     let page = get_page(admin, "/metrics").expect("metrics");
     let page = String::from_utf8_lossy(&page.body).into_owned();
     let lines = page.lines().filter(|line| line.starts_with("leno_"));
@@ -55,7 +55,7 @@ fn page(admin: SocketAddr) -> BTreeMap<String, f64> {
             Some(histogram) => format!("{histogram}_seconds"),
             None => name.to_owned(),
         };
-        let output = (shown(&format!("{name}{labels}")), value.parse().ok()?);
+        let output = (strip_empty_labels(&format!("{name}{labels}")), value.parse().ok()?);
         (!is_part && !is_restless).then_some(output)
     });
     series.collect()
@@ -70,7 +70,7 @@ fn is_reported(page: &BTreeMap<String, f64>, points: &BTreeMap<String, Collected
 }
 
 /// Returns a series without empty labels.
-fn shown(series: &str) -> String {
+fn strip_empty_labels(series: &str) -> String {
     let Some((name, labels)) = series.split_once('{') else { return series.to_owned() };
     let labels = labels.trim_end_matches('}').split(',');
     let labels: Vec<_> = labels.filter(|label| !label.ends_with("=\"\"")).collect();
@@ -81,17 +81,17 @@ fn shown(series: &str) -> String {
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
     let collector = Collector::start();
-    let shop = Shop::open(&everything(collector.http, "http"));
+    let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
-        shop.trace_to(&everything(port, protocol));
+        shop.trace_to(&export_settings(port, protocol));
         shop.waits_for_all(port);
-        shop.ask("/orders?token=hunter2", number, "01");
-        shop.ask("/broken", number, "01");
+        shop.send_traced("/orders?token=hunter2", number, "01");
+        shop.send_traced("/broken", number, "01");
         for workload in WORKLOADS {
             let what = format!("{workload} has pushed what its page says, over {protocol}");
             eventually(&what, MAX_WAIT, || {
-                let page = shop.page(workload);
+                let page = shop.sidecar_page(workload);
                 let output = is_reported(&page, &collector.points_now(workload));
                 (page.len() > 40 && output).then_some(())
             });
@@ -111,8 +111,8 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
     assert!(find("process_cpu_seconds_total").value > 0.0);
     for workload in WORKLOADS {
         let sidecar = shop.mesh.sidecar(workload);
-        assert!(sidecar.metric("leno_metric_points_total{result=\"exported\"}") > 50.0);
-        assert_eq!(sidecar.metric("leno_metric_points_total{result=\"refused\"}"), 0.0);
+        assert!(sidecar.sum_metrics("leno_metric_points_total{result=\"exported\"}") > 50.0);
+        assert_eq!(sidecar.sum_metrics("leno_metric_points_total{result=\"refused\"}"), 0.0);
     }
 }
 
@@ -120,13 +120,13 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
     let collector = Collector::start();
-    let shop = Shop::open(&everything(collector.http, "http"));
+    let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
-        shop.trace_to(&everything(port, protocol));
+        shop.trace_to(&export_settings(port, protocol));
         shop.waits_for_all(port);
-        shop.ask("/orders?token=hunter2", number, "01");
-        shop.ask("/broken", number, "01");
+        shop.send_traced("/orders?token=hunter2", number, "01");
+        shop.send_traced("/broken", number, "01");
         let trace = format!("{TRACE}{number:02}");
         let what = format!("both sidecars tell of both requests over {protocol}");
         let (records, _) = eventually(&what, MAX_WAIT, || {
@@ -151,21 +151,21 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
             }
         }
         // Spans of the same trace have arrived as well.
-        assert!(!collector.spans(&trace, 2).is_empty());
+        assert!(!collector.wait_for_spans(&trace, 2).is_empty());
     }
     for workload in WORKLOADS {
         let exported = "leno_log_records_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
         eventually("its lines are counted", MAX_WAIT, || {
-            (sidecar.metric(exported) >= 4.0).then_some(())
+            (sidecar.sum_metrics(exported) >= 4.0).then_some(())
         });
     }
 }
 
 /// Returns the instance id of a control plane at a collector.
-fn instance(control: &ControlPlane) -> String {
+fn instance_id(control: &ControlPlane) -> String {
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
-    format!("{}:{}", machine.trim(), control.address().port())
+    format!("{}:{}", machine.trim(), control.listen_address().port())
 }
 
 #[test]
@@ -173,17 +173,18 @@ fn instance(control: &ControlPlane) -> String {
 fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() {
     let collector = Collector::start();
     for (port, protocol) in [(collector.http, "http"), (collector.grpc, "grpc")] {
-        let manifests = [metrics(port, protocol, "1s"), server("stock", 9080, &[])].concat();
+        let manifests =
+            [metrics_settings(port, protocol, "1s"), server_manifest("stock", 9080, &[])].concat();
         let health = ["--health", "127.0.0.1:0"];
-        let replicas = ControlPlane::replicas(2, &manifests, &health);
+        let replicas = ControlPlane::start_replicas(2, &manifests, &health);
         for control in &replicas {
             let up = control.program.wait_for_line("control plane ready", MAX_WAIT);
             let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
             let health = health.and_then(|address| address.parse().ok()).expect("an address");
-            let instance = instance(control);
+            let instance = instance_id(control);
             let what = format!("{instance} has pushed what its page says, over {protocol}");
             eventually(&what, MAX_WAIT, || {
-                let (page, points) = (page(health), collector.points_now(&instance));
+                let (page, points) = (read_page(health), collector.points_now(&instance));
                 (page.len() > 25 && is_reported(&page, &points)).then_some(())
             });
             let points = collector.points_now(&instance);
@@ -200,9 +201,11 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_control_plane_pushes_once_more_when_it_ends() {
     let collector = Collector::start();
-    let manifests = [metrics(collector.http, "http", "1h"), server("stock", 9080, &[])].concat();
+    let manifests =
+        [metrics_settings(collector.http, "http", "1h"), server_manifest("stock", 9080, &[])]
+            .concat();
     let mut control = ControlPlane::start(&manifests, &[]);
-    let instance = instance(&control);
+    let instance = instance_id(&control);
     control.program.stop(MAX_WAIT);
     eventually("the last push is there", MAX_WAIT, || {
         let points = collector.points_now(&instance);
@@ -212,7 +215,7 @@ fn a_control_plane_pushes_once_more_when_it_ends() {
 }
 
 /// Returns settings that export metrics to this port at this interval.
-fn metrics(port: u16, protocol: &str, interval: &str) -> String {
+fn metrics_settings(port: u16, protocol: &str, interval: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{metrics: {{export: {{otlp: {{endpoint: 'http://127.0.0.1:{port}', protocol: {protocol}, \

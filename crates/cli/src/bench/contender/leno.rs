@@ -26,7 +26,7 @@ pub(in crate::bench) enum Sight {
 }
 
 /// Describes the measured configuration.
-pub(super) fn about(sight: Sight) -> String {
+pub(super) fn describe_configuration(sight: Sight) -> String {
     let sight = match sight {
         Sight::Nothing => "access log off",
         Sight::Everything => SEEN,
@@ -52,19 +52,19 @@ struct Workload {
 /// # Errors
 /// If a process does not start, with the end of its log.
 pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Result<Running> {
-    let workloads = workloads(place.layout);
+    let workloads = workloads_of_layout(place.layout);
     let mut running = Running::default();
     let settings = match sight {
         Sight::Nothing => String::new(),
-        Sight::Everything => seen_by(collector(&mut running, place).await?),
+        Sight::Everything => seen_by(start_collector(&mut running, place).await?),
     };
-    let manifests = manifests(place, workloads, &settings)?;
+    let manifests = render_manifests(place, workloads, &settings)?;
     let file = place.dir.join("mesh.yaml");
     std::fs::write(&file, &manifests)
         .with_context(|| format!("cannot write {}", file.display()))?;
     let data = place.dir.join("data");
-    let control = place.ports.address("control")?;
-    let arguments = words(&[
+    let control = place.ports.address_for("control")?;
+    let arguments = owned_strings(&[
         "control",
         "--log-level=warn",
         "-f",
@@ -78,8 +78,8 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
     running.start_leno(place, Part::Beside, "control", (arguments, files))?;
     let mut admins = Vec::new();
     for workload in workloads {
-        let token = token(&mut running, place, &data, workload.name).await?;
-        admins.push(sidecar(&mut running, place, workload, &token)?);
+        let token = request_token(&mut running, place, &data, workload.name).await?;
+        admins.push(start_sidecar(&mut running, place, workload, &token)?);
     }
     for admin in admins {
         running.until_answered(admin, "/ready").await?;
@@ -88,9 +88,12 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
 }
 
 /// Starts the collector of exports; returns its address.
-async fn collector(running: &mut Running, place: &mut Place<'_, '_>) -> anyhow::Result<SocketAddr> {
-    let address = place.ports.address("collector")?;
-    let arguments = words(&["bench", "collector", "--port", &address.port().to_string()]);
+async fn start_collector(
+    running: &mut Running,
+    place: &mut Place<'_, '_>,
+) -> anyhow::Result<SocketAddr> {
+    let address = place.ports.address_for("collector")?;
+    let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
     running.start_leno(place, Part::Beside, "collector", (arguments, Vec::new()))?;
     running.until_answered(address, "/").await?;
     Ok(address)
@@ -104,7 +107,7 @@ fn seen_by(collector: SocketAddr) -> String {
     )
 }
 
-fn workloads(layout: Layout) -> &'static [Workload] {
+fn workloads_of_layout(layout: Layout) -> &'static [Workload] {
     match layout {
         Layout::Http | Layout::Tcp => PAIR,
         Layout::Bookinfo => BOOKINFO,
@@ -114,19 +117,19 @@ fn workloads(layout: Layout) -> &'static [Workload] {
 }
 
 /// Starts the sidecar of a workload; returns the address of its admin page.
-fn sidecar(
+fn start_sidecar(
     running: &mut Running,
     place: &mut Place<'_, '_>,
     workload: &Workload,
     token: &Path,
 ) -> anyhow::Result<SocketAddr> {
     let name = workload.name;
-    let admin = place.ports.address(&format!("{name}-admin"))?;
+    let admin = place.ports.address_for(&format!("{name}-admin"))?;
     let http_proxy = match workload.http_proxy {
-        Some(role) => place.ports.address(role)?.to_string(),
+        Some(role) => place.ports.address_for(role)?.to_string(),
         None => "off".to_owned(),
     };
-    let arguments = words(&[
+    let arguments = owned_strings(&[
         "proxy",
         "--log-level=warn",
         "--workload",
@@ -148,18 +151,18 @@ fn sidecar(
 }
 
 /// Requests a token from the control plane, which may still be starting; returns its file.
-async fn token(
+async fn request_token(
     running: &mut Running,
     place: &mut Place<'_, '_>,
     data: &Path,
     name: &str,
 ) -> anyhow::Result<PathBuf> {
     let workload = format!("{}/{name}-1", place.layout.namespace());
-    let mesh = Mesh::at(data);
+    let mesh = Mesh::from_data(data);
     let until = Instant::now() + START_MAX_WAIT;
     let path = format!("/token?workload={workload}");
     let answer = loop {
-        match mesh.send("POST", &path).await {
+        match mesh.send_request("POST", &path).await {
             Ok(answer) => break answer,
             Err(error) if Instant::now() >= until => {
                 return Err(error.context(running.last_words()));
@@ -169,18 +172,18 @@ async fn token(
         sleep(LOOK_EVERY).await;
     };
     let mut bundle = JoinBundle::parse(&answer).context("no token")?;
-    bundle.control = vec![place.ports.address("control")?];
+    bundle.control = vec![place.ports.address_for("control")?];
     let file = place.dir.join(format!("{name}.token"));
     bundle.save(&file).context("cannot write a token file")?;
     Ok(file)
 }
 
-fn words(words: &[&str]) -> Vec<String> {
+fn owned_strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// Returns the manifests as a user would write them.
-fn manifests(
+fn render_manifests(
     place: &mut Place<'_, '_>,
     workloads: &[Workload],
     settings: &str,
@@ -192,7 +195,7 @@ fn manifests(
         mode.as_str()
     );
     for workload in workloads {
-        describe(&mut text, place, workload)?;
+        write_workload(&mut text, place, workload)?;
     }
     let served = workloads.iter().filter(|workload| workload.serves.is_some());
     let services: BTreeSet<&str> = served.map(|workload| workload.service).collect();
@@ -219,12 +222,12 @@ fn manifests(
         text.push_str(TAG_ROUTE);
     }
     if mode == TrafficMode::Strict {
-        policies(&mut text, (workloads, &services), place.layout)?;
+        write_policies(&mut text, (workloads, &services), place.layout)?;
     }
     Ok(text)
 }
 
-fn describe(
+fn write_workload(
     text: &mut String,
     place: &mut Place<'_, '_>,
     workload: &Workload,
@@ -239,7 +242,7 @@ fn describe(
          spec:\n  serviceAccount: {service}\n"
     )?;
     if let Some(role) = workload.serves {
-        let port = place.ports.of(role)?;
+        let port = place.ports.port_for(role)?;
         let protocol = if place.layout == Layout::Tcp { "TCP" } else { "HTTP" };
         writeln!(text, "  ports: [{{name: main, port: {port}, protocol: {protocol}}}]")?;
     }
@@ -247,7 +250,7 @@ fn describe(
         text.push_str("  outbound:\n");
     }
     for (called, role) in workload.calls {
-        let listener = place.ports.address(role)?;
+        let listener = place.ports.address_for(role)?;
         let service = format!("{called}.{namespace}");
         writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{listener}\"}}")?;
     }
@@ -255,7 +258,7 @@ fn describe(
 }
 
 /// Adds one policy per service.
-fn policies(
+fn write_policies(
     text: &mut String,
     (workloads, services): (&[Workload], &BTreeSet<&str>),
     layout: Layout,
@@ -287,20 +290,29 @@ fn policies(
 }
 
 /// Creates a workload that only calls services.
-const fn client(name: &'static str, calls: &'static [(&'static str, &'static str)]) -> Workload {
+const fn client_workload(
+    name: &'static str,
+    calls: &'static [(&'static str, &'static str)],
+) -> Workload {
     Workload { name, service: name, serves: None, calls, http_proxy: None }
 }
 
 /// Creates a workload that only serves, as part of a service.
-const fn server(name: &'static str, service: &'static str, role: &'static str) -> Workload {
+const fn server_workload(
+    name: &'static str,
+    service: &'static str,
+    role: &'static str,
+) -> Workload {
     Workload { name, service, serves: Some(role), calls: &[], http_proxy: None }
 }
 
-const PAIR: &[Workload] =
-    &[client("client", &[("server", "entry")]), server("server", "server", "backend")];
+const PAIR: &[Workload] = &[
+    client_workload("client", &[("server", "entry")]),
+    server_workload("server", "server", "backend"),
+];
 
 const BOOKINFO: &[Workload] = &[
-    client("client", &[("ratings", "entry-ratings"), ("gateway", "entry-gateway")]),
+    client_workload("client", &[("ratings", "entry-ratings"), ("gateway", "entry-gateway")]),
     Workload {
         name: "gateway",
         service: "gateway",
@@ -308,21 +320,24 @@ const BOOKINFO: &[Workload] = &[
         calls: &[("ratings", "gateway-entry")],
         http_proxy: Some("outbound"),
     },
-    server("ratings", "ratings", "ratings"),
+    server_workload("ratings", "ratings", "ratings"),
 ];
 
 const FAN: &[Workload] = &[
-    client("client", &[("echo-1", "entry-1"), ("echo-2", "entry-2"), ("echo-3", "entry-3")]),
-    server("echo-1", "echo-1", "backend-1"),
-    server("echo-2", "echo-2", "backend-2"),
-    server("echo-3", "echo-3", "backend-3"),
+    client_workload(
+        "client",
+        &[("echo-1", "entry-1"), ("echo-2", "entry-2"), ("echo-3", "entry-3")],
+    ),
+    server_workload("echo-1", "echo-1", "backend-1"),
+    server_workload("echo-2", "echo-2", "backend-2"),
+    server_workload("echo-3", "echo-3", "backend-3"),
 ];
 
 const CHAIN: &[Workload] = &[
-    client("consumer", &[("provider", "listener-1")]),
-    server("provider-1", "provider", "provider-1"),
-    server("provider-2", "provider", "provider-2"),
-    server("provider-3", "provider", "provider-3"),
+    client_workload("consumer", &[("provider", "listener-1")]),
+    server_workload("provider-1", "provider", "provider-1"),
+    server_workload("provider-2", "provider", "provider-2"),
+    server_workload("provider-3", "provider", "provider-3"),
 ];
 
 /// A header rule that the load does not match, and a weighted rule for two providers.

@@ -51,8 +51,10 @@ impl Running {
             Part::Proxy => rig.proxy_cores.as_ref(),
             Part::Beside => rig.load_cores.as_ref(),
         };
-        let child =
-            Child::start(&launch.clone().on(cores), &place.dir.join(format!("{name}.log")))?;
+        let child = Child::start(
+            &launch.clone().with_cores(cores),
+            &place.dir.join(format!("{name}.log")),
+        )?;
         let words = launch.command.iter().map(|word| word.to_string_lossy().into_owned());
         self.configured.push(Configured {
             layout: place.layout,
@@ -75,7 +77,7 @@ impl Running {
         name: &str,
         (arguments, files): (Vec<String>, Vec<(String, String)>),
     ) -> anyhow::Result<()> {
-        let launch = Launch::leno(arguments)?;
+        let launch = Launch::leno_command(arguments)?;
         self.start(place, part, name, (&launch, files))
     }
 
@@ -90,8 +92,9 @@ impl Running {
     ) -> anyhow::Result<()> {
         let answered = until_answered((address, path), START_MAX_WAIT, || self.check_alive());
         let answered = answered.await;
-        answered
-            .map_err(|error| anyhow::anyhow!("{}{}", output::failure(&error), self.last_words()))
+        answered.map_err(|error| {
+            anyhow::anyhow!("{}{}", output::format_error(&error), self.last_words())
+        })
     }
 
     /// Fails if one of its processes has ended.
@@ -100,7 +103,7 @@ impl Running {
     /// The end of that process's log.
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
         for member in &mut self.members {
-            if let Some(status) = member.child.ended() {
+            if let Some(status) = member.child.try_exit_status() {
                 bail!("its {} exited, {status}:\n{}", member.name, member.child.last_words());
             }
         }
@@ -117,13 +120,13 @@ impl Running {
     }
 
     /// Returns the names and process IDs of one role.
-    pub(in crate::bench) fn pids(&self, part: Part) -> Vec<(String, u32)> {
+    pub(in crate::bench) fn role_pids(&self, part: Part) -> Vec<(String, u32)> {
         let members = self.members.iter().filter(|member| member.part == part);
         members.filter_map(|member| Some((member.name.clone(), member.child.pid()?))).collect()
     }
 
     /// Returns the start parameters of its processes.
-    pub(in crate::bench) fn configured(&self) -> &[Configured] {
+    pub(in crate::bench) fn process_configurations(&self) -> &[Configured] {
         &self.configured
     }
 

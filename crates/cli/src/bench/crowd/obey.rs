@@ -10,68 +10,74 @@ use super::state::{CrowdState, since_1970};
 use crate::output;
 
 /// Executes orders until standard input ends; then waits forever.
-pub(super) async fn obey(state: &CrowdState) -> anyhow::Result<()> {
+pub(super) async fn execute_orders(state: &CrowdState) -> anyhow::Result<()> {
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = orders.next_line().await? {
         let reported = match serde_json::from_str(&line)? {
             Order::Endpoint { member, times, rest_ms } => {
-                endpoint(state, member, times, Duration::from_millis(rest_ms)).await?
+                move_endpoint(state, member, times, Duration::from_millis(rest_ms)).await?
             }
-            Order::Storm { per_second, seconds } => storm(state, per_second, seconds).await?,
+            Order::Storm { per_second, seconds } => {
+                move_endpoints_at_rate(state, per_second, seconds).await?
+            }
             Order::Rule { max_wait_ms } => {
                 let since = since_1970();
-                output::print(&serde_json::to_string(&Reported::Ready)?)?;
-                rule(state, since, Duration::from_millis(max_wait_ms)).await
+                output::print_raw(&serde_json::to_string(&Reported::Ready)?)?;
+                wait_for_config_change(state, since, Duration::from_millis(max_wait_ms)).await
             }
-            Order::Streams => Reported::Streams(state.streams()),
+            Order::Streams => Reported::Streams(state.stream_count()),
         };
-        output::print(&serde_json::to_string(&reported)?)?;
+        output::print_raw(&serde_json::to_string(&reported)?)?;
     }
     std::future::pending().await
 }
 
-async fn endpoint(
+async fn move_endpoint(
     state: &CrowdState,
     member: usize,
     times: usize,
     rest: Duration,
 ) -> anyhow::Result<Reported> {
-    let users: Vec<usize> = state.users(member).collect();
+    let users: Vec<usize> = state.users_of(member).collect();
     let mut to_others = 0;
-    state.begin();
+    state.clear_latencies();
     let began = Instant::now();
     for _ in 0..times {
-        let before = state.messages();
-        state.relocate(member).await?;
-        state.complete(MAX_WAIT).await;
+        let before = state.message_counts();
+        state.move_member(member).await?;
+        state.wait_until_complete(MAX_WAIT).await;
         sleep(rest).await;
-        let messages = state.messages();
+        let messages = state.message_counts();
         let more = messages.iter().zip(&before).enumerate();
         let others = more.filter(|(at, _)| !users.contains(at));
         to_others += others.map(|(_, (now, before))| now - before).sum::<usize>();
     }
-    let mut seen = state.seen(times, began.elapsed());
+    let mut seen = state.delivery_statistics(times, began.elapsed());
     (seen.users, seen.to_others) = (users.len(), to_others);
     Ok(Reported::Seen(seen))
 }
 
 /// Each change has its own scheduled time, independent of delays of the previous one.
-async fn storm(state: &CrowdState, per_second: u32, seconds: f64) -> anyhow::Result<Reported> {
+async fn move_endpoints_at_rate(
+    state: &CrowdState,
+    per_second: u32,
+    seconds: f64,
+) -> anyhow::Result<Reported> {
     let changes = (f64::from(per_second) * seconds).ceil() as usize;
     let mut due = interval(Duration::from_secs(1) / per_second.max(1));
     due.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    state.begin();
+    state.clear_latencies();
     let began = Instant::now();
     for change in 0..changes {
         due.tick().await;
-        state.relocate(change % state.seats.len()).await?;
+        state.move_member(change % state.seats.len()).await?;
     }
     let elapsed = began.elapsed();
-    state.complete(MAX_WAIT).await;
-    Ok(Reported::Seen(state.seen(changes, elapsed)))
+    state.wait_until_complete(MAX_WAIT).await;
+    Ok(Reported::Seen(state.delivery_statistics(changes, elapsed)))
 }
 
-async fn rule(state: &CrowdState, since: u64, max_wait: Duration) -> Reported {
+async fn wait_for_config_change(state: &CrowdState, since: u64, max_wait: Duration) -> Reported {
     let until = Instant::now() + max_wait;
     loop {
         let plans = state.plans_since(since);

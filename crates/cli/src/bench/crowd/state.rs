@@ -59,7 +59,7 @@ impl CrowdState {
     }
 
     /// Records an update of a member.
-    pub(super) fn reported(&self, member: usize, update: &Update) {
+    pub(super) fn record_update(&self, member: usize, update: &Update) {
         let now = Instant::now();
         self.changed.notify_one();
         let mut heard = self.heard.borrow_mut();
@@ -86,7 +86,7 @@ impl CrowdState {
     }
 
     /// Records that a stream is up or down.
-    pub(super) fn stream(&self, up: bool) {
+    pub(super) fn record_stream(&self, up: bool) {
         let mut heard = self.heard.borrow_mut();
         heard.streams = match up {
             true => heard.streams + 1,
@@ -94,12 +94,12 @@ impl CrowdState {
         };
     }
 
-    pub(super) fn streams(&self) -> usize {
+    pub(super) fn stream_count(&self) -> usize {
         self.heard.borrow().streams
     }
 
     /// Returns the current listener address of a member.
-    pub(super) fn listener(&self, member: usize) -> InboundListener {
+    pub(super) fn listener_address(&self, member: usize) -> InboundListener {
         let seat = &self.seats[member];
         let moves = self.heard.borrow().moves.get(&seat.workload).map_or(0, Vec::len);
         let port = match moves.checked_sub(1).and_then(|last| u16::try_from(last).ok()) {
@@ -110,27 +110,27 @@ impl CrowdState {
     }
 
     /// Moves a member to another listener address and reports it.
-    pub(super) async fn relocate(&self, member: usize) -> anyhow::Result<()> {
+    pub(super) async fn move_member(&self, member: usize) -> anyhow::Result<()> {
         let seat = &self.seats[member];
-        let users = self.users(member).count();
+        let users = self.users_of(member).count();
         {
             let mut heard = self.heard.borrow_mut();
             heard.moves.entry(seat.workload.clone()).or_default().push(Instant::now());
             heard.expected += users;
         }
-        let listeners = vec![self.listener(member)];
+        let listeners = vec![self.listener_address(member)];
         Ok(seat.requests.send(Request::Listeners(listeners, Default::default())).await?)
     }
 
     /// Returns the members that use the service of a member.
-    pub(super) fn users(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn users_of(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
         let behind = self.seats[member].behind.clone();
         let uses = move |seat: &Seat| behind.as_ref().is_some_and(|name| seat.uses.contains(name));
         self.seats.iter().enumerate().filter(move |(_, seat)| uses(seat)).map(|(at, _)| at)
     }
 
     /// Waits until all expected deliveries are complete; false on timeout.
-    pub(super) async fn complete(&self, max_wait: Duration) -> bool {
+    pub(super) async fn wait_until_complete(&self, max_wait: Duration) -> bool {
         let until = Instant::now() + max_wait;
         loop {
             {
@@ -146,19 +146,19 @@ impl CrowdState {
     }
 
     /// Returns the number of messages per member.
-    pub(super) fn messages(&self) -> Vec<usize> {
+    pub(super) fn message_counts(&self) -> Vec<usize> {
         self.heard.borrow().messages.clone()
     }
 
     /// Clears the latencies.
-    pub(super) fn begin(&self) {
+    pub(super) fn clear_latencies(&self) {
         let mut heard = self.heard.borrow_mut();
         heard.latencies = Histogram::new();
         (heard.expected, heard.reached) = (0, 0);
     }
 
     /// Returns the deliveries since.
-    pub(super) fn seen(&self, changes: usize, elapsed: Duration) -> Seen {
+    pub(super) fn delivery_statistics(&self, changes: usize, elapsed: Duration) -> Seen {
         let heard = self.heard.borrow();
         let ms = |share| heard.latencies.quantile(share).as_secs_f64() * 1e3;
         Seen {

@@ -20,9 +20,9 @@ pub(super) use samples::Samples;
 ///
 /// # Errors
 /// If Java is missing, or the build fails.
-pub(super) async fn home(rig: &Rig) -> anyhow::Result<PathBuf> {
-    maven::require(rig, "java", "running Apache JMeter")?;
-    let home = maven::product(&PROJECT, rig).await?;
+pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
+    maven::require_tool(rig, "java", "running Apache JMeter")?;
+    let home = maven::build_product(&PROJECT, rig).await?;
     // JMeter complains about a missing library directory.
     let unused = home.join("lib/junit");
     std::fs::create_dir_all(&unused).with_context(|| format!("no {}", unused.display()))?;
@@ -34,12 +34,12 @@ pub(super) async fn home(rig: &Rig) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// If it does not support the load, or does not start.
 pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
-    let home = home(rig).await?;
+    let home = build_home(rig).await?;
     let plan = dir.join("plan.jmx");
     std::fs::write(&plan, PLAN).context("cannot write JMeter's plan")?;
-    let launch = launch(&home, demand, dir)?.on(rig.load_cores.as_ref());
+    let launch = launch_jmeter(&home, demand, dir)?.with_cores(rig.load_cores.as_ref());
     let mut child = Child::start_piped(&launch, &dir.join(LOG))?;
-    match timeout(START_MAX_WAIT, begun(&mut child)).await {
+    match timeout(START_MAX_WAIT, wait_until_begun(&mut child)).await {
         Ok(true) => {}
         Ok(false) => bail!("JMeter did not start: {}", child.last_words()),
         Err(_) => bail!("JMeter did not start within {START_MAX_WAIT:?}"),
@@ -51,8 +51,8 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
 }
 
 /// Reads its output until it begins; false if it ends before.
-async fn begun(child: &mut Child) -> bool {
-    while let Some(line) = child.line().await {
+async fn wait_until_begun(child: &mut Child) -> bool {
+    while let Some(line) = child.next_line().await {
         if line.starts_with("Starting standalone test") {
             return true;
         }
@@ -60,7 +60,7 @@ async fn begun(child: &mut Child) -> bool {
     false
 }
 
-fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
+fn launch_jmeter(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
     if demand.rate.is_some() {
         bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
@@ -76,7 +76,7 @@ fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
     let mut command: Vec<OsString> = vec!["java".into()];
     command.extend(JVM.iter().map(Into::into));
     // Isolates JMeter from the user's preferences.
-    command.push(option("-Djava.util.prefs.userRoot=", dir));
+    command.push(path_option("-Djava.util.prefs.userRoot=", dir));
     command.extend(["-jar".into(), home.join("bin/ApacheJMeter.jar").into()]);
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
     command.extend(["-l".into(), dir.join(SAMPLES).into()]);
@@ -98,7 +98,7 @@ fn launch(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
     Ok(Launch::new(command))
 }
 
-fn option(name: &str, path: &Path) -> OsString {
+fn path_option(name: &str, path: &Path) -> OsString {
     let mut option = OsString::from(name);
     option.push(path);
     option
@@ -158,7 +158,7 @@ const LEFT_OUT: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::driver::tests::demand;
+    use crate::bench::driver::tests::constant_rate_demand;
 
     #[test]
     fn reports_name_the_version_that_is_built() {
@@ -172,9 +172,9 @@ mod tests {
     #[test]
     fn it_is_reported_everything_and_not_asked_for_what_it_cannot() {
         let (home, dir) = (Path::new("/home"), Path::new("/run"));
-        assert!(launch(home, &demand(), dir).is_err());
-        let closed = Demand { rate: None, ..demand() };
-        let words = launch(home, &closed, dir).unwrap().command;
+        assert!(launch_jmeter(home, &constant_rate_demand(), dir).is_err());
+        let closed = Demand { rate: None, ..constant_rate_demand() };
+        let words = launch_jmeter(home, &closed, dir).unwrap().command;
         for word in [
             "/home/bin/ApacheJMeter.jar",
             "-Jhost=127.0.0.1",
@@ -189,6 +189,6 @@ mod tests {
             assert!(words.iter().any(|said| said == word), "{word}: {words:?}");
         }
         let two = Demand { urls: vec![String::new(), String::new()], ..closed };
-        assert!(launch(home, &two, dir).is_err());
+        assert!(launch_jmeter(home, &two, dir).is_err());
     }
 }

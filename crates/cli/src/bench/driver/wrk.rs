@@ -18,15 +18,17 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
     std::fs::write(&script, REPORT).context("cannot write wrk's script")?;
     let log = dir.join(LOG);
     let run = |length| {
-        anyhow::Ok(wrk(demand, &script, whole_seconds(length))?.on(rig.load_cores.as_ref()))
+        anyhow::Ok(
+            launch_wrk(demand, &script, whole_seconds(length))?.with_cores(rig.load_cores.as_ref()),
+        )
     };
     // wrk measures from its start: the warm-up is a separate run.
-    Child::start_piped(&run(demand.warm_up)?, &log)?.output().await?;
+    Child::start_piped(&run(demand.warm_up)?, &log)?.wait_with_output().await?;
     let child = Child::start_piped(&run(demand.duration)?, &log)?;
     Ok(Load { child, measured_from: Instant::now(), report: Report::Printed })
 }
 
-fn wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
+fn launch_wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
     if demand.rate.is_some() {
         bail!("wrk supports no constant rate: use --driver leno");
     }
@@ -64,15 +66,15 @@ end
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::driver::tests::demand;
+    use crate::bench::driver::tests::constant_rate_demand;
 
     #[test]
     fn wrk_is_not_asked_for_what_it_cannot() {
         let script = Path::new("report.lua");
-        assert!(wrk(&demand(), script, 2).is_err());
-        let closed = Demand { rate: None, ..demand() };
-        wrk(&closed, script, 2).unwrap();
+        assert!(launch_wrk(&constant_rate_demand(), script, 2).is_err());
+        let closed = Demand { rate: None, ..constant_rate_demand() };
+        launch_wrk(&closed, script, 2).unwrap();
         let two = Demand { urls: vec![String::new(), String::new()], ..closed };
-        assert!(wrk(&two, script, 2).is_err());
+        assert!(launch_wrk(&two, script, 2).is_err());
     }
 }

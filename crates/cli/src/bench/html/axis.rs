@@ -21,7 +21,11 @@ pub(super) struct Axis {
 
 impl Axis {
     /// Creates an axis that includes all values.
-    pub(super) fn over(values: impl IntoIterator<Item = f64>, scale: Scale, length: f64) -> Self {
+    pub(super) fn from_values(
+        values: impl IntoIterator<Item = f64>,
+        scale: Scale,
+        length: f64,
+    ) -> Self {
         let values: Vec<f64> =
             values.into_iter().filter(|value| value.is_finite() && *value > 0.0).collect();
         let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
@@ -64,7 +68,7 @@ impl Axis {
     }
 
     /// Returns the position of a value along the axis.
-    pub(super) fn place(&self, value: f64) -> f64 {
+    pub(super) fn position(&self, value: f64) -> f64 {
         let part = match self.scale {
             Scale::Linear => (value - self.from) / (self.to - self.from),
             Scale::Logarithmic => {
@@ -86,19 +90,22 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_hold_all_values() {
-        let axis = Axis::over([3.0, 97.0], Scale::Linear, 100.0);
+        let axis = Axis::from_values([3.0, 97.0], Scale::Linear, 100.0);
         assert_eq!(axis.ticks, [0.0, 25.0, 50.0, 75.0, 100.0]);
-        assert_eq!((axis.place(0.0), axis.place(50.0), axis.place(200.0)), (0.0, 50.0, 100.0));
-        let axis = Axis::over([0.3, 40.0], Scale::Logarithmic, 100.0);
+        assert_eq!(
+            (axis.position(0.0), axis.position(50.0), axis.position(200.0)),
+            (0.0, 50.0, 100.0)
+        );
+        let axis = Axis::from_values([0.3, 40.0], Scale::Logarithmic, 100.0);
         assert_eq!((axis.ticks.first(), axis.ticks.last()), (Some(&0.1), Some(&100.0)));
-        assert!((axis.place(100.0) - 100.0).abs() < 1e-9 && axis.place(0.01) == 0.0);
+        assert!((axis.position(100.0) - 100.0).abs() < 1e-9 && axis.position(0.01) == 0.0);
     }
 
     #[test]
     fn nothing_to_show_is_no_reason_to_fail() {
         for scale in [Scale::Linear, Scale::Logarithmic] {
-            let axis = Axis::over([0.0, f64::NAN], scale, 100.0);
-            assert!(axis.place(1.0).is_finite() && !axis.ticks.is_empty(), "{axis:?}");
+            let axis = Axis::from_values([0.0, f64::NAN], scale, 100.0);
+            assert!(axis.position(1.0).is_finite() && !axis.ticks.is_empty(), "{axis:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::axis::{Axis, Scale};
-use crate::bench::figures::{escape, figure, tick};
+use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One bar per contender.
 pub(super) struct Bars<'a> {
@@ -34,13 +34,13 @@ impl Bars<'_> {
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height = TOP + ROW * self.bars.len() as f64 + BOTTOM;
         let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
-        let axis = Axis::over(largest, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = Axis::from_values(largest, Scale::Linear, WIDTH - LEFT - RIGHT);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
         );
         for value in &axis.ticks {
-            let x = LEFT + axis.place(*value);
+            let x = LEFT + axis.position(*value);
             let bottom = height - BOTTOM;
             push(
                 &mut svg,
@@ -49,7 +49,7 @@ impl Bars<'_> {
                      y2=\"{bottom}\"/><text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" \
                      text-anchor=\"middle\">{}</text>",
                     bottom + 15.0,
-                    tick(*value)
+                    format_tick(*value)
                 ),
             );
         }
@@ -74,7 +74,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
     );
     let mut from = 0.0;
     for (index, (name, value)) in bar.parts.iter().enumerate() {
-        let (x, end) = (LEFT + axis.place(from), LEFT + axis.place(from + value));
+        let (x, end) = (LEFT + axis.position(from), LEFT + axis.position(from + value));
         let shade = index.min(SHADES);
         push(
             svg,
@@ -85,29 +85,29 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
                 middle - BAR / 2.0,
                 (end - x - GAP).max(0.8),
                 escape(name),
-                figure(*value)
+                format_figure(*value)
             ),
         );
         from += value;
     }
     let sum = bar.sum();
-    let mut right = LEFT + axis.place(sum);
+    let mut right = LEFT + axis.position(sum);
     if let Some((least, most)) = bar.range.filter(|(least, most)| most > least) {
-        let (x1, x2) = (LEFT + axis.place(least), LEFT + axis.place(most));
+        let (x1, x2) = (LEFT + axis.position(least), LEFT + axis.position(most));
         right = right.max(x2);
         push(
             svg,
             format_args!(
                 "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {a:.1}V{b:.1}M{x2:.1} \
                  {a:.1}V{b:.1}\"><title>{} to {}</title></path>",
-                figure(least),
-                figure(most),
+                format_figure(least),
+                format_figure(most),
                 a = middle - 4.0,
                 b = middle + 4.0,
             ),
         );
     }
-    let value = if sum > 0.0 { figure(sum) } else { "none".to_owned() };
+    let value = if sum > 0.0 { format_figure(sum) } else { "none".to_owned() };
     push(
         svg,
         format_args!(

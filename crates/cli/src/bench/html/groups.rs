@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::axis::{Axis, Scale};
 use super::bars::COLOURS;
-use crate::bench::figures::{escape, figure};
+use crate::bench::figures::{escape, format_figure};
 
 /// Groups of bars, from top to bottom.
 pub(super) struct Groups(pub(super) Vec<Group>);
@@ -21,7 +21,7 @@ impl Groups {
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height: f64 = self.0.iter().map(Group::height).sum();
         let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.2));
-        let axis = Axis::over(values, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = Axis::from_values(values, Scale::Linear, WIDTH - LEFT - RIGHT);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
@@ -51,7 +51,7 @@ impl Group {
         svg.push_str(&heading);
         for (index, (name, colour, value)) in self.bars.iter().enumerate() {
             let middle = top + HEADING + ROW * (index as f64 + 0.5);
-            let width = axis.place(*value).max(0.8);
+            let width = axis.position(*value).max(0.8);
             let written = write!(
                 svg,
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><rect \
@@ -65,7 +65,7 @@ impl Group {
                 middle - BAR / 2.0,
                 LEFT + width + 8.0,
                 middle + 4.0,
-                figure(*value)
+                format_figure(*value)
             );
             written.expect("writing to a String never fails");
         }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::axis::{Axis, Scale};
 use super::bars::COLOURS;
-use crate::bench::figures::{escape, figure, tick};
+use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One line per contender.
 pub(super) struct Lines<'a> {
@@ -27,7 +27,7 @@ impl Lines<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let values = self.lines.iter().flat_map(|line| line.points.iter().flatten().copied());
-        let axis = Axis::over(values, self.scale, HEIGHT - TOP - BOTTOM);
+        let axis = Axis::from_values(values, self.scale, HEIGHT - TOP - BOTTOM);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
@@ -43,7 +43,7 @@ impl Lines<'_> {
                     WIDTH - RIGHT,
                     LEFT - 8.0,
                     y + 4.0,
-                    tick(*value)
+                    format_tick(*value)
                 ),
             );
         }
@@ -59,9 +59,9 @@ impl Lines<'_> {
             );
         }
         for line in &self.lines {
-            self.line(&mut svg, line, &axis);
+            self.draw_line(&mut svg, line, &axis);
         }
-        self.names(&mut svg, &axis);
+        self.draw_names(&mut svg, &axis);
         svg.push_str("</svg>");
         svg
     }
@@ -74,7 +74,7 @@ impl Lines<'_> {
         }
     }
 
-    fn line(&self, svg: &mut String, line: &Line<'_>, axis: &Axis) {
+    fn draw_line(&self, svg: &mut String, line: &Line<'_>, axis: &Axis) {
         let colour = line.colour % COLOURS;
         let mut path = String::new();
         let mut drawn = false;
@@ -104,14 +104,14 @@ impl Lines<'_> {
                     place_y(axis, *value),
                     escape(line.label),
                     escape(self.x.get(index).copied().unwrap_or_default()),
-                    figure(*value)
+                    format_figure(*value)
                 ),
             );
         }
     }
 
     /// Draws names at the ends of lines, moved apart where they overlap.
-    fn names(&self, svg: &mut String, axis: &Axis) {
+    fn draw_names(&self, svg: &mut String, axis: &Axis) {
         let last = |line: &Line<'_>| line.points.iter().rev().flatten().next().copied();
         let mut ends: Vec<(f64, &Line<'_>)> =
             self.lines.iter().filter_map(|line| Some((place_y(axis, last(line)?), line))).collect();
@@ -140,7 +140,7 @@ impl Lines<'_> {
 }
 
 fn place_y(axis: &Axis, value: f64) -> f64 {
-    HEIGHT - BOTTOM - axis.place(value)
+    HEIGHT - BOTTOM - axis.position(value)
 }
 
 fn push(svg: &mut String, part: std::fmt::Arguments<'_>) {

@@ -10,28 +10,28 @@ use crate::bench::report::{CaseReport, Form, Plot, Report};
 
 /// Renders the plots of a case, side by side.
 pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
-    let members = members(report, case);
+    let members = panel_members(report, case);
     let plots = [
-        figure(
+        render_figure(
             "CPU per request",
             "µs of CPU time, all proxies of a contender together; shades: one proxy each; fine lines: \
              minimum to maximum of the repeats. Less is better",
-            &cpu(&members).to_svg("CPU per request"),
+            &cpu_bars(&members).to_svg("CPU per request"),
         ),
-        figure(
+        render_figure(
             "Throughput",
             "requests per second. More is better",
-            &throughput(&members).to_svg("Throughput"),
+            &throughput_bars(&members).to_svg("Throughput"),
         ),
-        figure(
+        render_figure(
             "Latency",
             "milliseconds, measured at the client, by percentile; logarithmic. Lower is better",
-            &latency(&members).to_svg("Latency"),
+            &latency_lines(&members).to_svg("Latency"),
         ),
-        figure(
+        render_figure(
             "Memory under load",
             "private MiB of the proxies of a contender; shades: one proxy each. Less is better",
-            &memory(&members).to_svg("Memory under load"),
+            &memory_bars(&members).to_svg("Memory under load"),
         ),
     ];
     format!("<div class=\"grid\">{}</div>", plots.concat())
@@ -43,7 +43,7 @@ pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
         Form::Lines(scale) => {
             let lines = plot.series.iter().map(|(label, points)| Line {
                 label,
-                colour: colour(report, label),
+                colour: contender_color(report, label),
                 points: points.clone(),
             });
             let x = plot.x.iter().map(String::as_str).collect();
@@ -53,18 +53,18 @@ pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
             let group = |(index, label): (usize, &'_ String)| {
                 let bars = plot.series.iter().filter_map(|(name, points)| {
                     let value = points.get(index).copied().flatten()?;
-                    Some((name.clone(), colour(report, name), value))
+                    Some((name.clone(), contender_color(report, name), value))
                 });
                 Group { label: label.clone(), bars: bars.collect() }
             };
             Groups(plot.x.iter().enumerate().map(group).collect()).to_svg(&plot.title)
         }
     };
-    figure(&plot.title, &plot.about, &svg)
+    render_figure(&plot.title, &plot.about, &svg)
 }
 
 /// Returns the color index of a contender: ours is always the same.
-pub(super) fn colour(report: &Report, name: &str) -> usize {
+pub(super) fn contender_color(report: &Report, name: &str) -> usize {
     if let Some(own) = COLOURS_OF.iter().position(|known| *known == name) {
         return own;
     }
@@ -84,30 +84,30 @@ struct Member<'a> {
     outcome: &'a Outcome,
 }
 
-fn members<'a>(report: &'a Report, case: &'a CaseReport) -> Vec<Member<'a>> {
+fn panel_members<'a>(report: &'a Report, case: &'a CaseReport) -> Vec<Member<'a>> {
     let member = |name: &'a str| {
         let outcome = case.contenders.get(name)?;
-        Some(Member { name, colour: colour(report, name), outcome })
+        Some(Member { name, colour: contender_color(report, name), outcome })
     };
     report.contenders.iter().filter_map(|facts| member(&facts.name)).collect()
 }
 
-fn cpu<'a>(members: &[Member<'a>]) -> Bars<'a> {
-    bars(members.iter().filter(|member| member.has_proxies()), |member| {
+fn cpu_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
         let cost = &member.outcome.cpu_us_per_request;
         let parts = cost.processes.iter().map(|(name, value)| (name.clone(), *value)).collect();
         (parts, "cpu_us_per_request")
     })
 }
 
-fn throughput<'a>(members: &[Member<'a>]) -> Bars<'a> {
-    bars(members.iter(), |member| {
+fn throughput_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    build_bars(members.iter(), |member| {
         (vec![("requests per second".to_owned(), member.outcome.rps)], "rps")
     })
 }
 
-fn memory<'a>(members: &[Member<'a>]) -> Bars<'a> {
-    let mut all = bars(members.iter().filter(|member| member.has_proxies()), |member| {
+fn memory_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+    let mut all = build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
         let memory = &member.outcome.memory_kib;
         let mib = |kib: u64| kib as f64 / 1024.0;
         let parts = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
@@ -119,7 +119,7 @@ fn memory<'a>(members: &[Member<'a>]) -> Bars<'a> {
     all
 }
 
-fn bars<'a, 'm>(
+fn build_bars<'a, 'm>(
     members: impl Iterator<Item = &'m Member<'a>>,
     of: impl Fn(&Member<'a>) -> (Vec<(String, f64)>, &'static str),
 ) -> Bars<'a>
@@ -129,7 +129,7 @@ where
     let bar = |member: &Member<'a>| {
         let (parts, figure) = of(member);
         let outcome = member.outcome;
-        let ratio = outcome.ratio(figure).filter(|ratio| *ratio != 1.0);
+        let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
         let range = outcome.range.get(figure).map(|range| (range.min, range.max));
         Bar {
             label: member.name,
@@ -142,7 +142,7 @@ where
     Bars { bars: members.map(bar).collect() }
 }
 
-fn latency<'a>(members: &[Member<'a>]) -> Lines<'a> {
+fn latency_lines<'a>(members: &[Member<'a>]) -> Lines<'a> {
     let line = |member: &Member<'a>| {
         let l = &member.outcome.latency_ms;
         let points = [l.p50, l.p90, l.p95, l.p99, l.p999];
@@ -165,7 +165,7 @@ impl Member<'_> {
     }
 }
 
-fn figure(title: &str, about: &str, svg: &str) -> String {
+fn render_figure(title: &str, about: &str, svg: &str) -> String {
     format!(
         "<figure><h3>{}</h3><p class=\"soft\">{}</p>{svg}</figure>",
         escape(title),

@@ -2,19 +2,19 @@
 
 use serde_json::Value;
 
-use super::panel::colour;
-use crate::bench::figures::{escape, figure};
+use super::panel::contender_color;
+use crate::bench::figures::{escape, format_figure};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{CaseReport, FigureTable, Published, Report};
-use crate::bench::table::cell;
+use crate::bench::table::format_cell;
 
 /// Renders the figures of a case.
 pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     let rows = report.contenders.iter().filter_map(|facts| {
         let outcome = case.contenders.get(&facts.name)?;
-        Some(row(&facts.name, colour(report, &facts.name), outcome))
+        Some(render_row(&facts.name, contender_color(report, &facts.name), outcome))
     });
-    let ratio_to = format!("× {}", report.baseline());
+    let ratio_to = format!("× {}", report.baseline_name());
     let head = [
         "contender",
         "CPU µs/request",
@@ -31,30 +31,31 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
         "PSS MiB",
         "",
     ];
-    scroll(&case.name, &head, &rows.collect::<String>())
+    render_text_table(&case.name, &head, &rows.collect::<String>())
 }
 
-fn row(name: &str, colour: usize, outcome: &Outcome) -> String {
-    let ratio =
-        |of: &str| outcome.ratio(of).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
+fn render_row(name: &str, colour: usize, outcome: &Outcome) -> String {
+    let ratio = |of: &str| {
+        outcome.ratio_to_baseline(of).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
+    };
     let l = &outcome.latency_ms;
     let mib = |kib: u64| or_dash(kib as f64 / 1024.0);
     let cells = [
         or_dash(outcome.cpu_us_per_request.sum),
         ratio("cpu_us_per_request"),
-        figure(outcome.rps),
+        format_figure(outcome.rps),
         ratio("rps"),
-        figure(l.p50),
-        figure(l.p90),
-        figure(l.p95),
-        figure(l.p99),
-        figure(l.p999),
+        format_figure(l.p50),
+        format_figure(l.p90),
+        format_figure(l.p95),
+        format_figure(l.p99),
+        format_figure(l.p999),
         mib(outcome.memory_kib.idle_private),
         mib(outcome.memory_kib.load_private),
         mib(outcome.memory_kib.load_pss),
     ];
     let cells: String = cells.iter().map(|text| format!("<td>{}</td>", escape(text))).collect();
-    let marks = outcome.marks().into_iter().map(|mark| {
+    let marks = outcome.reader_notes().into_iter().map(|mark| {
         let class = if mark.ends_with("failed") { "mark-failed" } else { "mark-noisy" };
         format!("<span class=\"{class}\">{}</span>", escape(&mark))
     });
@@ -70,7 +71,7 @@ fn row(name: &str, colour: usize, outcome: &Outcome) -> String {
 pub(super) fn of_figures(figures: &FigureTable) -> String {
     let rows = figures.rows.iter().map(|row| {
         let cells = row.iter().map(|value| {
-            let text = value.as_f64().map_or_else(|| cell(value), figure);
+            let text = value.as_f64().map_or_else(|| format_cell(value), format_figure);
             format!("<td{}>{}</td>", if is_words(value) { WORDS } else { "" }, escape(&text))
         });
         format!("<tr>{}</tr>", cells.collect::<String>())
@@ -81,7 +82,7 @@ pub(super) fn of_figures(figures: &FigureTable) -> String {
         let words = first.get(index).is_some_and(is_words);
         format!("<th{}>{}</th>", if words { WORDS } else { "" }, escape(name))
     });
-    table(&figures.title, &head.collect::<String>(), &rows)
+    render_table(&figures.title, &head.collect::<String>(), &rows)
 }
 
 /// Renders a published table of another project.
@@ -92,7 +93,7 @@ pub(super) fn of_published(published: &Published) -> String {
     });
     format!(
         "<div class=\"published\">{}<p class=\"soft small\">{}<br>Source: {}</p></div>",
-        scroll(
+        render_text_table(
             &format!("Published, not measured here: {}", published.title),
             published.columns,
             &rows.collect::<String>()
@@ -109,12 +110,12 @@ fn is_words(value: &Value) -> bool {
         .is_some_and(|text| !text.starts_with(|c: char| c.is_ascii_digit()) || text.contains(", "))
 }
 
-fn scroll(caption: &str, head: &[&str], rows: &str) -> String {
+fn render_text_table(caption: &str, head: &[&str], rows: &str) -> String {
     let head: String = head.iter().map(|text| format!("<th>{}</th>", escape(text))).collect();
-    table(caption, &head, rows)
+    render_table(caption, &head, rows)
 }
 
-fn table(caption: &str, head: &str, rows: &str) -> String {
+fn render_table(caption: &str, head: &str, rows: &str) -> String {
     format!(
         "<div class=\"scroll\"><table><caption>{}</caption><thead><tr>{head}</tr></thead>\
          <tbody>{rows}</tbody></table></div>",
@@ -126,7 +127,7 @@ const WORDS: &str = " class=\"words\"";
 
 fn or_dash(value: f64) -> String {
     match value > 0.0 {
-        true => figure(value),
+        true => format_figure(value),
         false => "–".to_owned(),
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::manifests::rule;
-use super::{LOOK_EVERY, ROLLOUT_MAX_WAIT, Stage, mib};
+use super::manifests::render_rule;
+use super::{LOOK_EVERY, ROLLOUT_MAX_WAIT, Stage, to_mib};
 use crate::bench::child::Child;
 use crate::bench::crowd::{Order, Reported, Seen, since_1970};
 use crate::bench::report::MeshChanges;
@@ -30,7 +30,7 @@ pub(super) struct Place<'a> {
 
 impl Stage<'_, '_> {
     /// Makes changes and measures their cost. Afterwards a different control plane process is running.
-    pub(super) async fn changes(
+    pub(super) async fn measure_changes(
         &self,
         crowd: &mut Child,
         control: Child,
@@ -38,17 +38,17 @@ impl Stage<'_, '_> {
     ) -> anyhow::Result<(Child, MeshChanges)> {
         let mut found = MeshChanges::default();
         let pid = control.pid().context("the control plane has exited")?;
-        self.endpoint(crowd, place, &mut found).await?;
+        self.measure_endpoint_change(crowd, place, &mut found).await?;
         if self.rig.traffic_mode == TrafficMode::Strict {
-            self.rule(crowd, place, &mut found).await?;
+            self.measure_rule_change(crowd, place, &mut found).await?;
         }
-        self.storm(crowd, place, pid, &mut found).await?;
-        let control = self.restart(crowd, control, place, &mut found).await?;
+        self.measure_endpoint_storm(crowd, place, pid, &mut found).await?;
+        let control = self.measure_restart(crowd, control, place, &mut found).await?;
         Ok((control, found))
     }
 
     /// Moves an endpoint of the most used service.
-    async fn endpoint(
+    async fn measure_endpoint_change(
         &self,
         crowd: &mut Child,
         place: &Place<'_>,
@@ -58,7 +58,7 @@ impl Stage<'_, '_> {
         let Some(member) = last.checked_sub(1) else { return Ok(()) };
         let before = Counters::read(place.data).await?;
         let order = Order::Endpoint { member, times: MOVES, rest_ms: REST_MS };
-        let seen = seen(crowd, order, MOVES_MAX_WAIT).await?;
+        let seen = order_and_wait(crowd, order, MOVES_MAX_WAIT).await?;
         let spent = Counters::read(place.data).await?.since(&before);
         found.users = seen.users;
         (found.endpoint_p50_ms, found.endpoint_p99_ms) = (seen.p50_ms, seen.p99_ms);
@@ -72,7 +72,7 @@ impl Stage<'_, '_> {
     }
 
     /// Changes a rule that affects all sidecars, in the files.
-    async fn rule(
+    async fn measure_rule_change(
         &self,
         crowd: &mut Child,
         place: &Place<'_>,
@@ -83,26 +83,27 @@ impl Stage<'_, '_> {
         let mut latencies = Vec::new();
         for ca_generation in 1..=RULES {
             let max_wait_ms = RULE_MAX_WAIT_MS;
-            crowd.tell(&serde_json::to_string(&Order::Rule { max_wait_ms })?).await?;
-            let Reported::Ready = answer(crowd).await? else { bail!("{CONFUSED}") };
+            crowd.write_line(&serde_json::to_string(&Order::Rule { max_wait_ms })?).await?;
+            let Reported::Ready = read_report(crowd).await? else { bail!("{CONFUSED}") };
             let began = since_1970();
-            std::fs::write(place.file.join("rule.yaml"), rule(ca_generation)).context("a rule")?;
-            let Reported::Plans(plans) = answer(crowd).await? else { bail!("{CONFUSED}") };
+            std::fs::write(place.file.join("rule.yaml"), render_rule(ca_generation))
+                .context("a rule")?;
+            let Reported::Plans(plans) = read_report(crowd).await? else { bail!("{CONFUSED}") };
             found.rule_missed += all.saturating_sub(plans.len());
             latencies.extend(plans.iter().map(|at| at.saturating_sub(began) as f64 / 1e3));
             sleep(Duration::from_millis(REST_MS)).await;
         }
         let spent = Counters::read(place.data).await?.since(&before);
         latencies.sort_by(f64::total_cmp);
-        found.rule_p50_ms = share(&latencies, 0.5);
-        found.rule_p99_ms = share(&latencies, 0.99);
+        found.rule_p50_ms = quantile(&latencies, 0.5);
+        found.rule_p99_ms = quantile(&latencies, 0.99);
         found.rule_touched = spent.touched / RULES as f64;
         found.rule_bytes = spent.bytes / RULES as f64;
         Ok(())
     }
 
     /// Moves endpoints continuously, like a rolling restart of the whole mesh.
-    async fn storm(
+    async fn measure_endpoint_storm(
         &self,
         crowd: &mut Child,
         place: &Place<'_>,
@@ -111,11 +112,11 @@ impl Stage<'_, '_> {
     ) -> anyhow::Result<()> {
         let seconds = (place.timing.duration * STORM_FACTOR).min(STORM_MAX).as_secs_f64();
         let before = Counters::read(place.data).await?;
-        let (cpu, began) = (sample::cpu(&[pid]), Instant::now());
+        let (cpu, began) = (sample::cpu_time(&[pid]), Instant::now());
         let order = Order::Storm { per_second: STORM_PER_SECOND, seconds };
         let max_wait = Duration::from_secs_f64(seconds * 4.0) + ROLLOUT_MAX_WAIT;
-        let seen = seen(crowd, order, max_wait).await?;
-        let spent = sample::cpu(&[pid]).saturating_sub(cpu).as_secs_f64();
+        let seen = order_and_wait(crowd, order, max_wait).await?;
+        let spent = sample::cpu_time(&[pid]).saturating_sub(cpu).as_secs_f64();
         found.storm_cores = spent / began.elapsed().as_secs_f64();
         let counted = Counters::read(place.data).await?.since(&before);
         let changes = seen.changes.max(1) as f64;
@@ -128,7 +129,7 @@ impl Stage<'_, '_> {
     }
 
     /// Kills the control plane and starts another one on the same data: all sidecars reconnect at once.
-    async fn restart(
+    async fn measure_restart(
         &self,
         crowd: &mut Child,
         control: Child,
@@ -140,22 +141,23 @@ impl Stage<'_, '_> {
         let until = Instant::now() + ROLLOUT_MAX_WAIT;
         loop {
             let order = serde_json::to_string(&Order::Streams)?;
-            crowd.tell(&order).await?;
-            match answer(crowd).await? {
+            crowd.write_line(&order).await?;
+            match read_report(crowd).await? {
                 Reported::Streams(0) => break,
                 Reported::Streams(_) if Instant::now() < until => sleep(LOOK_EVERY).await,
                 _ => bail!("the simulated sidecars stay connected to the stopped control plane"),
             }
         }
         let began = Instant::now();
-        let mut control = self.control(place.file, place.data, place.address)?;
+        let mut control = self.start_control_plane(place.file, place.data, place.address)?;
         let all = self.crowd.sidecars as u64;
         loop {
             // Another connection may occupy the port for a moment.
-            if control.ended().is_some() {
-                control = self.control(place.file, place.data, place.address)?;
+            if control.try_exit_status().is_some() {
+                control = self.start_control_plane(place.file, place.data, place.address)?;
             }
-            let status = Mesh::at(place.data).ask("/status").await.unwrap_or_default();
+            let status =
+                Mesh::from_data(place.data).query_json("/status").await.unwrap_or_default();
             let back = status["proxies"].as_u64() == Some(all) && status["behind"] == 0;
             if back {
                 break;
@@ -168,7 +170,7 @@ impl Stage<'_, '_> {
         found.back_s = began.elapsed().as_secs_f64();
         found.back_bytes = Counters::read(place.data).await?.bytes;
         let pid = control.pid().context("the control plane exited")?;
-        found.back_memory_mib = mib(sample::peak_kib(pid));
+        found.back_memory_mib = to_mib(sample::peak_kib(pid));
         Ok(control)
     }
 }
@@ -182,7 +184,7 @@ struct Counters {
 
 impl Counters {
     async fn read(data: &Path) -> anyhow::Result<Self> {
-        let page = Mesh::at(data).send("GET", "/metrics").await?;
+        let page = Mesh::from_data(data).send_request("GET", "/metrics").await?;
         let lines = page.lines().filter_map(|line| line.rsplit_once(' '));
         let values: BTreeMap<&str, f64> =
             lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
@@ -198,9 +200,13 @@ impl Counters {
     }
 }
 
-async fn seen(crowd: &mut Child, order: Order, max_wait: Duration) -> anyhow::Result<Seen> {
-    crowd.tell(&serde_json::to_string(&order)?).await?;
-    match timeout(max_wait, answer(crowd))
+async fn order_and_wait(
+    crowd: &mut Child,
+    order: Order,
+    max_wait: Duration,
+) -> anyhow::Result<Seen> {
+    crowd.write_line(&serde_json::to_string(&order)?).await?;
+    match timeout(max_wait, read_report(crowd))
         .await
         .context("the simulated sidecars do not respond")??
     {
@@ -209,15 +215,15 @@ async fn seen(crowd: &mut Child, order: Order, max_wait: Duration) -> anyhow::Re
     }
 }
 
-async fn answer(crowd: &mut Child) -> anyhow::Result<Reported> {
-    let line = crowd.line().await;
+async fn read_report(crowd: &mut Child) -> anyhow::Result<Reported> {
+    let line = crowd.next_line().await;
     let line =
         line.with_context(|| format!("the simulated sidecars exited: {}", crowd.last_words()))?;
     serde_json::from_str(&line).context("the report of the simulated sidecars")
 }
 
 /// Returns the quantile of sorted figures.
-fn share(figures: &[f64], share: f64) -> f64 {
+fn quantile(figures: &[f64], share: f64) -> f64 {
     let rank = (share * figures.len() as f64).ceil() as usize;
     figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{PER_SERVICE, Stage, USED, workload};
+use super::{PER_SERVICE, Stage, USED, workload_name};
 use crate::bench::rig::TrafficMode;
 
 impl Stage<'_, '_> {
     /// Returns the services that a workload uses, by number: those after its own, in a circle. Real sidecars
     /// have a circle of their own if there are enough of them, so that all of their calls are served; the
     /// others have one too, so that every service is used. The last service is used more than the others.
-    pub(super) fn used(&self, index: usize) -> Vec<usize> {
-        let (own, all, real) = (index / PER_SERVICE, self.services(), self.circle());
+    pub(super) fn used_services(&self, index: usize) -> Vec<usize> {
+        let (own, all, real) =
+            (index / PER_SERVICE, self.service_count(), self.real_service_count());
         let circle = if own < real { 0..real } else { real..all };
         let after = |step: usize| circle.start + (own - circle.start + step) % circle.len();
         let mut used: Vec<usize> = (1..=USED.min(circle.len())).map(after).collect();
@@ -24,35 +25,35 @@ impl Stage<'_, '_> {
     }
 
     /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
-    fn circle(&self) -> usize {
+    fn real_service_count(&self) -> usize {
         let whole = self.crowd.real.min(self.crowd.sidecars) / PER_SERVICE;
         if whole > 1 { whole } else { 0 }
     }
 
     /// True if real sidecars can call each other.
-    pub(super) fn serves(&self) -> bool {
-        self.circle() > 0
+    pub(super) fn has_real_services(&self) -> bool {
+        self.real_service_count() > 0
     }
 
     /// Returns the name of a service, and the number of its workloads.
-    pub(super) fn named(&self, service: usize) -> (String, usize) {
+    pub(super) fn name_and_size(&self, service: usize) -> (String, usize) {
         let left = self.crowd.sidecars - service * PER_SERVICE;
         (format!("bench/service-{service}"), left.min(PER_SERVICE))
     }
 
-    pub(super) fn services(&self) -> usize {
+    pub(super) fn service_count(&self) -> usize {
         self.crowd.sidecars.div_ceil(PER_SERVICE).max(1)
     }
 
     /// Returns the port of a workload's application: real workloads share one.
-    pub(super) fn port(&mut self, index: usize) -> anyhow::Result<u16> {
+    pub(super) fn application_port(&mut self, index: usize) -> anyhow::Result<u16> {
         match index < self.crowd.real {
-            true => self.ports.of("application"),
+            true => self.ports.port_for("application"),
             false => Ok(NOWHERE),
         }
     }
 
-    pub(super) fn manifests(&mut self) -> anyhow::Result<String> {
+    pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
         let mode = self.rig.traffic_mode;
         let mut text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
@@ -60,8 +61,8 @@ impl Stage<'_, '_> {
             mode.as_str()
         );
         for index in 0..self.crowd.sidecars {
-            let (service, port) = (index / PER_SERVICE, self.port(index)?);
-            let name = workload(index);
+            let (service, port) = (index / PER_SERVICE, self.application_port(index)?);
+            let name = workload_name(index);
             let name = name.trim_start_matches("bench/");
             write!(
                 text,
@@ -72,8 +73,8 @@ impl Stage<'_, '_> {
             )?;
             if index < self.crowd.real {
                 text.push_str("  outbound:\n");
-                for (number, used) in self.used(index).into_iter().enumerate() {
-                    let listener = self.ports.address(&format!("listener-{index}-{number}"))?;
+                for (number, used) in self.used_services(index).into_iter().enumerate() {
+                    let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
                     writeln!(
                         text,
                         "  - {{service: service-{used}.bench, port: 80, listen: \"{listener}\"}}"
@@ -81,7 +82,7 @@ impl Stage<'_, '_> {
                 }
             }
         }
-        for service in 0..self.services() {
+        for service in 0..self.service_count() {
             write!(
                 text,
                 "---\napiVersion: v1\nkind: Service\n\
@@ -91,16 +92,16 @@ impl Stage<'_, '_> {
             )?;
         }
         if mode == TrafficMode::Strict {
-            self.policies(&mut text)?;
+            self.write_policies(&mut text)?;
         }
         Ok(text)
     }
 
-    fn policies(&self, text: &mut String) -> anyhow::Result<()> {
-        let services = self.services();
+    fn write_policies(&self, text: &mut String) -> anyhow::Result<()> {
+        let services = self.service_count();
         let mut sources = vec![BTreeSet::new(); services];
         for index in 0..self.crowd.sidecars {
-            for used in self.used(index) {
+            for used in self.used_services(index) {
                 sources[used].insert(index / PER_SERVICE);
             }
         }
@@ -125,7 +126,7 @@ impl Stage<'_, '_> {
 
 /// Returns the rule that every policy references, in its `ca_generation`: editions differ, but all allow the requests
 /// of the benchmark.
-pub(super) fn rule(ca_generation: usize) -> String {
+pub(super) fn render_rule(ca_generation: usize) -> String {
     format!(
         "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
          metadata: {{name: all, namespace: bench}}\n\

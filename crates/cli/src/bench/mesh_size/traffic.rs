@@ -33,16 +33,16 @@ impl Traffic {
     pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
         let mut listeners: Vec<SocketAddr> = Vec::new();
         for index in 0..stage.crowd.real {
-            listeners.push(stage.ports.address(&format!("listener-{index}-0"))?);
+            listeners.push(stage.ports.address_for(&format!("listener-{index}-0"))?);
         }
         let shared = Arc::<Shared>::default();
         #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
-        let task = tokio::spawn(send(listeners, Arc::clone(&shared)));
+        let task = tokio::spawn(send_requests(listeners, Arc::clone(&shared)));
         Ok(Self { shared, task })
     }
 
     /// Stops the traffic; returns the number of requests and of failures.
-    pub(super) async fn finish(self) -> (u64, u64) {
+    pub(super) async fn stop_and_count(self) -> (u64, u64) {
         self.shared.stop.store(true, Ordering::Relaxed);
         let ended = self.task.await;
         let lost = u64::from(ended.is_err());
@@ -51,7 +51,7 @@ impl Traffic {
     }
 }
 
-async fn send(listeners: Vec<SocketAddr>, shared: Arc<Shared>) {
+async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<Shared>) {
     let mut due = interval(Duration::from_secs(1) / PER_SECOND);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for listener in listeners.iter().cycle() {
@@ -59,10 +59,10 @@ async fn send(listeners: Vec<SocketAddr>, shared: Arc<Shared>) {
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        let answered = ask::admin(*listener, "/").await;
+        let answered = ask::query_admin(*listener, "/").await;
         shared.sent.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = answered {
-            tracing::debug!(%listener, error = output::failure(&error), "a request failed");
+            tracing::debug!(%listener, error = output::format_error(&error), "a request failed");
             shared.failed.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -27,16 +27,16 @@ impl AllArgs {
     /// If a suite cannot be measured at all.
     pub(crate) async fn measure(&self) -> anyhow::Result<Vec<Report>> {
         let budget = self.options.budget().unwrap_or(BUDGET);
-        let part = |share: f64| self.options.within(Some(budget.mul_f64(share)));
-        let router = RouterArgs::with(part(ROUTER));
+        let part = |share: f64| self.options.with_budget(Some(budget.mul_f64(share)));
+        let router = RouterArgs::with_options(part(ROUTER));
         eprintln!("sidecar");
-        let mut reports = vec![SidecarArgs::with(part(SIDECAR)).measure().await?];
+        let mut reports = vec![SidecarArgs::with_options(part(SIDECAR)).measure().await?];
         eprintln!("gateway-ratings");
-        reports.push(GatewayRatingsArgs::with(part(GATEWAY_RATINGS)).measure().await?);
+        reports.push(GatewayRatingsArgs::with_options(part(GATEWAY_RATINGS)).measure().await?);
         eprintln!("latency");
-        reports.push(LatencyArgs::with(part(LATENCY)).measure().await?);
+        reports.push(LatencyArgs::with_options(part(LATENCY)).measure().await?);
         eprintln!("scale");
-        reports.push(ScaleArgs::with(part(SCALE)).measure().await?);
+        reports.push(ScaleArgs::with_options(part(SCALE)).measure().await?);
         eprintln!("router");
         reports.push(router.measure(Rule::Router).await?);
         eprintln!("removal");

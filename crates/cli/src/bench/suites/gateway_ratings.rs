@@ -15,7 +15,7 @@ use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
 use crate::bench::rig::TrafficMode;
 use crate::bench::session::{self, Suite};
 use crate::bench::spring;
-use crate::bench::statistics::{median, rounded};
+use crate::bench::statistics::{median, round_significant};
 
 /// Arguments of `leno bench gateway-ratings`.
 #[derive(Debug, Clone, Args)]
@@ -36,7 +36,7 @@ pub(crate) struct GatewayRatingsArgs {
 
 impl GatewayRatingsArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with(options: Options) -> Self {
+    pub(crate) fn with_options(options: Options) -> Self {
         Self { connections: 200, cores: Vec::new(), app: App::BuiltIn, options }
     }
 
@@ -47,21 +47,21 @@ impl GatewayRatingsArgs {
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         let mut cases = Vec::new();
         for (link, target) in LINKS {
-            for cores in self.cores() {
-                cases.push(self.case((link, target), cores));
+            for cores in self.core_counts() {
+                cases.push(self.build_case((link, target), cores));
             }
         }
         let defaults = match self.app {
             App::BuiltIn => DEFAULTS,
             App::Spring => Defaults { starting: STARTING + spring::STARTING, ..DEFAULTS },
         };
-        let mut report = session::measure(&SUITE, &self.options, defaults, &cases).await?;
+        let mut report = session::measure_suite(&SUITE, &self.options, defaults, &cases).await?;
         if self.app == App::Spring {
             report.notes.push(spring::ABOUT.to_owned());
         }
         report.not_shown.extend(self.not_shown().into_iter().map(str::to_owned));
-        report.tables.push(table(&report));
-        report.plots = plots(&report);
+        report.tables.push(published_table(&report));
+        report.plots = build_plots(&report);
         Ok(report)
     }
 
@@ -80,17 +80,17 @@ impl GatewayRatingsArgs {
         [Some(applications), load].into_iter().flatten().collect()
     }
 
-    fn cores(&self) -> Vec<usize> {
-        let ours = Cores::ours().map_or(1, |cores| cores.count());
+    fn core_counts(&self) -> Vec<usize> {
+        let ours = Cores::available_cores().map_or(1, |cores| cores.count());
         match self.cores.as_slice() {
             [] => [1, 2].into_iter().filter(|count| *count <= ours).collect(),
             cores => cores.to_vec(),
         }
     }
 
-    fn case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
-        let count = count(cores);
-        let mut case = Case::pair(self.connections, 0);
+    fn build_case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
+        let count = format_cores(cores);
+        let mut case = Case::keep_alive_pair(self.connections, 0);
         case.parameters.remove("body_bytes");
         Case {
             name: format!("{link}, sidecars on {count}"),
@@ -99,12 +99,15 @@ impl GatewayRatingsArgs {
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
             traffic_mode: TrafficMode::Permissive,
-            ..case.with("link", link).with("proxy_cores", cores).with("app", json!(self.app))
+            ..case
+                .with_parameter("link", link)
+                .with_parameter("proxy_cores", cores)
+                .with_parameter("app", json!(self.app))
         }
     }
 }
 
-fn count(cores: usize) -> String {
+fn format_cores(cores: usize) -> String {
     match cores {
         1 => "1 core".to_owned(),
         cores => format!("{cores} cores"),
@@ -112,7 +115,7 @@ fn count(cores: usize) -> String {
 }
 
 /// Returns the figures in the form of the published table.
-fn table(report: &Report) -> FigureTable {
+fn published_table(report: &Report) -> FigureTable {
     let columns = [
         "link",
         "case",
@@ -137,7 +140,7 @@ fn table(report: &Report) -> FigureTable {
             };
             let what = match facts.name.as_str() {
                 "none" => match &case.load_cores {
-                    Some(cores) => format!("no mesh, load on {}", count(cores.count())),
+                    Some(cores) => format!("no mesh, load on {}", format_cores(cores.count())),
                     None => "no mesh".to_owned(),
                 },
                 name => format!("{name}, {} CPU", text("proxy_cores")),
@@ -151,7 +154,7 @@ fn table(report: &Report) -> FigureTable {
                 json!(l.p95),
                 json!(l.p99),
                 cpu_percent(outcome),
-                memory(outcome),
+                load_memory_mib(outcome),
                 json!(outcome.failed),
             ]);
         }
@@ -167,17 +170,17 @@ fn table(report: &Report) -> FigureTable {
 fn cpu_percent(outcome: &Outcome) -> Value {
     let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
     let busy = median(busy).filter(|busy| *busy > 0.0);
-    busy.map_or(Value::Null, |busy| json!(rounded(busy * 100.0)))
+    busy.map_or(Value::Null, |busy| json!(round_significant(busy * 100.0)))
 }
 
-fn memory(outcome: &Outcome) -> Value {
+fn load_memory_mib(outcome: &Outcome) -> Value {
     match outcome.memory_kib.load_private {
         0 => Value::Null,
-        kib => json!(rounded(kib as f64 / 1024.0)),
+        kib => json!(round_significant(kib as f64 / 1024.0)),
     }
 }
 
-fn plots(report: &Report) -> Vec<Plot> {
+fn build_plots(report: &Report) -> Vec<Plot> {
     let plot = |title: &str, about: &str, of: fn(&Outcome) -> f64| {
         let series = report.contenders.iter().map(|facts| {
             let points = report.cases.iter().map(|case| {

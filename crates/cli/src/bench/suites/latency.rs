@@ -12,7 +12,7 @@ use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
 use crate::bench::session::{self, Suite};
-use crate::bench::statistics::{rounded, slope};
+use crate::bench::statistics::{round_significant, slope};
 
 /// Arguments of `leno bench latency`.
 #[derive(Debug, Clone, Args)]
@@ -30,7 +30,7 @@ pub(crate) struct LatencyArgs {
 
 impl LatencyArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with(options: Options) -> Self {
+    pub(crate) fn with_options(options: Options) -> Self {
         Self { rates: vec![100, 500, 1000, 2000, 4000], connections: 48, options }
     }
 
@@ -39,28 +39,30 @@ impl LatencyArgs {
     /// # Errors
     /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
-        let cases: Vec<Case> = self.rates.iter().map(|rate| self.case(*rate)).collect();
-        let mut report = session::measure(&SUITE, &self.options, DEFAULTS, &cases).await?;
-        report.tables.push(latencies(&report));
-        report.tables.push(sidecar(&report));
-        report.plots = plots(&report);
+        let cases: Vec<Case> = self.rates.iter().map(|rate| self.build_case(*rate)).collect();
+        let mut report = session::measure_suite(&SUITE, &self.options, DEFAULTS, &cases).await?;
+        report.tables.push(latency_table(&report));
+        report.tables.push(sidecar_table(&report));
+        report.plots = build_plots(&report);
         Ok(report)
     }
 
-    fn case(&self, rate: u32) -> Case {
+    fn build_case(&self, rate: u32) -> Case {
         let targets = ["entry-1", "entry-2", "entry-3"];
         Case {
             name: format!("{rate} requests per second"),
             layout: Layout::Fan,
             targets: targets.map(|role| (role, "/1024".to_owned())).to_vec(),
             rate: Some(rate),
-            ..Case::pair(self.connections, 1024).with("rate", rate).with("services", 3)
+            ..Case::keep_alive_pair(self.connections, 1024)
+                .with_parameter("rate", rate)
+                .with_parameter("services", 3)
         }
     }
 }
 
 /// Returns the rates, as columns.
-fn columns(report: &Report, first: &str) -> Vec<String> {
+fn rate_columns(report: &Report, first: &str) -> Vec<String> {
     let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
         None => case.name.clone(),
@@ -69,15 +71,15 @@ fn columns(report: &Report, first: &str) -> Vec<String> {
 }
 
 /// Returns a figure of a contender in each case.
-fn along(report: &Report, name: &str, of: impl Fn(&Outcome) -> f64) -> Vec<Option<f64>> {
+fn figures_per_case(report: &Report, name: &str, of: impl Fn(&Outcome) -> f64) -> Vec<Option<f64>> {
     report.cases.iter().map(|case| case.contenders.get(name).map(&of)).collect()
 }
 
-fn names(report: &Report) -> impl Iterator<Item = &str> {
+fn contender_names(report: &Report) -> impl Iterator<Item = &str> {
     report.contenders.iter().map(|facts| facts.name.as_str())
 }
 
-fn row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
+fn table_row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
     let figures = figures.into_iter().map(|figure| figure.map_or(Value::Null, |f| json!(f)));
     [Value::String(first)].into_iter().chain(figures).collect()
 }
@@ -85,7 +87,7 @@ fn row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
 /// A percentile and its name.
 type Percentile = (&'static str, fn(&Outcome) -> f64);
 
-fn latencies(report: &Report) -> FigureTable {
+fn latency_table(report: &Report) -> FigureTable {
     let mut rows = Vec::new();
     let percentiles: [Percentile; 5] = [
         ("p50", |o| o.latency_ms.p50),
@@ -95,16 +97,19 @@ fn latencies(report: &Report) -> FigureTable {
         ("p99.9", |o| o.latency_ms.p999),
     ];
     for (percentile, of) in percentiles {
-        for name in names(report) {
-            rows.push(row(format!("{percentile} ms, {}", meaning(name)), along(report, name, of)));
+        for name in contender_names(report) {
+            rows.push(table_row(
+                format!("{percentile} ms, {}", describe_contender(name)),
+                figures_per_case(report, name, of),
+            ));
         }
     }
     let title = "Latency without and with a mesh, in milliseconds".to_owned();
-    FigureTable { title, columns: columns(report, "percentile"), rows }
+    FigureTable { title, columns: rate_columns(report, "percentile"), rows }
 }
 
 /// Describes a contender in the terms of the published table.
-fn meaning(name: &str) -> String {
+fn describe_contender(name: &str) -> String {
     match name {
         "none" => "without".to_owned(),
         name => format!("with {name}"),
@@ -112,32 +117,33 @@ fn meaning(name: &str) -> String {
 }
 
 /// Returns CPU and memory of the client's sidecar, which carries all requests.
-fn sidecar(report: &Report) -> FigureTable {
+fn sidecar_table(report: &Report) -> FigureTable {
     let mut rows = Vec::new();
-    for name in names(report).filter(|name| *name != "none") {
-        let cores = along(report, name, client_cores);
-        let memory = along(report, name, |outcome| {
+    for name in contender_names(report).filter(|name| *name != "none") {
+        let cores = figures_per_case(report, name, client_cores);
+        let memory = figures_per_case(report, name, |outcome| {
             outcome.memory_kib.processes.get(CLIENT).map_or(0.0, |kib| *kib as f64 / 1024.0)
         });
-        let cost = along(report, name, |outcome| {
+        let cost = figures_per_case(report, name, |outcome| {
             outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0)
         });
         let points = report.cases.iter().zip(&cores).filter_map(|(case, cores)| {
             let rate = case.parameters.get("rate")?.as_f64()?;
             Some((rate / 100.0, (*cores)?))
         });
-        let slope = slope(&points.collect::<Vec<_>>()).map_or(Value::Null, |s| json!(rounded(s)));
+        let slope =
+            slope(&points.collect::<Vec<_>>()).map_or(Value::Null, |s| json!(round_significant(s)));
         for (label, figures, slope) in [
             ("CPU cores", cores, slope),
             ("CPU µs/request", cost, Value::Null),
             ("private MiB", memory, Value::Null),
         ] {
-            let mut row = row(format!("{name}, {label}"), figures);
+            let mut row = table_row(format!("{name}, {label}"), figures);
             row.push(slope);
             rows.push(row);
         }
     }
-    let mut columns = columns(report, "sidecar of the client");
+    let mut columns = rate_columns(report, "sidecar of the client");
     columns.push("cores per 100/s".to_owned());
     let title = "Sidecar on the path of all requests".to_owned();
     FigureTable { title, columns, rows }
@@ -145,19 +151,19 @@ fn sidecar(report: &Report) -> FigureTable {
 
 fn client_cores(outcome: &Outcome) -> f64 {
     let cost = outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0);
-    rounded(cost * outcome.rps / 1e6)
+    round_significant(cost * outcome.rps / 1e6)
 }
 
-fn plots(report: &Report) -> Vec<Plot> {
+fn build_plots(report: &Report) -> Vec<Plot> {
     let plot = |title: &str, about: &str, (of, scale): (fn(&Outcome) -> f64, Scale)| {
-        let series = names(report).map(|name| {
-            let points = along(report, name, of);
+        let series = contender_names(report).map(|name| {
+            let points = figures_per_case(report, name, of);
             (name.to_owned(), points.into_iter().map(|p| p.filter(|p| *p > 0.0)).collect())
         });
         Plot {
             title: title.to_owned(),
             about: about.to_owned(),
-            x: columns(report, "").into_iter().skip(1).collect(),
+            x: rate_columns(report, "").into_iter().skip(1).collect(),
             series: series
                 .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
                 .collect(),

@@ -6,15 +6,15 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::bench::case::Case;
-use crate::bench::figures::plain;
+use crate::bench::figures::format_plain;
 use crate::bench::layout::Layout;
 use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{CaseReport, FigureTable, Form, Plot, Published, Report};
 use crate::bench::rig::MeshRules;
 use crate::bench::session::{self, Suite};
-use crate::bench::statistics::rounded;
-use crate::duration::{parse_duration, short};
+use crate::bench::statistics::round_significant;
+use crate::duration::{format_duration, parse_duration};
 
 /// Arguments of `leno bench router` and `leno bench removal`.
 #[derive(Debug, Clone, Args)]
@@ -39,7 +39,7 @@ pub(crate) enum Rule {
 
 impl RouterArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with(options: Options) -> Self {
+    pub(crate) fn with_options(options: Options) -> Self {
         Self { delay: vec![Duration::ZERO, PUBLISHED_DELAY], options }
     }
 
@@ -51,24 +51,24 @@ impl RouterArgs {
         let mut cases = Vec::new();
         for delay in &self.delay {
             for (connections, rate) in PACES {
-                let case = case(connections, rate, *delay, rule);
-                cases.push(Case { rules: rule.rules(), ..case });
+                let case = build_case(connections, rate, *delay, rule);
+                cases.push(Case { rules: rule.mesh_rules(), ..case });
             }
         }
         let suite = match rule {
             Rule::Router => &ROUTER,
             Rule::Removal => &REMOVAL,
         };
-        let mut report = session::measure(suite, &self.options, DEFAULTS, &cases).await?;
-        report.notes.push(rule.note().to_owned());
-        report.tables.push(table(&report));
-        report.plots = plots(&report);
+        let mut report = session::measure_suite(suite, &self.options, DEFAULTS, &cases).await?;
+        report.notes.push(rule.description().to_owned());
+        report.tables.push(published_table(&report));
+        report.plots = build_plots(&report);
         Ok(report)
     }
 }
 
-fn case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
-    let mut case = Case::pair(connections, 1024);
+fn build_case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
+    let mut case = Case::keep_alive_pair(connections, 1024);
     case.parameters.remove("body_bytes");
     let delayed = match delay.is_zero() {
         true => "without delay".to_owned(),
@@ -83,19 +83,19 @@ fn case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
         targets: vec![("consumer", "/1024".to_owned())],
         rate: Some(rate),
         delay,
-        ..case.with("rate", rate).with("delay_ms", delay.as_millis() as u64)
+        ..case.with_parameter("rate", rate).with_parameter("delay_ms", delay.as_millis() as u64)
     }
 }
 
 impl Rule {
-    const fn rules(self) -> MeshRules {
+    const fn mesh_rules(self) -> MeshRules {
         match self {
             Self::Router => MeshRules::Plain,
             Self::Removal => MeshRules::Removal,
         }
     }
 
-    const fn note(self) -> &'static str {
+    const fn description(self) -> &'static str {
         match self {
             Self::Router => {
                 "the mesh has a TagRoute: a header rule that no request matches, and a rule that splits \
@@ -110,7 +110,7 @@ impl Rule {
 }
 
 /// Returns the figures in the form of the published table: baseline, with the rule, and the difference.
-fn table(report: &Report) -> FigureTable {
+fn published_table(report: &Report) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
         let Some(baseline) = case.contenders.get("none") else {
@@ -123,15 +123,19 @@ fn table(report: &Report) -> FigureTable {
             let both = |of: fn(&Outcome) -> f64| {
                 let (without, with) = (of(baseline), of(outcome));
                 let sign = if with < without { "-" } else { "+" };
-                let difference = plain((with - without).abs());
-                json!(format!("{} / {} ({sign}{difference})", plain(without), plain(with)))
+                let difference = format_plain((with - without).abs());
+                json!(format!(
+                    "{} / {} ({sign}{difference})",
+                    format_plain(without),
+                    format_plain(with)
+                ))
             };
             let kib = outcome.memory_kib.processes.get(CONSUMER).copied().unwrap_or(0);
             rows.push(vec![
                 json!(case.name),
                 json!(facts.name),
                 json!(member_percent(outcome, CONSUMER)),
-                json!(rounded(kib as f64 / 1024.0)),
+                json!(round_significant(kib as f64 / 1024.0)),
                 both(|o| o.latency_ms.p90),
                 both(|o| o.latency_ms.p95),
                 both(|o| o.latency_ms.p99),
@@ -158,10 +162,10 @@ fn table(report: &Report) -> FigureTable {
 
 fn member_percent(outcome: &Outcome, name: &str) -> f64 {
     let cost = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
-    rounded(cost * outcome.rps / 1e4)
+    round_significant(cost * outcome.rps / 1e4)
 }
 
-fn plots(report: &Report) -> Vec<Plot> {
+fn build_plots(report: &Report) -> Vec<Plot> {
     let name = |case: &CaseReport| {
         let of = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
         format!("{}/s, {}", of("rate"), short_delay(of("delay_ms")))
@@ -190,7 +194,7 @@ fn short_delay(milliseconds: u64) -> String {
     match milliseconds {
         0 => "no delay".to_owned(),
         ms if ms < 1000 => format!("{ms} ms"),
-        ms => short(Duration::from_millis(ms)),
+        ms => format_duration(Duration::from_millis(ms)),
     }
 }
 

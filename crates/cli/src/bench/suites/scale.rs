@@ -17,7 +17,7 @@ use crate::bench::progress::Progress;
 use crate::bench::report::{FigureTable, Form, MeshSize, Plot, Published, Report};
 use crate::bench::rig::TrafficMode;
 use crate::bench::session::{self, Suite};
-use crate::bench::statistics::{median, rounded};
+use crate::bench::statistics::{median, round_significant};
 
 /// Arguments of `leno bench scale`.
 #[derive(Debug, Clone, Args)]
@@ -38,7 +38,7 @@ pub(crate) struct ScaleArgs {
 
 impl ScaleArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with(options: Options) -> Self {
+    pub(crate) fn with_options(options: Options) -> Self {
         Self {
             sidecars: vec![200, 400, 800, 1600],
             real: REAL,
@@ -48,7 +48,7 @@ impl ScaleArgs {
     }
 
     /// Returns the number of meshes.
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn mesh_count(&self) -> usize {
         self.sidecars.len() * MODES.len()
     }
 
@@ -58,12 +58,12 @@ impl ScaleArgs {
     /// If a mesh does not start.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
         let began = Instant::now();
-        let mut runner = self.options.runner(DEFAULTS, self.count())?;
-        let mut report = session::blank(&SUITE);
-        let leno = Contender::Leno(Sight::Nothing).facts(&runner.rig, Layout::Http)?;
+        let mut runner = self.options.build_runner(DEFAULTS, self.mesh_count())?;
+        let mut report = session::blank_report(&SUITE);
+        let leno = Contender::Leno(Sight::Nothing).check_support(&runner.rig, Layout::Http)?;
         report.contenders.push(leno);
         runner.confine_to(1);
-        let steps = self.count() * runner.repeats as usize;
+        let steps = self.mesh_count() * runner.repeats as usize;
         let mut progress = Progress::new(steps, runner.trial_takes());
         let most = self.sidecars.iter().max();
         for sidecars in &self.sidecars {
@@ -74,15 +74,15 @@ impl ScaleArgs {
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
                     let mode = mode.as_str();
-                    progress.step(&format!("{sidecars} sidecars, {mode}, repeat {repeat}"));
-                    repeats.push(mesh_size::measure(&runner.rig, crowd, runner.timing).await?);
+                    progress.begin_step(&format!("{sidecars} sidecars, {mode}, repeat {repeat}"));
+                    repeats.push(mesh_size::measure_mesh(&runner.rig, crowd, runner.timing).await?);
                 }
-                report.meshes.extend(middle(&repeats));
+                report.meshes.extend(median_mesh(&repeats));
             }
         }
         runner.rig.traffic_mode = TrafficMode::Permissive;
         for services in &self.services {
-            let found = mesh_services::measure(&runner.rig, *services).await?;
+            let found = mesh_services::measure_services(&runner.rig, *services).await?;
             report.services.push(found);
         }
         report.notes.push(format!(
@@ -96,20 +96,21 @@ impl ScaleArgs {
         if self.options.names_contenders() {
             report.notes.push("this suite measures leno only".to_owned());
         }
-        report.settings = Some(options::settings(&runner));
-        report.tables.push(table(&report.meshes));
-        report.tables.extend(goals::table(&report.meshes, &report.services));
-        report.tables.extend(goals::costs(&report.meshes));
-        report.plots = plots(&report.meshes);
+        report.settings = Some(options::runner_settings(&runner));
+        report.tables.push(published_table(&report.meshes));
+        report.tables.extend(goals::goal_table(&report.meshes, &report.services));
+        report.tables.extend(goals::change_cost_table(&report.meshes));
+        report.plots = build_plots(&report.meshes);
         report.elapsed_s = began.elapsed().as_secs_f64();
         Ok(report)
     }
 }
 
 /// Returns the medians of some repeats.
-fn middle(repeats: &[MeshSize]) -> Option<MeshSize> {
-    let of =
-        |figure: fn(&MeshSize) -> f64| rounded(median(repeats.iter().map(figure)).unwrap_or(0.0));
+fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
+    let of = |figure: fn(&MeshSize) -> f64| {
+        round_significant(median(repeats.iter().map(figure)).unwrap_or(0.0))
+    };
     let first = repeats.first()?;
     Some(MeshSize {
         sidecars: first.sidecars,
@@ -146,7 +147,7 @@ fn of_mode(meshes: &[MeshSize], mode: TrafficMode) -> impl Iterator<Item = &Mesh
 }
 
 /// Returns the figures in the form of the published table.
-fn table(meshes: &[MeshSize]) -> FigureTable {
+fn published_table(meshes: &[MeshSize]) -> FigureTable {
     let sizes = of_mode(meshes, TrafficMode::Strict).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
     let mut rows = Vec::new();
@@ -160,7 +161,7 @@ fn table(meshes: &[MeshSize]) -> FigureTable {
     FigureTable { title: "Meshes by size".to_owned(), columns, rows }
 }
 
-fn plots(meshes: &[MeshSize]) -> Vec<Plot> {
+fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
     let plot = |title: &str, about: &str, of: fn(&MeshSize) -> f64| Plot {
         title: title.to_owned(),
         about: about.to_owned(),

@@ -41,7 +41,7 @@ enum Work {
 
 impl SidecarArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with(options: Options) -> Self {
+    pub(crate) fn with_options(options: Options) -> Self {
         Self {
             connections: vec![1, 200, 1000],
             body: vec![1024],
@@ -55,15 +55,15 @@ impl SidecarArgs {
     /// # Errors
     /// If no case can be measured.
     pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
-        session::measure(&SUITE, &self.options, DEFAULTS, &self.cases()).await
+        session::measure_suite(&SUITE, &self.options, DEFAULTS, &self.build_cases()).await
     }
 
-    fn cases(&self) -> Vec<Case> {
+    fn build_cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for work in &self.work {
             for connections in &self.connections {
                 for body in &self.body {
-                    cases.push(case(*work, *connections, *body));
+                    cases.push(build_case(*work, *connections, *body));
                 }
             }
         }
@@ -71,20 +71,20 @@ impl SidecarArgs {
     }
 }
 
-fn case(work: Work, connections: u32, body: usize) -> Case {
-    let case = Case::pair(connections, body);
+fn build_case(work: Work, connections: u32, body: usize) -> Case {
+    let case = Case::keep_alive_pair(connections, body);
     let name = case.name.clone();
     match work {
-        Work::Http => case.with("work", "http"),
+        Work::Http => case.with_parameter("work", "http"),
         Work::Fresh => Case {
             name: format!("{name}, fresh connections"),
             connecting: Connecting::Fresh,
-            ..case.with("work", "fresh")
+            ..case.with_parameter("work", "fresh")
         },
         Work::Tcp => Case {
             name: format!("{name}, opaque TCP"),
             layout: Layout::Tcp,
-            ..case.with("work", "tcp")
+            ..case.with_parameter("work", "tcp")
         },
     }
 }

@@ -15,8 +15,8 @@ use crate::bench::contender::{Part, Running};
 use crate::bench::cores::Cores;
 use crate::bench::instructions::Counting;
 use crate::bench::rig::Rig;
-use crate::bench::sample::{self, Memory, tree};
-use crate::bench::statistics::rounded;
+use crate::bench::sample::{self, Memory, descendants_of};
+use crate::bench::statistics::round_significant;
 
 /// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
 pub(super) struct Watched {
@@ -58,11 +58,15 @@ impl Watched {
         load: u32,
     ) -> Self {
         let of = |part| -> Vec<(String, Vec<u32>)> {
-            running.pids(part).into_iter().map(|(name, pid)| (name, tree(pid))).collect()
+            running
+                .role_pids(part)
+                .into_iter()
+                .map(|(name, pid)| (name, descendants_of(pid)))
+                .collect()
         };
         let cores = match (&rig.proxy_cores, &rig.load_cores) {
             (Some(proxies), Some(load)) if proxies.overlaps(load) => {
-                Layers::Shared(proxies.with(load))
+                Layers::Shared(proxies.union(load))
             }
             (Some(proxies), Some(load)) => Layers::Apart(proxies.clone(), load.clone()),
             _ => Layers::Unknown,
@@ -70,8 +74,8 @@ impl Watched {
         Self {
             proxies: of(Part::Proxy),
             beside: of(Part::Beside),
-            applications: applications.pids().into_iter().flat_map(tree).collect(),
-            load: tree(load),
+            applications: applications.pids().into_iter().flat_map(descendants_of).collect(),
+            load: descendants_of(load),
             counting: applications.counting.clone(),
             cores,
         }
@@ -83,34 +87,36 @@ impl Watched {
     /// If an application does not report its count.
     pub(super) async fn read(&self) -> anyhow::Result<Reading> {
         let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
-            all.iter().map(|(name, pids)| (name.clone(), sample::cpu(pids))).collect()
+            all.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
         };
         // The query itself takes time under load: the mean of two counts is used.
-        let earlier = self.answered().await?;
+        let earlier = self.response_count().await?;
         let mut reading = Reading {
             at: Instant::now(),
             proxies: each(&self.proxies),
             beside: each(&self.beside),
-            applications: sample::cpu(&self.applications),
-            load: sample::cpu(&self.load),
+            applications: sample::cpu_time(&self.applications),
+            load: sample::cpu_time(&self.load),
             cores: match &self.cores {
-                Layers::Apart(proxies, load) => (sample::busy(proxies), sample::busy(load)),
-                Layers::Shared(cores) => (sample::busy(cores), Duration::ZERO),
+                Layers::Apart(proxies, load) => {
+                    (sample::busy_time(proxies), sample::busy_time(load))
+                }
+                Layers::Shared(cores) => (sample::busy_time(cores), Duration::ZERO),
                 Layers::Unknown => (Duration::ZERO, Duration::ZERO),
             },
             answered: None,
         };
-        let later = self.answered().await?;
+        let later = self.response_count().await?;
         let both = earlier.zip(later);
         reading.answered = both.map(|(earlier, later)| f64::midpoint(earlier, later));
         Ok(reading)
     }
 
-    async fn answered(&self) -> anyhow::Result<Option<f64>> {
+    async fn response_count(&self) -> anyhow::Result<Option<f64>> {
         let mut sum = None;
         for port in &self.counting {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
-            let answer = ask::admin(address, "/count").await?;
+            let answer = ask::query_admin(address, "/count").await?;
             let count: f64 = std::str::from_utf8(&answer)?.parse().context("no count")?;
             *sum.get_or_insert(0.0) += count;
         }
@@ -134,10 +140,10 @@ impl Watched {
     }
 
     /// Returns the memory of the proxies.
-    pub(super) fn memory(&self) -> MemoryKib {
+    pub(super) fn proxy_memory(&self) -> MemoryKib {
         let mut all = MemoryKib::default();
         for (name, pids) in &self.proxies {
-            let Memory { private_kib, pss_kib } = sample::memory(pids);
+            let Memory { private_kib, pss_kib } = sample::memory_usage(pids);
             all.load_private += private_kib;
             all.load_pss += pss_kib;
             all.processes.insert(name.clone(), private_kib);
@@ -148,7 +154,7 @@ impl Watched {
     /// Returns the private memory of the contender's other processes.
     pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
         let beside = self.beside.iter();
-        beside.map(|(name, pids)| (name.clone(), sample::memory(pids).private_kib)).collect()
+        beside.map(|(name, pids)| (name.clone(), sample::memory_usage(pids).private_kib)).collect()
     }
 }
 
@@ -192,33 +198,40 @@ impl Spent {
     }
 
     /// Returns microseconds per request.
-    fn cost(&self, seconds: f64) -> f64 {
-        rounded(seconds * 1e6 / self.requests)
+    fn us_per_request(&self, seconds: f64) -> f64 {
+        round_significant(seconds * 1e6 / self.requests)
     }
 
-    pub(super) fn cpu(&self) -> CpuCost {
-        let processes = self.proxies.iter().map(|(name, time)| (name.clone(), self.cost(*time)));
-        CpuCost { sum: self.cost(self.proxies.values().sum()), processes: processes.collect() }
+    pub(super) fn cpu_cost(&self) -> CpuCost {
+        let processes =
+            self.proxies.iter().map(|(name, time)| (name.clone(), self.us_per_request(*time)));
+        CpuCost {
+            sum: self.us_per_request(self.proxies.values().sum()),
+            processes: processes.collect(),
+        }
     }
 
-    pub(super) fn others(&self, private: &BTreeMap<String, u64>) -> Others {
+    pub(super) fn other_costs(&self, private: &BTreeMap<String, u64>) -> Others {
         let beside = self.beside.iter().map(|(name, time)| {
             let private_kib = private.get(name).copied().unwrap_or(0);
-            (name.clone(), Beside { cores_busy: rounded(time / self.seconds), private_kib })
+            (
+                name.clone(),
+                Beside { cores_busy: round_significant(time / self.seconds), private_kib },
+            )
         });
         Others {
-            applications_us_per_request: self.cost(self.applications),
-            load_us_per_request: self.cost(self.load),
+            applications_us_per_request: self.us_per_request(self.applications),
+            load_us_per_request: self.us_per_request(self.load),
             beside: beside.collect(),
         }
     }
 
     /// Clock ticks and the scheduler's counters differ slightly, so negative values become zero.
-    pub(super) fn cores(&self) -> CoresBusy {
+    pub(super) fn busy_cores(&self) -> CoresBusy {
         let proxies: f64 = self.proxies.values().sum();
         let load = self.applications + self.load;
         let beside: f64 = self.beside.values().sum();
-        let busy = |seconds: f64| rounded((seconds / self.seconds).max(0.0));
+        let busy = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
         let (first, second) = match self.shared {
             true => (self.cores.0 - proxies - load - beside, 0.0),
             false => (self.cores.0 - proxies, self.cores.1 - load - beside),
@@ -237,7 +250,12 @@ mod tests {
     use super::*;
 
     /// Creates a reading after some seconds at a steady pace; `cores` is the reading of the cores.
-    fn reading(began: Instant, seconds: f64, cores: (f64, f64), answered: Option<f64>) -> Reading {
+    fn reading_after(
+        began: Instant,
+        seconds: f64,
+        cores: (f64, f64),
+        answered: Option<f64>,
+    ) -> Reading {
         let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
         Reading {
             at: began + Duration::from_secs_f64(seconds),
@@ -250,10 +268,10 @@ mod tests {
         }
     }
 
-    fn spent(cores: (f64, f64), answered: Option<(f64, f64)>) -> Spent {
+    fn spent_between(cores: (f64, f64), answered: Option<(f64, f64)>) -> Spent {
         let began = Instant::now();
-        let before = reading(began, 10.0, cores, answered.map(|(before, _)| before));
-        let after = reading(began, 12.0, cores, answered.map(|(_, after)| after));
+        let before = reading_after(began, 10.0, cores, answered.map(|(before, _)| before));
+        let after = reading_after(began, 12.0, cores, answered.map(|(_, after)| after));
         Spent::between(&before, &after, 1000.0)
     }
 
@@ -262,13 +280,13 @@ mod tests {
         for (answered, requests) in
             [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
         {
-            let spent = spent((0.5, 0.85), answered);
+            let spent = spent_between((0.5, 0.85), answered);
             assert!((spent.requests - requests).abs() < 1e-9, "{}", spent.requests);
-            let cpu = spent.cpu();
-            assert_eq!(cpu.sum, rounded(1e6 / requests), "a second for all of them");
-            assert_eq!(cpu.processes["client"], rounded(4e5 / requests));
-            let others = spent.others(&BTreeMap::from([("control".to_owned(), 7)]));
-            assert_eq!(others.load_us_per_request, rounded(1e6 / requests));
+            let cpu = spent.cpu_cost();
+            assert_eq!(cpu.sum, round_significant(1e6 / requests), "a second for all of them");
+            assert_eq!(cpu.processes["client"], round_significant(4e5 / requests));
+            let others = spent.other_costs(&BTreeMap::from([("control".to_owned(), 7)]));
+            assert_eq!(others.load_us_per_request, round_significant(1e6 / requests));
             assert_eq!(others.beside["control"].cores_busy, 0.1);
             assert_eq!(others.beside["control"].private_kib, 7);
         }
@@ -286,7 +304,7 @@ mod tests {
             ((1.35, 0.0), (0.0, 0.0)),
             ((1.75, 0.0), (0.4, 0.0)),
         ] {
-            let cores = spent(read, None).cores();
+            let cores = spent_between(read, None).busy_cores();
             let found = (cores.other_processes_on_proxy_cores, cores.other_processes_on_load_cores);
             let off = (found.0 - other_processes.0).abs() + (found.1 - other_processes.1).abs();
             assert!(off < 1e-6, "{read:?}: {found:?}");

@@ -30,7 +30,7 @@ pub(super) struct Opinion {
 
 impl Book {
     /// Returns the book at the end of a path, as in `/details/1`; `None` unless the whole path matches.
-    pub(super) fn at(path: &str, prefix: &str) -> Option<&'static Self> {
+    pub(super) fn from_path(path: &str, prefix: &str) -> Option<&'static Self> {
         path.strip_prefix(prefix).and_then(Self::with_id)
     }
 
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn only_whole_plain_numbers_name_a_book() {
-        assert_eq!(Book::at("/details/1", "/details/").map(|b| b.id), Some(1));
+        assert_eq!(Book::from_path("/details/1", "/details/").map(|b| b.id), Some(1));
         for bad in ["/details/", "/details/+1", "/details/1/", "/details/4", "/details/-0"] {
-            assert!(Book::at(bad, "/details/").is_none(), "{bad}");
+            assert!(Book::from_path(bad, "/details/").is_none(), "{bad}");
         }
     }
 }

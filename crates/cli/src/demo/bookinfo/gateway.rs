@@ -4,16 +4,16 @@ use http_body_util::Full;
 use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, Response, Uri};
 
-use super::answer::{Answer, not_found, unavailable};
+use super::answer::{Answer, not_found, unavailable_response};
 use super::upstream::Upstream;
 
 /// Forwards `/ratings/...`, and returns the response of ratings or of the mesh unchanged.
-pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+pub(super) async fn forward_ratings(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
     if !uri.path().starts_with("/ratings/") {
         return not_found(uri.path());
     }
     let target = uri.path_and_query().map_or(uri.path(), |target| target.as_str());
-    match upstream.call("ratings", target, headers).await {
+    match upstream.get_reply("ratings", target, headers).await {
         Ok(reply) => {
             let mut answer = Response::new(Full::new(reply.body));
             *answer.status_mut() = reply.status;
@@ -22,6 +22,6 @@ pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) 
             }
             answer
         }
-        Err(error) => unavailable(&error),
+        Err(error) => unavailable_response(&error),
     }
 }

@@ -49,9 +49,9 @@ impl Ports {
 
     /// Returns distinct free loopback ports that the kernel assigns to no outgoing connection before their
     /// owners start.
-    pub(crate) fn free() -> anyhow::Result<Self> {
+    pub(crate) fn find_free() -> anyhow::Result<Self> {
         let search = PortSearch::new();
-        let free = || search.free();
+        let free = || search.find_free();
         Ok(Self {
             productpage: free()?,
             details: free()?,
@@ -68,17 +68,18 @@ impl Ports {
 }
 
 /// Returns all of bookinfo as a multi-document YAML text, with services run by the `leno` at `binary`.
-pub(crate) fn manifests(ports: &Ports, binary: &str) -> String {
+pub(crate) fn render_manifests(ports: &Ports, binary: &str) -> String {
     let mut documents = vec![MESH.to_owned()];
-    documents.extend(applications(ports).iter().map(|workload| workload.render(binary)));
-    documents.extend(clients(ports).iter().map(Client::render));
+    documents
+        .extend(demo_applications(ports).iter().map(|workload| workload.render_manifests(binary)));
+    documents.extend(demo_clients(ports).iter().map(Client::render));
     documents.extend(services_and_rules());
     format!("{CAPTION}{}", documents.join("---\n"))
 }
 
 /// Returns the manifests common to local meshes and clusters.
 pub(super) fn services_and_rules() -> Vec<String> {
-    let services = SERVICES.iter().map(|(name, selector)| service(name, selector));
+    let services = SERVICES.iter().map(|(name, selector)| render_service(name, selector));
     let permissions = PERMISSIONS.iter().map(Permission::render);
     services.chain([REVIEWS_SPLIT.to_owned()]).chain(permissions).collect()
 }
@@ -94,7 +95,7 @@ struct Application {
 }
 
 impl Application {
-    fn render(&self, binary: &str) -> String {
+    fn render_manifests(&self, binary: &str) -> String {
         let Self { name, app, version, port, arguments } = self;
         let port_text = port.to_string();
         let command = [binary, "demo-service"]
@@ -116,7 +117,7 @@ impl Application {
     }
 }
 
-fn applications(ports: &Ports) -> [Application; 7] {
+fn demo_applications(ports: &Ports) -> [Application; 7] {
     let reviews = |name, version, port, arguments| Application {
         name,
         app: "reviews",
@@ -166,7 +167,7 @@ impl Client {
     }
 }
 
-fn clients(ports: &Ports) -> [Client; 2] {
+fn demo_clients(ports: &Ports) -> [Client; 2] {
     [
         Client {
             account: "traffic",
@@ -185,7 +186,7 @@ fn clients(ports: &Ports) -> [Client; 2] {
     ]
 }
 
-fn service(name: &str, selector: &str) -> String {
+fn render_service(name: &str, selector: &str) -> String {
     format!(
         "apiVersion: v1\n\
          kind: Service\n\
@@ -329,7 +330,7 @@ mod tests {
     fn the_published_manifests_are_the_rendered_ones() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/demo/bookinfo.yaml");
         let published = std::fs::read_to_string(path).unwrap_or_default();
-        let rendered = manifests(&Ports::published(), "leno");
+        let rendered = render_manifests(&Ports::published(), "leno");
         assert_eq!(
             published, rendered,
             "deploy/demo/bookinfo.yaml differs from manifests(&Ports::published(), \"leno\")"
@@ -338,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_registry_accepts_every_document_and_the_command_line_every_command() {
-        let text = manifests(&Ports::published(), "/opt/my leno/leno");
+        let text = render_manifests(&Ports::published(), "/opt/my leno/leno");
         let (objects, rejected) = leno_registry::read_str("bookinfo.yaml", &text);
         assert!(rejected.is_empty(), "{rejected:?}");
         assert_eq!(objects.len(), text.split("---\n").count());
@@ -366,8 +367,8 @@ mod tests {
 
     #[test]
     fn ports_are_used_as_given_and_all_different() {
-        let ports = Ports::free().unwrap();
-        let text = manifests(&ports, "/opt/my leno/leno");
+        let ports = Ports::find_free().unwrap();
+        let text = render_manifests(&ports, "/opt/my leno/leno");
         let Ports {
             productpage,
             details,

@@ -8,11 +8,11 @@ use super::catalogue::Book;
 use super::upstream::UpstreamError;
 
 /// Renders the list of all books.
-pub(super) fn shelf(books: &[Book]) -> String {
+pub(super) fn render_shelf(books: &[Book]) -> String {
     let mut body = String::from("<h1>Bookinfo</h1><ul class=shelf>");
     for book in books {
         let (id, title, author) = (book.id, Escaped(book.title), Escaped(book.author));
-        append(
+        append_format(
             &mut body,
             format_args!(
                 "<li><a href=\"/productpage?id={id}\">{title}</a> <small>{author}</small></li>"
@@ -20,18 +20,18 @@ pub(super) fn shelf(books: &[Book]) -> String {
         );
     }
     body.push_str("</ul>");
-    document("Bookinfo", &body)
+    render_document("Bookinfo", &body)
 }
 
 /// Renders one book; a part that failed shows the reason.
-pub(super) fn product(
+pub(super) fn render_product(
     book: &Book,
     details: &Result<Value, UpstreamError>,
     reviews: &Result<Value, UpstreamError>,
 ) -> String {
     let (title, author) = (Escaped(book.title), Escaped(book.author));
     let mut body = String::with_capacity(PAGE_BYTES_TYPICAL);
-    append(
+    append_format(
         &mut body,
         format_args!(
             "<p><a href=\"/\">All books</a></p><h1>{title}</h1><p class=by>{author}</p><p>{}</p>",
@@ -39,14 +39,14 @@ pub(super) fn product(
         ),
     );
     body.push_str("<div class=columns><section><h2>Details</h2>");
-    part(&mut body, details, append_details);
+    append_part(&mut body, details, append_details);
     body.push_str("</section><section><h2>Reviews</h2>");
-    part(&mut body, reviews, append_reviews);
+    append_part(&mut body, reviews, append_reviews);
     body.push_str("</section></div>");
-    document(book.title, &body)
+    render_document(book.title, &body)
 }
 
-fn part(
+fn append_part(
     body: &mut String,
     outcome: &Result<Value, UpstreamError>,
     append_value: fn(&mut String, &Value),
@@ -55,7 +55,7 @@ fn part(
         Ok(value) => append_value(body, value),
         Err(error) => {
             let error = error.to_string();
-            append(body, format_args!("<p class=error>{}</p>", Escaped(&error)));
+            append_format(body, format_args!("<p class=error>{}</p>", Escaped(&error)));
         }
     }
 }
@@ -73,7 +73,7 @@ fn append_details(body: &mut String, details: &Value) {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        append(body, format_args!("<dt>{label}</dt><dd>{}</dd>", Escaped(&text)));
+        append_format(body, format_args!("<dt>{label}</dt><dd>{}</dd>", Escaped(&text)));
     }
     body.push_str("</dl>");
 }
@@ -82,14 +82,17 @@ fn append_reviews(body: &mut String, reviews: &Value) {
     for review in reviews["reviews"].as_array().into_iter().flatten() {
         let text = review["text"].as_str().unwrap_or_default();
         let reviewer = review["reviewer"].as_str().unwrap_or_default();
-        append(body, format_args!("<blockquote>{}<footer>{}", Escaped(text), Escaped(reviewer)));
+        append_format(
+            body,
+            format_args!("<blockquote>{}<footer>{}", Escaped(text), Escaped(reviewer)),
+        );
         if let Some(stars) = review["rating"]["stars"].as_u64() {
             let full = usize::try_from(stars).unwrap_or(STARS_MAX).min(STARS_MAX);
             let class = match review["rating"]["color"].as_str() {
                 Some("red") => "red",
                 _ => "black",
             };
-            append(
+            append_format(
                 body,
                 format_args!(
                     " <span class=\"stars {class}\" title=\"{full} of {STARS_MAX}\">{}{}</span>",
@@ -101,10 +104,10 @@ fn append_reviews(body: &mut String, reviews: &Value) {
         body.push_str("</footer></blockquote>");
     }
     let version = reviews["version"].as_str().unwrap_or("unknown");
-    append(body, format_args!("<p class=by>Served by reviews {}</p>", Escaped(version)));
+    append_format(body, format_args!("<p class=by>Served by reviews {}</p>", Escaped(version)));
 }
 
-fn document(title: &str, body: &str) -> String {
+fn render_document(title: &str, body: &str) -> String {
     format!(
         "<!doctype html><html lang=en><head><meta charset=utf-8>\
          <meta name=viewport content=\"width=device-width\"><title>{}</title>\
@@ -113,7 +116,7 @@ fn document(title: &str, body: &str) -> String {
     )
 }
 
-fn append(body: &mut String, arguments: fmt::Arguments<'_>) {
+fn append_format(body: &mut String, arguments: fmt::Arguments<'_>) {
     body.write_fmt(arguments).expect("writing to a String never fails");
 }
 
@@ -166,7 +169,7 @@ mod tests {
             "version": "<v9>",
             "reviews": [{"reviewer": "\"A&B\"", "text": "<b>", "rating": {"stars": 99}}],
         }));
-        let page = product(&BOOKS[0], &details, &reviews);
+        let page = render_product(&BOOKS[0], &details, &reviews);
         assert!(!page.contains("<script>") && !page.contains("<b>") && !page.contains("<v9>"));
         assert!(page.contains("&lt;script&gt;") && page.contains("&quot;A&amp;B&quot;"));
         assert!(page.contains("★★★★★<"), "more stars than there are count as all");
@@ -174,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_shelf_links_every_book() {
-        let page = shelf(&BOOKS);
+        let page = render_shelf(&BOOKS);
         for book in &BOOKS {
             assert!(page.contains(&format!("/productpage?id={}", book.id)));
         }

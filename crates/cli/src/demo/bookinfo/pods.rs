@@ -4,7 +4,7 @@ use super::manifests::services_and_rules;
 
 /// Returns all of bookinfo for `kubectl apply`: a namespace of the mesh, pods of the image, and the same
 /// services and rules as in a local mesh.
-pub(crate) fn manifests(image: &str) -> String {
+pub(crate) fn render_manifests(image: &str) -> String {
     let mut documents = vec![NAMESPACE.to_owned()];
     documents.extend(ACCOUNTS.iter().map(|account| {
         format!(
@@ -30,7 +30,7 @@ struct Pods {
 }
 
 impl Pods {
-    const fn service(
+    const fn service_pod(
         name: &'static str,
         app: &'static str,
         version: &'static str,
@@ -96,13 +96,13 @@ macro_rules! served {
 }
 
 const PODS: [Pods; 8] = [
-    Pods::service("productpage", "productpage", "v1", served!("productpage")),
-    Pods::service("details", "details", "v1", served!("details")),
-    Pods::service("reviews-v1", "reviews", "v1", served!("reviews", "--version", "v1")),
-    Pods::service("reviews-v2", "reviews", "v2", served!("reviews", "--version", "v2")),
-    Pods::service("reviews-v3", "reviews", "v3", served!("reviews", "--version", "v3")),
-    Pods::service("ratings", "ratings", "v1", served!("ratings")),
-    Pods::service("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
+    Pods::service_pod("productpage", "productpage", "v1", served!("productpage")),
+    Pods::service_pod("details", "details", "v1", served!("details")),
+    Pods::service_pod("reviews-v1", "reviews", "v1", served!("reviews", "--version", "v1")),
+    Pods::service_pod("reviews-v2", "reviews", "v2", served!("reviews", "--version", "v2")),
+    Pods::service_pod("reviews-v3", "reviews", "v3", served!("reviews", "--version", "v3")),
+    Pods::service_pod("ratings", "ratings", "v1", served!("ratings")),
+    Pods::service_pod("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
     Pods {
         name: "traffic",
         app: "traffic",
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_as_it_was_looked_at() {
-        expect_test::expect_file!["golden/pods.yaml"].assert_eq(&manifests("leno:test"));
+        expect_test::expect_file!["golden/pods.yaml"].assert_eq(&render_manifests("leno:test"));
     }
 
     #[test]

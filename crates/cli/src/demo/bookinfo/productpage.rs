@@ -3,17 +3,19 @@
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
-use super::answer::{Answer, html, json as json_answer, not_found, unavailable};
+use super::answer::{
+    Answer, html_response, json_response as json_answer, not_found, unavailable_response,
+};
 use super::catalogue::{BOOKS, Book};
 use super::page;
 use super::upstream::{Upstream, UpstreamError};
 
 /// Serves `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
-pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+pub(super) async fn serve_page(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
     match uri.path() {
-        "/" => html(StatusCode::OK, page::shelf(&BOOKS)),
+        "/" => html_response(StatusCode::OK, page::render_shelf(&BOOKS)),
         "/productpage" => {
-            let id = parameter(uri, "id").unwrap_or("0");
+            let id = query_parameter(uri, "id").unwrap_or("0");
             match Book::with_id(id) {
                 Some(book) => answer_page(upstream, book, headers).await,
                 None => not_found(uri.path()),
@@ -23,7 +25,7 @@ pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) 
             let product = |book: &Book| json!({"id": book.id, "title": book.title});
             json_answer(StatusCode::OK, &BOOKS.iter().map(product).collect::<Vec<_>>())
         }
-        path => match Book::at(path, "/api/v1/products/") {
+        path => match Book::from_path(path, "/api/v1/products/") {
             Some(book) => answer_json(upstream, book, headers).await,
             None => not_found(path),
         },
@@ -31,14 +33,14 @@ pub(super) async fn answer(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) 
 }
 
 async fn answer_page(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
-    let (details, reviews) = parts(upstream, book, headers).await;
+    let (details, reviews) = fetch_parts(upstream, book, headers).await;
     let whole = details.is_ok() && reviews.is_ok();
     let status = if whole { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    html(status, page::product(book, &details, &reviews))
+    html_response(status, page::render_product(book, &details, &reviews))
 }
 
 async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
-    match parts(upstream, book, headers).await {
+    match fetch_parts(upstream, book, headers).await {
         (Ok(details), Ok(reviews)) => {
             let product = json!({
                 "id": book.id,
@@ -48,12 +50,12 @@ async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> A
             });
             json_answer(StatusCode::OK, &product)
         }
-        (Err(error), _) | (_, Err(error)) => unavailable(&error),
+        (Err(error), _) | (_, Err(error)) => unavailable_response(&error),
     }
 }
 
 /// Fetches details and reviews concurrently.
-async fn parts(
+async fn fetch_parts(
     upstream: &Upstream,
     book: &Book,
     headers: &HeaderMap,
@@ -61,12 +63,12 @@ async fn parts(
     let details = format!("/details/{}", book.id);
     let reviews = format!("/reviews/{}", book.id);
     tokio::join!(
-        upstream.json("details", &details, headers),
-        upstream.json("reviews", &reviews, headers),
+        upstream.get_json("details", &details, headers),
+        upstream.get_json("reviews", &reviews, headers),
     )
 }
 
-fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+fn query_parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     let pairs = uri.query()?.split('&');
     pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, v)| v)
 }

@@ -3,12 +3,12 @@
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::answer::{Answer, json as json_answer, not_found};
+use super::answer::{Answer, json_response as json_answer, not_found};
 use super::catalogue::Book;
 
 /// Serves `/ratings/ID`.
-pub(super) fn answer(path: &str) -> Answer {
-    let Some(book) = Book::at(path, "/ratings/") else {
+pub(super) fn serve_ratings(path: &str) -> Answer {
+    let Some(book) = Book::from_path(path, "/ratings/") else {
         return not_found(path);
     };
     let ratings: Map<String, Value> = book

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use hyper::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 
-use super::answer::{Answer, json, not_found, unavailable};
+use super::answer::{Answer, json_response, not_found, unavailable_response};
 use super::catalogue::Book;
 use super::upstream::{Upstream, UpstreamError};
 
@@ -24,7 +24,7 @@ pub(crate) enum ReviewsVersion {
 
 impl ReviewsVersion {
     /// Returns the color of its stars, if it shows any.
-    pub(super) const fn stars(self) -> Option<StarColor> {
+    pub(super) const fn star_color(self) -> Option<StarColor> {
         match self {
             Self::V1 => None,
             Self::V2 => Some(StarColor::Black),
@@ -43,8 +43,8 @@ pub(super) enum StarColor {
 
 /// Serves `/reviews/ID` without stars.
 pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
-    match Book::at(path, "/reviews/") {
-        Some(book) => json(StatusCode::OK, &reviews(version, book, |_| None)),
+    match Book::from_path(path, "/reviews/") {
+        Some(book) => json_response(StatusCode::OK, &build_reviews(version, book, |_| None)),
         None => not_found(path),
     }
 }
@@ -57,31 +57,31 @@ pub(super) async fn answer_rated(
     path: &str,
     headers: &HeaderMap,
 ) -> Answer {
-    let Some(book) = Book::at(path, "/reviews/") else {
+    let Some(book) = Book::from_path(path, "/reviews/") else {
         return not_found(path);
     };
-    match stars(upstream, book, headers).await {
+    match fetch_stars(upstream, book, headers).await {
         Ok(stars) => {
             let rating = |reviewer: &str| {
                 let stars = *stars.ratings.get(reviewer)?;
                 Some(Rating { stars, color })
             };
-            json(StatusCode::OK, &reviews(version, book, rating))
+            json_response(StatusCode::OK, &build_reviews(version, book, rating))
         }
-        Err(error) => unavailable(&error),
+        Err(error) => unavailable_response(&error),
     }
 }
 
-async fn stars(
+async fn fetch_stars(
     upstream: &Upstream,
     book: &Book,
     headers: &HeaderMap,
 ) -> Result<Stars, UpstreamError> {
     let path = format!("/ratings/{}", book.id);
-    upstream.json("ratings", &path, headers).await
+    upstream.get_json("ratings", &path, headers).await
 }
 
-fn reviews(
+fn build_reviews(
     version: ReviewsVersion,
     book: &Book,
     rating: impl Fn(&str) -> Option<Rating>,

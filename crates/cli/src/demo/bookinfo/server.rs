@@ -35,23 +35,23 @@ pub(super) enum Application {
 }
 
 impl Application {
-    async fn answer(&self, request: &Request<Incoming>) -> Answer {
+    async fn handle_request(&self, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return answer::method_not_allowed();
         }
         let (uri, headers) = (request.uri(), request.headers());
         if uri.path() == "/health" {
-            return answer::json(StatusCode::OK, &json!({"status": "healthy"}));
+            return answer::json_response(StatusCode::OK, &json!({"status": "healthy"}));
         }
         match self {
-            Self::Productpage(upstream) => productpage::answer(upstream, uri, headers).await,
-            Self::Details => details::answer(uri.path()),
+            Self::Productpage(upstream) => productpage::serve_page(upstream, uri, headers).await,
+            Self::Details => details::serve_details(uri.path()),
             Self::PlainReviews(version) => reviews::answer_plain(*version, uri.path()),
             Self::RatedReviews(version, color, upstream) => {
                 reviews::answer_rated(*version, *color, upstream, uri.path(), headers).await
             }
-            Self::Ratings => ratings::answer(uri.path()),
-            Self::Gateway(upstream) => gateway::answer(upstream, uri, headers).await,
+            Self::Ratings => ratings::serve_ratings(uri.path()),
+            Self::Gateway(upstream) => gateway::forward_ratings(upstream, uri, headers).await,
         }
     }
 }
@@ -72,7 +72,7 @@ pub(super) async fn serve(
         tokio::select! {
             () = &mut stop => break,
             (stream, permit) = accept(&mut listener, &permits) => {
-                connections.spawn_local(converse(
+                connections.spawn_local(serve_connection(
                     stream,
                     Rc::clone(&application),
                     drain.clone(),
@@ -100,7 +100,7 @@ async fn accept(
     (listener.accept().await.0, permit)
 }
 
-async fn converse(
+async fn serve_connection(
     stream: TcpStream,
     application: Rc<Application>,
     mut drain: watch::Receiver<bool>,
@@ -112,7 +112,7 @@ async fn converse(
     }
     let service = service_fn(move |request| {
         let application = Rc::clone(&application);
-        async move { Ok::<_, Infallible>(application.answer(&request).await) }
+        async move { Ok::<_, Infallible>(application.handle_request(&request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -26,8 +26,8 @@ use super::*;
 #[test]
 fn productpage_joins_details_and_reviews_through_the_proxy() {
     run(async {
-        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
-        let answer = shop.ask("productpage", "/api/v1/products/0", &[]).await;
+        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
+        let answer = shop.send_request("productpage", "/api/v1/products/0", &[]).await;
         assert_eq!(answer.status, StatusCode::OK);
         let product = answer.json();
         assert_eq!(product["details"]["author"], "William Shakespeare");
@@ -35,7 +35,7 @@ fn productpage_joins_details_and_reviews_through_the_proxy() {
         let rating = &product["reviews"]["reviews"][0]["rating"];
         assert_eq!(rating, &json!({"stars": 5, "color": "red"}));
 
-        let page = shop.ask("productpage", "/productpage?id=0", &[]).await;
+        let page = shop.send_request("productpage", "/productpage?id=0", &[]).await;
         assert_eq!(page.status, StatusCode::OK);
         let html = String::from_utf8(page.body.to_vec()).unwrap();
         assert!(html.contains("The Comedy of Errors") && html.contains("★★★★★"));
@@ -46,7 +46,7 @@ fn productpage_joins_details_and_reviews_through_the_proxy() {
 #[test]
 fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
     run(async {
-        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
+        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
         let sent = [
             ("x-request-id", "r-1"),
             ("traceparent", "00-a-b-01"),
@@ -54,7 +54,7 @@ fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
             ("end-user", "jason"),
             ("authorization", "secret"),
         ];
-        shop.ask("productpage", "/api/v1/products/0", &sent).await;
+        shop.send_request("productpage", "/api/v1/products/0", &sent).await;
         let seen = shop.seen.borrow();
         assert_eq!(seen.len(), 3);
         for (uri, headers) in &*seen {
@@ -72,9 +72,12 @@ fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
 #[test]
 fn connections_to_the_proxy_are_kept() {
     run(async {
-        let shop = Shop::open(&["ratings"]).await;
+        let shop = Shop::start_all(&["ratings"]).await;
         for _ in 0..20 {
-            assert_eq!(shop.ask("gateway", "/ratings/1", &[]).await.status, StatusCode::OK);
+            assert_eq!(
+                shop.send_request("gateway", "/ratings/1", &[]).await.status,
+                StatusCode::OK
+            );
         }
         assert_eq!(*shop.connections.borrow(), 1);
     });
@@ -84,22 +87,22 @@ fn connections_to_the_proxy_are_kept() {
 fn a_refused_upstream_is_503_with_the_reason() {
     run(async {
         // Ratings is not reachable: the proxy answers 403 like a mesh.
-        let shop = Shop::open(&["details", "reviews"]).await;
+        let shop = Shop::start_all(&["details", "reviews"]).await;
         for (service, path, culprit) in
             [("reviews", "/reviews/1", "ratings"), ("productpage", "/api/v1/products/1", "reviews")]
         {
-            let answer = shop.ask(service, path, &[]).await;
+            let answer = shop.send_request(service, path, &[]).await;
             assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{service}");
             assert_eq!(answer.json()["service"], culprit);
         }
-        let refusal = shop.ask("reviews", "/reviews/1", &[]).await.json();
+        let refusal = shop.send_request("reviews", "/reviews/1", &[]).await.json();
         assert_eq!(refusal["status"], 403);
         assert_eq!(refusal["reason"], "denied;side=ours");
-        let page = shop.ask("productpage", "/productpage?id=1", &[]).await;
+        let page = shop.send_request("productpage", "/productpage?id=1", &[]).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(String::from_utf8_lossy(&page.body).contains("reviews responded with status 503"));
         // A gateway returns the response unchanged.
-        let answer = shop.ask("gateway", "/ratings/1", &[]).await;
+        let answer = shop.send_request("gateway", "/ratings/1", &[]).await;
         assert_eq!(answer.status, StatusCode::FORBIDDEN);
     });
 }
@@ -122,7 +125,7 @@ fn a_proxy_that_is_not_there_is_503_with_the_reason() {
 #[test]
 fn each_service_answers_its_own_paths() {
     run(async {
-        let shop = Shop::open(&["details", "reviews", "ratings"]).await;
+        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
         for (service, path, status) in [
             ("productpage", "/", 200),
             ("productpage", "/health", 200),
@@ -142,10 +145,10 @@ fn each_service_answers_its_own_paths() {
             ("gateway", "/ratings/77", 404),
             ("gateway", "/details/1", 404),
         ] {
-            let answer = shop.ask(service, path, &[]).await;
+            let answer = shop.send_request(service, path, &[]).await;
             assert_eq!(answer.status.as_u16(), status, "{service} {path}");
         }
-        let ratings = shop.ask("ratings", "/ratings/0", &[]).await.json();
+        let ratings = shop.send_request("ratings", "/ratings/0", &[]).await.json();
         assert_eq!(ratings, json!({"id": 0, "ratings": {"Adriana": 5, "Egeon": 4}}));
         let address = shop.services["details"].address;
         let head = get(address, Method::HEAD, "/details/0", &[]).await;
@@ -158,14 +161,14 @@ fn each_service_answers_its_own_paths() {
 #[test]
 fn versions_of_reviews_differ_in_their_stars() {
     run(async {
-        let shop = Shop::open(&["ratings"]).await;
+        let shop = Shop::start_all(&["ratings"]).await;
         for (version, color) in [
             (ReviewsVersion::V1, Value::Null),
             (ReviewsVersion::V2, json!("black")),
             (ReviewsVersion::V3, json!("red")),
         ] {
-            let options = ServiceOptions { version, ..options(Some(&shop.proxy)) };
-            let service = Service::with(ServiceKind::Reviews, &options).await;
+            let options = ServiceOptions { version, ..service_options(Some(&shop.proxy)) };
+            let service = Service::start_with_options(ServiceKind::Reviews, &options).await;
             let reviews = get(service.address, Method::GET, "/reviews/1", &[]).await.json();
             assert_eq!(reviews["version"], serde_json::to_value(version).unwrap());
             assert_eq!(reviews["reviews"][1]["rating"]["color"], color);
@@ -212,7 +215,7 @@ struct Shop {
 
 impl Shop {
     /// Starts all services; the proxy forwards to the reachable ones.
-    async fn open(reachable: &[&'static str]) -> Self {
+    async fn start_all(reachable: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://{}/", listener.local_addr().unwrap());
         let mut services = BTreeMap::new();
@@ -225,16 +228,16 @@ impl Shop {
             .collect();
         let seen = Rc::default();
         let connections = Rc::default();
-        spawn_local(forward(listener, addresses, Rc::clone(&seen), Rc::clone(&connections)));
+        spawn_local(run_proxy(listener, addresses, Rc::clone(&seen), Rc::clone(&connections)));
         Self { proxy, services, seen, connections }
     }
 
-    async fn ask(&self, service: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+    async fn send_request(&self, service: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
         get(self.services[service].address, Method::GET, path, headers).await
     }
 }
 
-async fn forward(
+async fn run_proxy(
     listener: TcpListener,
     addresses: BTreeMap<String, SocketAddr>,
     seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
@@ -249,13 +252,16 @@ async fn forward(
             seen.borrow_mut().push((request.uri().to_string(), request.headers().clone()));
             let authority = request.uri().authority().expect("absolute form").to_string();
             let address = addresses.get(&authority).copied();
-            async move { Ok::<_, Infallible>(pass(address, request).await) }
+            async move { Ok::<_, Infallible>(forward_request(address, request).await) }
         });
         spawn_local(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
     }
 }
 
-async fn pass(address: Option<SocketAddr>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn forward_request(
+    address: Option<SocketAddr>,
+    request: Request<Incoming>,
+) -> Response<Full<Bytes>> {
     let Some(address) = address else {
         let mut refusal = Response::new(Full::default());
         *refusal.status_mut() = StatusCode::FORBIDDEN;
@@ -285,12 +291,12 @@ struct Service {
 impl Service {
     async fn start(name: &str, proxy: Option<&str>) -> Self {
         let kind = ServiceKind::from_str(name, false).unwrap();
-        let options = ServiceOptions { version: ReviewsVersion::V3, ..options(proxy) };
-        Self::with(kind, &options).await
+        let options = ServiceOptions { version: ReviewsVersion::V3, ..service_options(proxy) };
+        Self::start_with_options(kind, &options).await
     }
 
-    async fn with(kind: ServiceKind, options: &ServiceOptions) -> Self {
-        let application = application(kind, options);
+    async fn start_with_options(kind: ServiceKind, options: &ServiceOptions) -> Self {
+        let application = build_application(kind, options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -301,7 +307,7 @@ impl Service {
     }
 }
 
-fn options(proxy: Option<&str>) -> ServiceOptions {
+fn service_options(proxy: Option<&str>) -> ServiceOptions {
     ServiceOptions {
         port: 0,
         address: Ipv4Addr::LOCALHOST.into(),

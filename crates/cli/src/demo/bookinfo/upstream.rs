@@ -44,13 +44,13 @@ impl Upstream {
     }
 
     /// GETs JSON from a service of the shop; any status but 200 is an error.
-    pub(super) async fn json<T: DeserializeOwned>(
+    pub(super) async fn get_json<T: DeserializeOwned>(
         &self,
         service: &'static str,
         target: &str,
         headers: &HeaderMap,
     ) -> Result<T, UpstreamError> {
-        let reply = self.call(service, target, headers).await?;
+        let reply = self.get_reply(service, target, headers).await?;
         let cause = if reply.status != StatusCode::OK {
             let reason = reply.headers.get(REASON_FIELD);
             Cause::Status {
@@ -67,37 +67,37 @@ impl Upstream {
     }
 
     /// GETs from a service of the shop, with the trace headers of the current request.
-    pub(super) async fn call(
+    pub(super) async fn get_reply(
         &self,
         service: &'static str,
         target: &str,
         headers: &HeaderMap,
     ) -> Result<Reply, UpstreamError> {
-        let outcome = timeout(CALL_TIMEOUT, self.exchange(service, target, headers)).await;
+        let outcome = timeout(CALL_TIMEOUT, self.send_request(service, target, headers)).await;
         outcome.unwrap_or(Err(Cause::Timeout)).map_err(|cause| UpstreamError { service, cause })
     }
 
-    async fn exchange(
+    async fn send_request(
         &self,
         service: &'static str,
         target: &str,
         headers: &HeaderMap,
     ) -> Result<Reply, Cause> {
-        let hop = self.way.hop(service);
-        let request = || self.way.request(service, target, headers);
+        let hop = self.way.connection_key(service);
+        let request = || self.way.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
         if let Some(mut sender) = self.take_idle(hop).await
             && let Ok(response) = sender.send_request(request()?).await
         {
-            return self.collect(hop, sender, response).await;
+            return self.read_reply(hop, sender, response).await;
         }
         let mut sender = self.connect(service).await?;
         let response = sender.send_request(request()?).await.map_err(Cause::Broken)?;
-        self.collect(hop, sender, response).await
+        self.read_reply(hop, sender, response).await
     }
 
-    async fn collect(
+    async fn read_reply(
         &self,
         hop: &'static str,
         sender: SendRequest<Empty<Bytes>>,
@@ -147,7 +147,7 @@ enum Way {
 
 impl Way {
     /// Returns the key of idle connections for this service.
-    fn hop(&self, service: &'static str) -> &'static str {
+    fn connection_key(&self, service: &'static str) -> &'static str {
         match self {
             Self::Proxy(_) => "",
             Self::Straight => service,
@@ -162,7 +162,7 @@ impl Way {
         }
     }
 
-    fn request(
+    fn build_request(
         &self,
         service: &str,
         target: &str,
@@ -222,7 +222,7 @@ pub(super) struct UpstreamError {
 
 impl UpstreamError {
     /// Returns the status of the response, if there was one.
-    pub(super) fn status(&self) -> Option<StatusCode> {
+    pub(super) fn response_status(&self) -> Option<StatusCode> {
         match self.cause {
             Cause::Status { status, .. } => Some(status),
             _ => None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_load::{Counters, Plan, Target, drive};
+use leno_load::{Counters, Plan, Target, drive_load};
 use leno_telemetry::Usage;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -13,8 +13,8 @@ use super::*;
 
 #[tokio::test]
 async fn a_good_run_keeps_every_promise() {
-    let report = findings().await.report();
-    assert!(report.held(), "{}", report.to_text());
+    let report = sample_findings().await.evaluate();
+    assert!(report.is_passed(), "{}", report.to_text());
     assert_eq!((report.mtls, report.denied_status), (true, Some(403)));
     let v3 = report.split.get("reviews-v3").unwrap();
     assert_eq!((v3.requests, v3.share, v3.expected), (100, 0.1, 0.1));
@@ -41,9 +41,9 @@ async fn each_broken_promise_is_reported() {
         ("a client without permission is denied", |f| f.denied = Ok(200)),
     ];
     for (name, break_it) in cases {
-        let mut findings = findings().await;
+        let mut findings = sample_findings().await;
         break_it(&mut findings);
-        let report = findings.report();
+        let report = findings.evaluate();
         let broken: Vec<&str> = report
             .checks
             .iter()
@@ -51,43 +51,43 @@ async fn each_broken_promise_is_reported() {
             .map(|check| check.name.as_str())
             .collect();
         assert!(broken.contains(&name), "{name}: {broken:?}");
-        assert!(!report.held());
+        assert!(!report.is_passed());
     }
 }
 
 #[tokio::test]
 async fn an_answer_of_500_is_no_success() {
-    let mut findings = findings().await;
-    findings.load = load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
-    let report = findings.report();
-    assert!(!report.held());
+    let mut findings = sample_findings().await;
+    findings.load = run_load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    let report = findings.evaluate();
+    assert!(!report.is_passed());
     assert!(report.to_text().contains("with status 500"), "{}", report.to_text());
 }
 
 /// Makes a good run fail.
 type Break = fn(&mut Findings);
 
-async fn findings() -> Findings {
+async fn sample_findings() -> Findings {
     let after = vec![
-        observation("ratings-1", 1_000),
-        observation("reviews-v1-1", 900),
-        observation("reviews-v3-1", 100),
+        sample_observation("ratings-1", 1_000),
+        sample_observation("reviews-v1-1", 900),
+        sample_observation("reviews-v3-1", 100),
     ];
     let before = after.iter().cloned().map(|mut observation| {
         observation.series.clear();
-        observation.usage = Some(usage(10));
+        observation.usage = Some(cpu_usage(10));
         observation
     });
     Findings {
         before: before.collect(),
         after,
-        load: load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
+        load: run_load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
         denied: Ok(403),
         plaintext_accepted: Vec::new(),
     }
 }
 
-fn observation(workload: &str, requests: u64) -> Observation {
+fn sample_observation(workload: &str, requests: u64) -> Observation {
     Observation {
         workload: workload.to_owned(),
         serves: true,
@@ -104,12 +104,12 @@ fn observation(workload: &str, requests: u64) -> Observation {
             direction: "inbound".to_owned(),
             identity: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
         }],
-        usage: Some(usage(30)),
+        usage: Some(cpu_usage(30)),
         inbound: Vec::new(),
     }
 }
 
-fn usage(cpu_ms: u64) -> Usage {
+fn cpu_usage(cpu_ms: u64) -> Usage {
     Usage {
         cpu: Duration::from_millis(cpu_ms),
         rss_kib: 4_000,
@@ -120,7 +120,7 @@ fn usage(cpu_ms: u64) -> Usage {
 }
 
 /// Runs the load generator for a few requests that all get this answer.
-async fn load(answer: &'static str) -> Report {
+async fn run_load(answer: &'static str) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let page = Target::get("page", listener.local_addr().unwrap(), "page", "/");
     let plan = Plan { duration: Duration::from_millis(20), ..Plan::new(vec![page]) };
@@ -134,7 +134,7 @@ async fn load(answer: &'static str) -> Report {
         }
     };
     tokio::select! {
-        report = drive(plan, watch::channel(Counters::default()).0) => report.unwrap(),
+        report = drive_load(plan, watch::channel(Counters::default()).0) => report.unwrap(),
         () = serve => unreachable!("it serves for ever"),
     }
 }

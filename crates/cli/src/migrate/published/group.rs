@@ -1,6 +1,6 @@
 //! The requests of a scene: `servicecomb.matchGroup`.
 
-use leno_registry::outline;
+use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
 /// Matched requests, and the services that match them.
@@ -19,7 +19,7 @@ type Values = [(String, String)];
 
 /// Parses a group, or returns the unsupported field and the reason.
 pub(super) fn read(content: &str) -> Result<Group, String> {
-    let values = outline(content).ok_or("not YAML, or empty")?;
+    let values = outline_document(content).ok_or("not YAML, or empty")?;
     let mut group = Group::default();
     for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
         for service in value.split(',').map(str::trim).filter(|it| !it.is_empty()) {
@@ -40,12 +40,12 @@ pub(super) fn read(content: &str) -> Result<Group, String> {
         if below.is_empty() {
             break;
         }
-        let callee = value(&below, "serviceName").map(str::to_owned);
+        let callee = find_value(&below, "serviceName").map(str::to_owned);
         if index > 0 && callee != group.callee {
             return Err(format!("{place}serviceName: differs from that of the previous match"));
         }
         group.callee = callee;
-        let requests = requests(&below).map_err(|why| format!("{place}{why}"))?;
+        let requests = request_matches(&below).map_err(|why| format!("{place}{why}"))?;
         group.matches.extend(requests);
     }
     // A match for all requests makes the others redundant.
@@ -56,7 +56,7 @@ pub(super) fn read(content: &str) -> Result<Group, String> {
 }
 
 /// Returns one match per method.
-fn requests(below: &Values) -> Result<Vec<Value>, String> {
+fn request_matches(below: &Values) -> Result<Vec<Value>, String> {
     let mut terms = Map::new();
     let mut headers = Vec::new();
     let mut methods = Vec::new();
@@ -66,7 +66,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
         }
         if let Some(operator) = path.strip_prefix("apiPath.") {
             let (kind, value) =
-                compared(operator, value).map_err(|why| format!("{path}: {why}"))?;
+                convert_operator(operator, value).map_err(|why| format!("{path}: {why}"))?;
             let twice = terms.insert("path".to_owned(), json!({"type": kind, "value": value}));
             if twice.is_some() {
                 return Err("apiPath: several operators: use one expression".to_owned());
@@ -75,7 +75,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
             let (name, operator) =
                 rest.rsplit_once('.').ok_or_else(|| format!("{path}: no operator"))?;
             let (kind, value) =
-                compared(operator, value).map_err(|why| format!("{path}: {why}"))?;
+                convert_operator(operator, value).map_err(|why| format!("{path}: {why}"))?;
             headers.push(json!({"name": name, "type": kind, "value": value}));
         } else if path.starts_with("method") {
             methods.push(value.as_str());
@@ -98,7 +98,7 @@ fn requests(below: &Values) -> Result<Vec<Value>, String> {
 }
 
 /// Returns the native operator and value: substring operators compare characters, not path elements.
-fn compared(operator: &str, value: &str) -> Result<(&'static str, String), String> {
+fn convert_operator(operator: &str, value: &str) -> Result<(&'static str, String), String> {
     let plain = regex::escape(value);
     let pattern = match operator {
         "exact" => return Ok(("Exact", value.to_owned())),
@@ -111,6 +111,6 @@ fn compared(operator: &str, value: &str) -> Result<(&'static str, String), Strin
 }
 
 /// Returns the value at a path.
-pub(super) fn value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
+pub(super) fn find_value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
     values.iter().find(|(known, _)| known == path).map(|(_, value)| value.as_str())
 }

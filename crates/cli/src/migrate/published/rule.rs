@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-use leno_registry::outline;
+use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
-use super::group::{Group, value};
-use crate::migrate::terms::time;
+use super::group::{Group, find_value};
+use crate::migrate::terms::format_time;
 
 /// The equivalent object, and its remaining difference.
 type Written = (Value, &'static str);
 
 /// Converts a family's rule for the requests of a group, or returns the unsupported field, the reason and a
 /// hint.
-pub(super) fn native(
+pub(super) fn convert_rule(
     family: &str,
     name: (&str, &str),
     group: &Group,
     content: &str,
 ) -> Result<Written, String> {
     // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
-    let values = || match outline(content) {
+    let values = || match outline_document(content) {
         None if content.trim() == "{}" => Ok(Vec::new()),
         found => found.ok_or("not YAML, or empty"),
     };
     let rule = |values| Rule { name, group, values };
     match family {
         "rateLimiting" => rule(&values()?).rate_limit(),
-        "faultInjection" => rule(&values()?).fault(),
-        "circuitBreaker" => rule(&values()?).circuit(),
+        "faultInjection" => rule(&values()?).convert_fault(),
+        "circuitBreaker" => rule(&values()?).convert_circuit(),
         _ => Err(by_hand(family)),
     }
 }
@@ -80,46 +80,47 @@ struct Rule<'a> {
 
 impl Rule<'_> {
     fn rate_limit(&self) -> Result<Written, String> {
-        self.knows(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
+        self.reject_unknown_fields(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
         if self.group.callee.is_some() {
             return Err(
                 "matches[].serviceName: a RateLimit applies at the called service: list it in `services`"
                     .to_owned(),
             );
         }
-        if !self.time("timeoutDuration", 0)?.is_zero() {
+        if !self.time_field("timeoutDuration", 0)?.is_zero() {
             return Err("timeoutDuration: requests are not queued: remove it".to_owned());
         }
-        let (rate, period) = (self.number("rate", 1000)?, self.time("limitRefreshPeriod", 1000)?);
+        let (rate, period) =
+            (self.number_field("rate", 1000)?, self.time_field("limitRefreshPeriod", 1000)?);
         // Native periods are at least one second.
         let periods = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
         let periods = u32::try_from(periods).unwrap_or(1);
-        let mut rule = self.matching();
+        let mut rule = self.rule_base();
         rule.insert("requests".to_owned(), json!(rate.saturating_mul(periods.into())));
-        rule.insert("in".to_owned(), json!(written(period.saturating_mul(periods))?));
+        rule.insert("in".to_owned(), json!(format_exact_time(period.saturating_mul(periods))?));
         rule.insert("burst".to_owned(), json!(rate));
-        let targets = self.services()?;
+        let targets = self.target_services()?;
         Ok((
-            self.object("RateLimit", json!({"targetRefs": targets, "rules": [rule]})),
+            self.native_object("RateLimit", json!({"targetRefs": targets, "rules": [rule]})),
             "tokens are refilled continuously, not all at once at the end of a period",
         ))
     }
 
-    fn fault(&self) -> Result<Written, String> {
+    fn convert_fault(&self) -> Result<Written, String> {
         let known = ["type", "percentage", "delayTime", "errorCode", "fallbackType", "forceClosed"];
-        self.knows(&known)?;
+        self.reject_unknown_fields(&known)?;
         self.refuse_switched("forceClosed")?;
-        let percent = self.text("percentage").and_then(|it| it.parse::<u32>().ok());
+        let percent = self.text_field("percentage").and_then(|it| it.parse::<u32>().ok());
         let percent = percent.filter(|it| (1..=100).contains(it));
         let percent =
             percent.ok_or("percentage: not between 1 and 100, so that no fault is injected")?;
-        let mut rule = self.matching();
-        match self.text("type") {
+        let mut rule = self.rule_base();
+        match self.text_field("type") {
             Some("delay") => {
-                let delay = written(self.time("delayTime", 0)?)?;
+                let delay = format_exact_time(self.time_field("delayTime", 0)?)?;
                 rule.insert("delay".to_owned(), json!({"time": delay, "percent": percent}));
             }
-            Some("abort") if self.text("fallbackType") == Some("ReturnNull") => {
+            Some("abort") if self.text_field("fallbackType") == Some("ReturnNull") => {
                 return Err(
                     "fallbackType: an empty response with status 200 is not supported: use \
                     ThrowException"
@@ -127,14 +128,14 @@ impl Rule<'_> {
                 );
             }
             Some("abort") => {
-                let status = self.number("errorCode", 500)?;
+                let status = self.number_field("errorCode", 500)?;
                 rule.insert("abort".to_owned(), json!({"status": status, "percent": percent}));
             }
             _ => return Err("type: must be `delay` or `abort`".to_owned()),
         }
         let targets = match (&self.group.callee, self.group.services.is_empty()) {
-            (None, _) => self.services()?,
-            (Some(callee), true) => target(callee),
+            (None, _) => self.target_services()?,
+            (Some(callee), true) => target_refs(callee),
             (Some(_), false) => {
                 return Err("services: clients are identified by service account: list them in `from` of a \
                     FaultInjection manually"
@@ -142,13 +143,13 @@ impl Rule<'_> {
             }
         };
         Ok((
-            self.object("FaultInjection", json!({"targetRefs": targets, "rules": [rule]})),
+            self.native_object("FaultInjection", json!({"targetRefs": targets, "rules": [rule]})),
             "the sidecars of clients select requests at random, not at regular intervals",
         ))
     }
 
-    fn circuit(&self) -> Result<Written, String> {
-        self.knows(&[
+    fn convert_circuit(&self) -> Result<Written, String> {
+        self.reject_unknown_fields(&[
             "failureRateThreshold",
             "slowCallRateThreshold",
             "slowCallDurationThreshold",
@@ -172,10 +173,10 @@ impl Rule<'_> {
         if !self.group.matches.is_empty() {
             return Err("matches: a CircuitBreaker applies to all requests to a service".to_owned());
         }
-        if self.text("slidingWindowType").is_some_and(|it| it != "time") {
+        if self.text_field("slidingWindowType").is_some_and(|it| it != "time") {
             return Err("slidingWindowType: only `time` is supported".to_owned());
         }
-        let window = self.time("slidingWindowSize", 100)?;
+        let window = self.time_field("slidingWindowSize", 100)?;
         if window < Duration::from_secs(1) {
             return Err(
                 "slidingWindowSize: Sermant truncates it to whole seconds, and 0 disables the window".to_owned()
@@ -183,24 +184,25 @@ impl Rule<'_> {
         }
         let trip = json!({
             "failures": ["connect", "timeout", "reset", "5xx"],
-            "window": written(window)?,
-            "minimumRequests": self.number("minimumNumberOfCalls", 100)?,
-            "percent": self.number("failureRateThreshold", 50)?,
+            "window": format_exact_time(window)?,
+            "minimumRequests": self.number_field("minimumNumberOfCalls", 100)?,
+            "percent": self.number_field("failureRateThreshold", 50)?,
             "slow": {
-                "from": written(self.time("slowCallDurationThreshold", 60_000)?)?,
-                "percent": self.number("slowCallRateThreshold", 100)?,
+                "from": format_exact_time(self.time_field("slowCallDurationThreshold", 60_000)?)?,
+                "percent": self.number_field("slowCallRateThreshold", 100)?,
             },
-            "openFor": written(self.time("waitDurationInOpenState", 60_000)?)?,
-            "probes": self.number("permittedNumberOfCallsInHalfOpenState", 10)?,
+            "openFor": format_exact_time(self.time_field("waitDurationInOpenState", 60_000)?)?,
+            "probes": self.number_field("permittedNumberOfCallsInHalfOpenState", 10)?,
         });
-        let spec = json!({"targetRefs": target(callee), "trip": trip, "answer": {"status": 429}});
+        let spec =
+            json!({"targetRefs": target_refs(callee), "trip": trip, "answer": {"status": 429}});
         Ok((
-            self.object("CircuitBreaker", spec),
+            self.native_object("CircuitBreaker", spec),
             "failures are those that a sidecar detects: no connection, no response, or status 5xx",
         ))
     }
 
-    fn object(&self, kind: &str, spec: Value) -> Value {
+    fn native_object(&self, kind: &str, spec: Value) -> Value {
         json!({
             "apiVersion": "leno.dev/v1alpha1",
             "kind": kind,
@@ -210,7 +212,7 @@ impl Rule<'_> {
     }
 
     /// Returns a rule with its name, for the requests of the group.
-    fn matching(&self) -> Map<String, Value> {
+    fn rule_base(&self) -> Map<String, Value> {
         let mut rule = Map::new();
         rule.insert("name".to_owned(), json!(self.name.0));
         if !self.group.matches.is_empty() {
@@ -219,17 +221,17 @@ impl Rule<'_> {
         rule
     }
 
-    fn services(&self) -> Result<Value, String> {
+    fn target_services(&self) -> Result<Value, String> {
         match &self.group.services[..] {
             [] => {
                 Err("services: missing, which selects every service: list the services".to_owned())
             }
-            services => Ok(services.iter().map(|it| reference(it)).collect()),
+            services => Ok(services.iter().map(|it| service_ref(it)).collect()),
         }
     }
 
     /// Rejects unknown fields: a rule is not converted in part.
-    fn knows(&self, fields: &[&str]) -> Result<(), String> {
+    fn reject_unknown_fields(&self, fields: &[&str]) -> Result<(), String> {
         let mut others = self.values.iter().map(|(path, _)| path.as_str());
         match others.find(|path| !fields.contains(path)) {
             Some(other) => Err(format!("{other}: unknown field")),
@@ -238,26 +240,28 @@ impl Rule<'_> {
     }
 
     fn refuse_switched(&self, field: &str) -> Result<(), String> {
-        match self.text(field) {
+        match self.text_field(field) {
             Some("true") => Err(format!("{field}: a manual switch has no equivalent")),
             _ => Ok(()),
         }
     }
 
-    fn text(&self, field: &str) -> Option<&str> {
-        value(self.values, field)
+    fn text_field(&self, field: &str) -> Option<&str> {
+        find_value(self.values, field)
     }
 
-    fn number(&self, field: &str, default: u64) -> Result<u64, String> {
-        match self.text(field) {
+    fn number_field(&self, field: &str, default: u64) -> Result<u64, String> {
+        match self.text_field(field) {
             None => Ok(default),
             Some(text) => text.parse().map_err(|_| format!("{field}: {text:?} is not an integer")),
         }
     }
 
     /// Parses milliseconds, or a number with a unit, as in `10S`.
-    fn time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
-        let Some(text) = self.text(field) else { return Ok(Duration::from_millis(default_ms)) };
+    fn time_field(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
+        let Some(text) = self.text_field(field) else {
+            return Ok(Duration::from_millis(default_ms));
+        };
         let upper = text.to_ascii_uppercase();
         let digits = upper.trim_end_matches(|character: char| character.is_ascii_alphabetic());
         let unit = upper.get(digits.len()..).unwrap_or_default();
@@ -274,16 +278,16 @@ impl Rule<'_> {
     }
 }
 
-fn target(service: &str) -> Value {
-    json!([reference(service)])
+fn target_refs(service: &str) -> Value {
+    json!([service_ref(service)])
 }
 
-fn reference(service: &str) -> Value {
+fn service_ref(service: &str) -> Value {
     json!({"kind": "Service", "name": service})
 }
 
-fn written(duration: Duration) -> Result<String, String> {
-    time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
+fn format_exact_time(duration: Duration) -> Result<String, String> {
+    format_time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }
 
 #[cfg(test)]
@@ -295,13 +299,13 @@ mod tests {
         let group = Group { services: vec!["web".to_owned()], ..Group::default() };
         for content in ["{rate: 5", "rate: [", "", "  \n", "# nothing\n"] {
             for family in ["rateLimiting", "faultInjection", "circuitBreaker"] {
-                let written = native(family, ("a", "shop"), &group, content);
+                let written = convert_rule(family, ("a", "shop"), &group, content);
                 assert_eq!(written, Err("not YAML, or empty".to_owned()), "{content:?}");
             }
         }
-        let (limit, _) = native("rateLimiting", ("a", "shop"), &group, "rate: 5").unwrap();
+        let (limit, _) = convert_rule("rateLimiting", ("a", "shop"), &group, "rate: 5").unwrap();
         assert_eq!(limit["spec"]["rules"][0]["burst"], 5);
-        let (limit, _) = native("rateLimiting", ("a", "shop"), &group, "{}\n").unwrap();
+        let (limit, _) = convert_rule("rateLimiting", ("a", "shop"), &group, "{}\n").unwrap();
         assert_eq!(limit["spec"]["rules"][0]["burst"], 1000);
     }
 }

@@ -26,28 +26,31 @@ impl Differences {
 }
 
 /// Converts rules to native form, or returns the reason why there is none.
-pub(super) fn rules(found: &TagRules, differences: &mut Differences) -> Result<TagRules, String> {
+pub(super) fn convert_rules(
+    found: &TagRules,
+    differences: &mut Differences,
+) -> Result<TagRules, String> {
     let mut rules = Vec::new();
     for rule in &found.rules {
-        for matches in requests(&rule.matches, differences)? {
+        for matches in convert_match(&rule.matches, differences)? {
             rules.push(TagRule {
                 matches,
-                split: split(&rule.split)?,
-                fallback: split(&rule.fallback)?,
+                split: convert_split(&rule.split)?,
+                fallback: convert_split(&rule.fallback)?,
                 ..rule.clone()
             });
         }
     }
     let by_caller = match found.by_caller.as_slice() {
         [] => Vec::new(),
-        [rule] => vec![preferred(rule, differences)?],
+        [rule] => vec![convert_preference(rule, differences)?],
         _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
     Ok(TagRules { rules, otherwise: found.otherwise.clone(), by_caller })
 }
 
 /// Converts lanes to native form.
-pub(super) fn lanes(
+pub(super) fn convert_lanes(
     found: &[LaneRule],
     differences: &mut Differences,
 ) -> Result<Vec<LaneRule>, String> {
@@ -56,7 +59,7 @@ pub(super) fn lanes(
         if rule.marks.iter().map(|mark| u64::from(mark.percent)).sum::<u64>() > 100 {
             return Err("the weights of a lane add up to more than 100".to_owned());
         }
-        for mut matches in requests(&rule.matches, differences)? {
+        for mut matches in convert_match(&rule.matches, differences)? {
             let methods: Vec<String> =
                 matches.methods.iter().map(|method| method.to_ascii_uppercase()).collect();
             differences.methods |= methods != matches.methods;
@@ -69,7 +72,7 @@ pub(super) fn lanes(
 }
 
 /// Converts a match: to several if one of several conditions is sufficient.
-fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
+fn convert_match(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
     if found.stem.is_some() {
         return Err("its `path` is compared with the part before the last dot".to_owned());
     }
@@ -79,7 +82,7 @@ fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMa
     }
     differences.headers |= found.repeated == Repeated::First && !found.headers.is_empty();
     let plain = TagMatch { quorum: Quorum::All, repeated: Repeated::Joined, ..found.clone() };
-    let insensitive = |tests: &[FieldTest]| tests.iter().map(insensitive).collect();
+    let insensitive = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
     let headers: Result<_, String> = insensitive(&found.headers);
     let query: Result<_, String> = insensitive(&found.query);
     let plain = TagMatch { headers: headers?, query: query?, ..plain };
@@ -97,7 +100,7 @@ fn requests(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMa
 /// Converts a case-insensitive expression. Sermant lowercases both expression and value, including the escapes
 /// of the expression. The equivalent is the lowercased expression with a case-insensitive flag, except if it
 /// names characters by number or class.
-fn insensitive(test: &FieldTest) -> Result<FieldTest, String> {
+fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     let ValueTest::Text { relation: TextRelation::Regex, texts, ignore_case: true } = &test.test
     else {
         return Ok(test.clone());
@@ -122,16 +125,17 @@ fn names_twice(tests: &[FieldTest]) -> bool {
 }
 
 /// Converts a split to relative weights of sets with one tag each.
-fn split(found: &TagSplit) -> Result<TagSplit, String> {
+fn convert_split(found: &TagSplit) -> Result<TagSplit, String> {
     let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
     if found.weights == Weights::Percent && !found.targets.is_empty() && sum != 100 {
         return Err(format!("the weights of a split add up to {sum} instead of 100"));
     }
-    let targets: Result<Vec<TagTarget>, String> = found.targets.iter().map(target).collect();
+    let targets: Result<Vec<TagTarget>, String> =
+        found.targets.iter().map(convert_target).collect();
     Ok(TagSplit { targets: targets?, weights: Weights::Relative })
 }
 
-fn target(found: &TagTarget) -> Result<TagTarget, String> {
+fn convert_target(found: &TagTarget) -> Result<TagTarget, String> {
     let set = match &found.set {
         TagSet::Any(tags) if tags.len() > 1 => {
             return Err("it selects instances with one of several tags".to_owned());
@@ -143,7 +147,10 @@ fn target(found: &TagTarget) -> Result<TagTarget, String> {
 }
 
 /// Converts a preference for instances with the caller's own tag.
-fn preferred(found: &CallerRule, differences: &mut Differences) -> Result<CallerRule, String> {
+fn convert_preference(
+    found: &CallerRule,
+    differences: &mut Differences,
+) -> Result<CallerRule, String> {
     let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
         return Err("a rule of the kind `tag` has several targets".to_owned());
     };

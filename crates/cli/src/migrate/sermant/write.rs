@@ -7,28 +7,28 @@ use leno_model::{
 use serde_json::{Map, Value, json};
 
 /// Writes a rule of a `TagRoute`.
-pub(super) fn rule(rule: &TagRule) -> Result<Value, String> {
+pub(super) fn write_rule(rule: &TagRule) -> Result<Value, String> {
     let mut written = json!({
         "precedence": rule.precedence,
-        "split": split(&rule.split)?,
-        "otherwise": otherwise(&rule.otherwise),
+        "split": write_split(&rule.split)?,
+        "otherwise": write_fallbacks(&rule.otherwise),
     });
-    if let Some(from) = callers(&rule.from) {
+    if let Some(from) = write_callers(&rule.from) {
         written["from"] = from;
     }
-    if let Some(matches) = request(&rule.matches)? {
+    if let Some(matches) = write_match(&rule.matches)? {
         written["match"] = matches;
     }
     if !rule.fallback.targets.is_empty() {
-        written["fallback"] = split(&rule.fallback)?;
+        written["fallback"] = write_split(&rule.fallback)?;
     }
     Ok(written)
 }
 
 /// Writes an entry of `sameTag`.
-pub(super) fn preference(rule: &CallerRule) -> Result<Value, String> {
+pub(super) fn write_preference(rule: &CallerRule) -> Result<Value, String> {
     let sets = rule.split.targets.iter().map(|target| &target.set);
-    let tags: Vec<&str> = sets.flat_map(TagSet::tags).collect();
+    let tags: Vec<&str> = sets.flat_map(TagSet::tag_names).collect();
     Ok(json!({"tags": tags, "minPercent": rule.min_percent, "minTotal": rule.min_total}))
 }
 
@@ -38,14 +38,14 @@ pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
     let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
     let mut written =
         json!({"precedence": rule.precedence, "marks": marks.collect::<Vec<Value>>()});
-    if let Some(matches) = request(&rule.matches)? {
+    if let Some(matches) = write_match(&rule.matches)? {
         written["match"] = matches;
     }
     Ok(written)
 }
 
 /// Writes one fallback, or several in order.
-pub(super) fn otherwise(words: &[Otherwise]) -> Value {
+pub(super) fn write_fallbacks(words: &[Otherwise]) -> Value {
     let word = |word: &Otherwise| match word {
         Otherwise::Any => "any",
         Otherwise::Default => "default",
@@ -57,12 +57,12 @@ pub(super) fn otherwise(words: &[Otherwise]) -> Value {
     }
 }
 
-fn callers(from: &Callers) -> Option<Value> {
+fn write_callers(from: &Callers) -> Option<Value> {
     let service = from.service.as_ref()?;
     Some(json!({"service": service.name.as_str(), "namespace": service.namespace.as_str()}))
 }
 
-fn split(split: &TagSplit) -> Result<Value, String> {
+fn write_split(split: &TagSplit) -> Result<Value, String> {
     let target = |target: &TagTarget| match &target.set {
         TagSet::All(tags) | TagSet::Any(tags) => {
             let tag = |(name, value): (&String, &TagValue)| match value {
@@ -79,7 +79,7 @@ fn split(split: &TagSplit) -> Result<Value, String> {
 }
 
 /// Writes `match`; `None` if all requests match.
-fn request(matches: &TagMatch) -> Result<Option<Value>, String> {
+fn write_match(matches: &TagMatch) -> Result<Option<Value>, String> {
     let mut written = Map::new();
     let path = match &matches.path {
         PathMatch::Any => None,
@@ -95,19 +95,19 @@ fn request(matches: &TagMatch) -> Result<Option<Value>, String> {
         [("headers", &matches.headers), ("query", &matches.query), ("cookies", &matches.cookies)];
     for (key, found) in parts {
         if !found.is_empty() {
-            written.insert(key.to_owned(), tests(found)?);
+            written.insert(key.to_owned(), write_field_tests(found)?);
         }
     }
     Ok((!written.is_empty()).then_some(Value::Object(written)))
 }
 
-fn tests(found: &[FieldTest]) -> Result<Value, String> {
-    let one = |it: &FieldTest| Ok((it.name.clone(), test(&it.test)?));
+fn write_field_tests(found: &[FieldTest]) -> Result<Value, String> {
+    let one = |it: &FieldTest| Ok((it.name.clone(), write_value_test(&it.test)?));
     let tests: Result<Map<String, Value>, String> = found.iter().map(one).collect();
     Ok(Value::Object(tests?))
 }
 
-fn test(test: &ValueTest) -> Result<Value, String> {
+fn write_value_test(test: &ValueTest) -> Result<Value, String> {
     Ok(match test {
         ValueTest::Present => json!({"present": true}),
         ValueTest::Absent => json!({"present": false}),

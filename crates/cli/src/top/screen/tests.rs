@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn rated(name: &str, per_second: f64, success: Option<f64>, p99_ms: f64) -> NamedRateStatus {
+fn named_rate(name: &str, per_second: f64, success: Option<f64>, p99_ms: f64) -> NamedRateStatus {
     let p99_ms = success.map(|_| p99_ms);
     let p50_ms = p99_ms.map(|ms| ms / 2.0);
     let recent = vec![0, 1, 2, 4];
@@ -12,7 +12,7 @@ fn rated(name: &str, per_second: f64, success: Option<f64>, p99_ms: f64) -> Name
     }
 }
 
-fn view() -> View {
+fn sample_view() -> View {
     let sidecar = |workload: &str, cpu_cores| SidecarTraffic {
         workload: workload.to_owned(),
         cpu_cores,
@@ -31,12 +31,12 @@ fn view() -> View {
         traffic: TrafficStatus {
             report_every_ms: Some(5_000),
             services: vec![
-                rated("shop/cart", 1.0, Some(0.5), 2.0),
-                rated("shop/stock", 20.0, Some(1.0), 1.0),
-                rated("shop/idle", 0.0, None, 0.0),
-                rated("shop/pay", 3.0, Some(0.98), 250.0),
+                named_rate("shop/cart", 1.0, Some(0.5), 2.0),
+                named_rate("shop/stock", 20.0, Some(1.0), 1.0),
+                named_rate("shop/idle", 0.0, None, 0.0),
+                named_rate("shop/pay", 3.0, Some(0.98), 250.0),
             ],
-            routes: vec![rated("shop/canary", 1.0, Some(1.0), 2.0)],
+            routes: vec![named_rate("shop/canary", 1.0, Some(1.0), 2.0)],
             sidecars: vec![sidecar("shop/a-1", 0.001), sidecar("shop/b-1", 0.041)],
             ..TrafficStatus::default()
         },
@@ -44,13 +44,13 @@ fn view() -> View {
     }
 }
 
-fn names(view: &View) -> Vec<&str> {
+fn service_names(view: &View) -> Vec<&str> {
     view.traffic.services.iter().map(|service| &*service.name).collect()
 }
 
 #[test]
 fn what_is_asked_for_comes_first_and_what_has_no_figure_last() {
-    let mut view = view();
+    let mut view = sample_view();
     for (order, first, last) in [
         (Order::Rate, "shop/stock", "shop/idle"),
         (Order::Success, "shop/cart", "shop/idle"),
@@ -59,7 +59,7 @@ fn what_is_asked_for_comes_first_and_what_has_no_figure_last() {
         (Order::Name, "shop/cart", "shop/stock"),
     ] {
         view.sort(order);
-        let names = names(&view);
+        let names = service_names(&view);
         assert_eq!((names[0], names[3]), (first, last), "{order:?}: {names:?}");
         let busiest = if order == Order::Name { "shop/a-1" } else { "shop/b-1" };
         assert_eq!(view.traffic.sidecars[0].workload, busiest);
@@ -68,10 +68,10 @@ fn what_is_asked_for_comes_first_and_what_has_no_figure_last() {
 
 #[test]
 fn a_screen_shows_all_when_there_is_room() {
-    let mut view = view();
+    let mut view = sample_view();
     view.sort(Order::Rate);
     let look = Look { order: Order::Rate, colours: false };
-    let screen = render(&view, Size { columns: 100, rows: 18 }, look);
+    let screen = render_screen(&view, Size { columns: 100, rows: 18 }, look);
     expect_test::expect![[r#"
         leno top · cluster.local · strict · 2 of 3 sidecars, 0 out of sync · 0/s
 
@@ -96,14 +96,14 @@ fn a_screen_shows_all_when_there_is_room() {
 
 #[test]
 fn it_fits_any_screen() {
-    let mut view = view();
+    let mut view = sample_view();
     for number in 0..200 {
-        view.traffic.services.push(rated(&format!("shop/s{number}"), 1.0, Some(1.0), 1.0));
+        view.traffic.services.push(named_rate(&format!("shop/s{number}"), 1.0, Some(1.0), 1.0));
     }
     for rows in 0..60 {
         for columns in [0, 1, 20, 79, 200] {
             let look = Look { order: Order::Name, colours: false };
-            let screen = render(&view, Size { columns, rows }, look);
+            let screen = render_screen(&view, Size { columns, rows }, look);
             assert!(screen.lines().count() <= rows.max(1), "{rows}: {screen}");
             let widest = screen.lines().map(|line| line.chars().count()).max();
             assert!(widest.unwrap_or(0) <= columns, "{columns}: {screen}");
@@ -113,10 +113,10 @@ fn it_fits_any_screen() {
 
 #[test]
 fn why_nothing_is_newer_fits_and_steers_no_terminal() {
-    let mut view = view();
+    let mut view = sample_view();
     view.trouble = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
     let look = Look { order: Order::Name, colours: false };
-    let screen = render(&view, Size { columns: 120, rows: 20 }, look);
+    let screen = render_screen(&view, Size { columns: 120, rows: 20 }, look);
     assert!(screen.contains("not updated: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
     assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
 }
@@ -124,7 +124,7 @@ fn why_nothing_is_newer_fits_and_steers_no_terminal() {
 #[test]
 fn colours_say_what_fails_and_are_left_out_on_request() {
     let look = Look { order: Order::Rate, colours: true };
-    let screen = render(&view(), Size { columns: 100, rows: 30 }, look);
+    let screen = render_screen(&sample_view(), Size { columns: 100, rows: 30 }, look);
     let line = |name: &str| screen.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("shop/cart").starts_with("\x1b[31m"), "{screen}");
     assert!(line("shop/pay").starts_with("\x1b[33m"), "{screen}");
@@ -134,21 +134,21 @@ fn colours_say_what_fails_and_are_left_out_on_request() {
 
 #[test]
 fn a_mesh_without_traffic_says_why_there_is_nothing() {
-    let mut empty = View { traffic: TrafficStatus::default(), ..view() };
-    assert!(plain(&empty, Format::Table).contains("--report-every off"));
+    let mut empty = View { traffic: TrafficStatus::default(), ..sample_view() };
+    assert!(render_all(&empty, Format::Table).contains("--report-every off"));
     empty.traffic.report_every_ms = Some(5_000);
     assert_eq!(
-        plain(&empty, Format::Table),
+        render_all(&empty, Format::Table),
         "no traffic yet: sidecars report it every few seconds\n"
     );
     let look = Look { order: Order::Rate, colours: false };
-    assert!(render(&empty, Size { columns: 80, rows: 10 }, look).contains("no traffic yet"));
+    assert!(render_screen(&empty, Size { columns: 80, rows: 10 }, look).contains("no traffic yet"));
 }
 
 #[test]
 fn rejections_are_listed_where_there_are_any() {
-    let mut view = view();
-    assert!(!plain(&view, Format::Table).contains("REJECTED"));
+    let mut view = sample_view();
+    assert!(!render_all(&view, Format::Table).contains("REJECTED"));
     view.traffic.rejections = vec![RejectionStatus {
         service: "shop/cart".to_owned(),
         reason: "rate-limited".to_owned(),
@@ -159,11 +159,11 @@ fn rejections_are_listed_where_there_are_any() {
         clients: Vec::new(),
         policies: vec!["RateLimit shop/few".to_owned()],
     }];
-    let wide = plain(&view, Format::Wide);
+    let wide = render_all(&view, Format::Wide);
     for word in ["REJECTED", "rate-limited", "75.00 %", "30", "server", "RateLimit shop/few"] {
         assert!(wide.contains(word), "{word}: {wide}");
     }
     let look = Look { order: Order::Rate, colours: true };
-    let screen = render(&view, Size { columns: 100, rows: 30 }, look);
+    let screen = render_screen(&view, Size { columns: 100, rows: 30 }, look);
     assert!(screen.contains("\u{1b}[31mshop/cart  rate-limited"), "{screen}");
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use leno_identity::{create_private_directory, open_lock};
 
-use super::{best_effort, ip, remove_namespace};
+use super::{best_effort, remove_namespace, run_ip};
 use crate::data_directory::{CLEAN_MAX_WAIT, LOCK_MAX_WAIT, lock_within};
 
 /// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
@@ -53,7 +53,7 @@ struct Removal {
 }
 
 impl Removal {
-    fn begin() -> anyhow::Result<Self> {
+    fn acquire_lock() -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCKS))?;
         let path = Path::new(LOCKS).join(REMOVAL_LOCK);
         let context = || format!("{} cannot be locked", path.display());
@@ -70,11 +70,11 @@ impl Removal {
 ///
 /// # Errors
 /// If there are leftovers, and this process has no right to remove them.
-pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
+pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
     if rustix::process::geteuid().is_root() {
         return remove(None);
     }
-    let all = [names("/run/netns"), names("/etc/netns"), links()].concat();
+    let all = [entry_names("/run/netns"), entry_names("/etc/netns"), list_links()].concat();
     let mut bridges = all.iter().filter_map(|name| bridge_of(name));
     if bridges.any(|bridge| !is_in_use(&bridge)) {
         bail!("removing network namespaces requires root: use sudo");
@@ -88,18 +88,18 @@ pub(in crate::up) fn clean() -> anyhow::Result<Vec<String>> {
 /// # Errors
 /// If the lock cannot be taken.
 pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
-    let _removal = Removal::begin()?;
+    let _removal = Removal::acquire_lock()?;
     let mut removed = Vec::new();
     let mut bridges = BTreeSet::new();
     let is_leftover = |bridge: &str| ours == Some(bridge) || !is_in_use(bridge);
-    let namespaces = [names("/run/netns"), names("/etc/netns")].concat();
+    let namespaces = [entry_names("/run/netns"), entry_names("/etc/netns")].concat();
     for name in namespaces.into_iter().collect::<BTreeSet<_>>() {
         let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
         remove_namespace(&name);
         bridges.insert(bridge);
         removed.push(name);
     }
-    for name in links() {
+    for name in list_links() {
         let Some(bridge) = bridge_of(&name).filter(|bridge| is_leftover(bridge)) else { continue };
         best_effort(&["link", "del", &name]);
         bridges.insert(bridge);
@@ -113,7 +113,7 @@ pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
 
 /// Returns the ID of the process that created a device or namespace, if Leno creates such names: `leno7`,
 /// `leno7-2` or `ln7-2`, and no similar ones.
-pub(super) fn maker(name: &str) -> Option<u32> {
+pub(super) fn maker_pid(name: &str) -> Option<u32> {
     let link = || name.strip_prefix("ln").filter(|rest| rest.contains('-'));
     let rest = name.strip_prefix("leno").or_else(link)?;
     let number = |text: &str| {
@@ -129,19 +129,19 @@ pub(super) fn maker(name: &str) -> Option<u32> {
 /// Returns the bridge of the mesh to which a device or namespace belongs: `leno7` for `leno7`, `leno7-2` and
 /// `ln7-2`.
 fn bridge_of(name: &str) -> Option<String> {
-    maker(name).map(|maker| format!("leno{maker}"))
+    maker_pid(name).map(|maker| format!("leno{maker}"))
 }
 
 /// True if the process that created a bridge is running. The lock of a process that was just killed may take a
 /// moment to be released.
 fn is_in_use(bridge: &str) -> bool {
     match File::open(lock_of(bridge)) {
-        Ok(lock) => match maker(bridge).is_some_and(runs_leno) {
+        Ok(lock) => match maker_pid(bridge).is_some_and(runs_leno) {
             true => !matches!(lock.try_lock(), Ok(())),
             false => !lock_within(&lock, LOCK_MAX_WAIT).unwrap_or(false),
         },
         // Older releases create no lock.
-        Err(_) => maker(bridge).is_some_and(runs_leno),
+        Err(_) => maker_pid(bridge).is_some_and(runs_leno),
     }
 }
 
@@ -156,8 +156,8 @@ fn runs_leno(pid: u32) -> bool {
 }
 
 /// Returns the network devices of this namespace. `/sys/class/net` may show those of another one.
-fn links() -> Vec<String> {
-    let listed = ip(&["-details", "-json", "link", "show"]).ok();
+fn list_links() -> Vec<String> {
+    let listed = run_ip(&["-details", "-json", "link", "show"]).ok();
     let links = listed.and_then(|listed| serde_json::from_slice::<Vec<Link>>(&listed).ok());
     let mut links = links.unwrap_or_default();
     // Leno creates only bridges and veth pairs.
@@ -179,7 +179,7 @@ struct LinkInfo {
     info_kind: String,
 }
 
-fn names(directory: &str) -> Vec<String> {
+fn entry_names(directory: &str) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }

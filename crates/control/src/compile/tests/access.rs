@@ -5,9 +5,9 @@ use leno_model::{Change, Object, TrafficMode, Workload};
 use super::*;
 
 /// Returns the mesh in this mode, with the namespace and the workload `reviews-v1-1` in modes of their own.
-fn mixed(modes: [Option<TrafficMode>; 3]) -> Mesh {
+fn mesh_with_modes(modes: [Option<TrafficMode>; 3]) -> Mesh {
     let [whole, namespace, own] = modes;
-    let mut mesh = mesh(&strict(""));
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let mut config = mesh.config().clone();
     config.mode = whole.unwrap();
     if let Some(mode) = namespace {
@@ -15,16 +15,16 @@ fn mixed(modes: [Option<TrafficMode>; 3]) -> Mesh {
         config.namespaces.insert("bookinfo".parse().unwrap(), admission);
     }
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
-    let mut reviews = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    let mut reviews = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     reviews.admission.mode = own;
     mesh.apply(Change::Upsert(Object::Workload(reviews)));
     mesh
 }
 
-fn compiled(mesh: &Mesh, client: &str, services: &[&str]) -> World {
-    let services = services.iter().map(|name| service(name)).collect();
-    let client: &Workload = mesh.workload(&workload(client)).unwrap();
-    world(mesh, client, &services, &mut Views::default())
+fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> World {
+    let services = services.iter().map(|name| service_name(name)).collect();
+    let client: &Workload = mesh.workload(&workload_name(client)).unwrap();
+    compile_config(mesh, client, &services, &mut Views::default())
 }
 
 #[test]
@@ -40,8 +40,8 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         ([Some(Permissive), None, Some(Strict)], Strict, false),
         ([Some(Audit), None, None], Audit, true),
     ] {
-        let mesh = mixed(modes);
-        let plan = compiled(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
+        let mesh = mesh_with_modes(modes);
+        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
         let found = match (&plan.access, plan.inbound.is_audited) {
             (Access::Permissive, false) => Permissive,
             (Access::Strict(rules), false) if rules.len() == 1 => Strict,
@@ -50,8 +50,8 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         };
         assert_eq!(found, decides, "{modes:?}");
         // No policy names this client.
-        let world = compiled(&mesh, "stranger-1", &["reviews-v1"]);
-        let view = &world.snapshot.services[&service("reviews-v1")];
+        let world = client_config(&mesh, "outsider-1", &["reviews-v1"]);
+        let view = &world.snapshot.services[&service_name("reviews-v1")];
         assert_eq!(view.reach == Reach::Allowed, reaches, "{modes:?}");
         let seen = view.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
         assert_eq!(seen, usize::from(reaches), "{modes:?}");
@@ -69,10 +69,10 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
         ([Some(Permissive), None, Some(Strict)], Reach::Allowed),
         ([Some(Strict), Some(Permissive), Some(Strict)], Reach::Allowed),
     ] {
-        let mut mesh = mixed(modes);
-        mesh.apply(Change::Upsert(crate::fixture::objects(empty).pop().unwrap()));
-        let world = compiled(&mesh, "stranger-1", &["empty"]);
-        assert_eq!(world.snapshot.services[&service("empty")].reach, reach, "{modes:?}");
+        let mut mesh = mesh_with_modes(modes);
+        mesh.apply(Change::Upsert(crate::fixture::parse_objects(empty).pop().unwrap()));
+        let world = client_config(&mesh, "outsider-1", &["empty"]);
+        assert_eq!(world.snapshot.services[&service_name("empty")].reach, reach, "{modes:?}");
     }
 }
 
@@ -84,15 +84,15 @@ fn an_access_policy_shows_strict_workloads_to_whom_it_allows_something() {
                   spec: {serviceAccounts: [reviews], deny: [{ports: [1]}], \
                   allow: [{from: [{serviceAccount: \"stran*\"}]}]}\n";
     for (mode, rules) in [(Strict, 2), (Audit, 2), (Permissive, 1)] {
-        let mut mesh = mixed([Some(mode), None, None]);
-        mesh.apply(Change::Upsert(crate::fixture::objects(policy).pop().unwrap()));
-        let plan = compiled(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
+        let mut mesh = mesh_with_modes([Some(mode), None, None]);
+        mesh.apply(Change::Upsert(crate::fixture::parse_objects(policy).pop().unwrap()));
+        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
         assert_eq!(plan.inbound.rules.len(), rules, "{mode:?}");
-        let plan = compiled(&mesh, "details-1", &[]).snapshot.plan.clone();
+        let plan = client_config(&mesh, "details-1", &[]).snapshot.plan.clone();
         assert_eq!(plan.inbound.rules.len(), 0, "{mode:?}");
-        for (client, sees) in [("stranger-1", true), ("details-1", mode != Strict)] {
-            let world = compiled(&mesh, client, &["reviews-v1"]);
-            let view = &world.snapshot.services[&service("reviews-v1")];
+        for (client, sees) in [("outsider-1", true), ("details-1", mode != Strict)] {
+            let world = client_config(&mesh, client, &["reviews-v1"]);
+            let view = &world.snapshot.services[&service_name("reviews-v1")];
             assert_eq!(view.reach == Reach::Allowed, sees, "{mode:?} {client}");
         }
     }

@@ -10,26 +10,26 @@ const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Ingres
                     sources: [{kind: IPRange, name: 10.9.0.0/16}, \
                     {kind: Service, name: nginx, namespace: edge}]}";
 
-fn plan(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
-    let workload = mesh.workload(&workload(name)).unwrap();
-    world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
+    let workload = mesh.workload(&workload_name(name)).unwrap();
+    compile_config(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
 }
 
-fn openings(mesh: &Mesh, name: &str) -> Vec<Opening> {
-    plan(mesh, name).openings.clone()
+fn ingress_rules(mesh: &Mesh, name: &str) -> Vec<Opening> {
+    proxy_config(mesh, name).openings.clone()
 }
 
-fn apply(mesh: &mut Mesh, yaml: &str) -> crate::mesh::Touched {
-    mesh.apply(Change::Upsert(crate::fixture::objects(yaml).pop().unwrap()))
+fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::Touched {
+    mesh.apply(Change::Upsert(crate::fixture::parse_objects(yaml).pop().unwrap()))
 }
 
 #[test]
 fn a_port_is_open_where_a_policy_names_its_service() {
-    let mut mesh = mesh(&strict(""));
-    let touched = apply(&mut mesh, OPEN);
-    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
-    assert_eq!(openings(&mesh, "details-1"), []);
-    let found = openings(&mesh, "reviews-v1-1");
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let touched = apply_yaml(&mut mesh, OPEN);
+    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    assert_eq!(ingress_rules(&mesh, "details-1"), []);
+    let found = ingress_rules(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!((opening.port, &opening.entry), (9082, &Entry::Http));
     let shown = |opening: &Opening| {
@@ -38,7 +38,7 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     };
     assert_eq!(shown(opening), "10.9.0.0/16");
     // Members of a source service are allowed, with a sidecar or without.
-    apply(
+    apply_yaml(
         &mut mesh,
         "apiVersion: v1\nkind: Service\nmetadata: {name: nginx, namespace: edge}\n\
          spec: {selector: {app: nginx}, ports: [{port: 80}]}",
@@ -46,35 +46,41 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     let nginx = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
                  metadata: {name: nginx-1, namespace: edge, labels: {app: nginx}}\n\
                  spec: {serviceAccount: nginx, address: 10.3.0.1}";
-    let Object::Workload(nginx) = crate::fixture::objects(nginx).pop().unwrap() else { panic!() };
+    let Object::Workload(nginx) = crate::fixture::parse_objects(nginx).pop().unwrap() else {
+        panic!()
+    };
     let nginx = Workload { sidecar: false, ..nginx };
     let touched = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
-    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
-    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
+    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
     // All of its addresses count, except those of its node.
     let both = ["fd00::1".parse().unwrap()].into();
     let both = Workload { other_addresses: both, ..nginx.clone() };
     mesh.apply(Change::Upsert(Object::Workload(both.clone())));
-    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16 fd00::1/128");
+    assert_eq!(
+        shown(&ingress_rules(&mesh, "reviews-v1-1")[0]),
+        "10.3.0.1/32 10.9.0.0/16 fd00::1/128"
+    );
     let mut shared = both;
     shared.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
     mesh.apply(Change::Upsert(Object::Workload(shared)));
-    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
+    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
     let touched = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
-    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
-    assert_eq!(shown(&openings(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
+    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
 }
 
 #[test]
 fn the_first_opens_a_port_alone() {
-    let mut mesh = mesh(&strict(""));
-    apply(&mut mesh, &OPEN.replace("name: web,", "name: z,"));
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    apply_yaml(&mut mesh, &OPEN.replace("name: web,", "name: z,"));
     let second = OPEN.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
-    apply(&mut mesh, &second);
-    let found = openings(&mesh, "reviews-v1-1");
+    apply_yaml(&mut mesh, &second);
+    let found = ingress_rules(&mesh, "reviews-v1-1");
     let names: Vec<String> = found.iter().map(|it| it.policy.to_string()).collect();
     assert_eq!(names, ["IngressBackend bookinfo/z"]);
-    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    let problems: Vec<Vec<String>> =
+        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
     let nobody = "endpoints not found for service edge/nginx";
     assert_eq!(problems[0], [nobody]);
     let first = "IngressBackend bookinfo/z already opens port 9082 of bookinfo/reviews";
@@ -83,47 +89,49 @@ fn the_first_opens_a_port_alone() {
 
 #[test]
 fn a_port_is_open_in_one_way_whichever_service_leads_there() {
-    let mut mesh = mesh(&strict(""));
-    apply(
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    apply_yaml(
         &mut mesh,
         "apiVersion: v1\nkind: Service\nmetadata: {name: stars, namespace: bookinfo}\n\
          spec: {selector: {app: reviews}, ports: [{port: 80, targetPort: 9082}]}",
     );
-    apply(&mut mesh, OPEN);
+    apply_yaml(&mut mesh, OPEN);
     let other = OPEN.replace("name: web,", "name: x,").replace("name: reviews", "name: stars");
-    apply(&mut mesh, &other);
+    apply_yaml(&mut mesh, &other);
     // A duplicate is not a contradiction.
-    assert_eq!(openings(&mesh, "reviews-v1-1").len(), 2);
-    apply(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
-    let found = openings(&mesh, "reviews-v1-1");
+    assert_eq!(ingress_rules(&mesh, "reviews-v1-1").len(), 2);
+    apply_yaml(&mut mesh, &other.replace("protocol: http", "protocol: grpc"));
+    let found = ingress_rules(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(
         (opening.policy.to_string().as_str(), &opening.entry),
         ("IngressBackend bookinfo/web", &Entry::Http)
     );
-    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    let problems: Vec<Vec<String>> =
+        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
     let nobody = "endpoints not found for service edge/nginx";
     assert_eq!(problems[0], [nobody]);
     let way = "IngressBackend bookinfo/web already opens port 9082 of the workloads of bookinfo/stars with different settings";
     assert_eq!(problems[1], [way, nobody]);
-    apply(&mut mesh, &other.replace("9082", "80"));
-    let problems: Vec<Vec<String>> = mesh.ingress_policies().map(|it| closed(&mesh, it)).collect();
+    apply_yaml(&mut mesh, &other.replace("9082", "80"));
+    let problems: Vec<Vec<String>> =
+        mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
     assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", nobody]);
 }
 
 #[test]
 fn a_group_that_is_not_there_lets_nothing_in() {
-    let mut mesh = mesh(&strict(""));
-    apply(
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    apply_yaml(
         &mut mesh,
         &OPEN.replace("sources:", "matches: [{kind: HTTPRouteGroup, name: late}], sources:"),
     );
-    assert_eq!(openings(&mesh, "reviews-v1-1")[0].requests, Some(Vec::new()));
+    assert_eq!(ingress_rules(&mesh, "reviews-v1-1")[0].requests, Some(Vec::new()));
     let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
                  metadata: {name: late, namespace: bookinfo}\nspec: {matches: [{name: all}]}";
-    let touched = apply(&mut mesh, group);
-    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
-    assert_eq!(openings(&mesh, "reviews-v1-1")[0].requests.as_ref().map(Vec::len), Some(1));
+    let touched = apply_yaml(&mut mesh, group);
+    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    assert_eq!(ingress_rules(&mesh, "reviews-v1-1")[0].requests.as_ref().map(Vec::len), Some(1));
 }
 
 #[test]
@@ -133,38 +141,46 @@ fn an_account_is_let_out_only_where_nobody_else_is() {
                spec: {sources: [{kind: ServiceAccount, name: reviews, namespace: bookinfo}], \
                hosts: [api.example], ipAddresses: [10.1.0.0/16], \
                ports: [{number: 443, protocol: https}, {number: 25, protocol: tcp}]}";
-    let mut mesh = mesh(&strict(""));
-    let touched = apply(&mut mesh, out);
-    assert!(touched.workloads.contains(&workload("reviews-v1-1")), "{touched:?}");
-    assert_eq!(plan(&mesh, "reviews-v1-1").egress_rules, []);
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let touched = apply_yaml(&mut mesh, out);
+    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    assert_eq!(proxy_config(&mesh, "reviews-v1-1").egress_rules, []);
     let mut config = mesh.config().clone();
     config.egress = Egress::Deny;
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
-    let plan_of_it = plan(&mesh, "reviews-v1-1");
+    let plan_of_it = proxy_config(&mesh, "reviews-v1-1");
     let found: Vec<_> = plan_of_it.egress_rules.iter().map(|it| (it.port, it.matched_by)).collect();
     assert_eq!(found, [(443, MatchedBy::ServerName), (25, MatchedBy::Address)]);
     // The protocol carries no host name.
     assert!(plan_of_it.egress_rules[1].hosts.is_empty());
-    assert_eq!(plan(&mesh, "details-1").egress_rules, []);
+    assert_eq!(proxy_config(&mesh, "details-1").egress_rules, []);
 }
 
 #[test]
 fn egress_deny_leaves_the_api_server_reachable() {
-    let mut mesh = mesh(&strict(""));
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let addresses = ["10.96.0.1:443", "192.0.2.7:6443", "192.0.2.8:6443"];
     let mut config = mesh.config().clone();
     config.api_server = addresses.map(|it| it.parse().unwrap()).into();
     mesh.apply(Change::Upsert(Object::MeshConfig(config.clone())));
-    assert_eq!(plan(&mesh, "details-1").egress_rules, [], "all connections may leave");
+    assert_eq!(proxy_config(&mesh, "details-1").egress_rules, [], "all connections may leave");
     config.egress = Egress::Deny;
     let touched = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
     assert!(touched.everybody);
-    let egress_rules = plan(&mesh, "details-1").egress_rules.clone();
+    let egress_rules = proxy_config(&mesh, "details-1").egress_rules.clone();
     let compiled = leno_traffic::EgressRules::compile(&egress_rules).unwrap();
     for address in addresses {
-        assert_eq!(compiled.way(address.parse().unwrap()), leno_traffic::Way::Open, "{address}");
+        assert_eq!(
+            compiled.permission_for(address.parse().unwrap()),
+            leno_traffic::Way::Open,
+            "{address}"
+        );
     }
     for other in ["10.96.0.1:6443", "10.96.0.2:443", "192.0.2.7:443", "192.0.2.9:6443"] {
-        assert_eq!(compiled.way(other.parse().unwrap()), leno_traffic::Way::Closed, "{other}");
+        assert_eq!(
+            compiled.permission_for(other.parse().unwrap()),
+            leno_traffic::Way::Closed,
+            "{other}"
+        );
     }
 }

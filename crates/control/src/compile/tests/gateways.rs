@@ -8,12 +8,12 @@ use leno_model::{
 };
 
 use super::*;
-use crate::fixture::objects;
+use crate::fixture::parse_objects;
 use crate::mesh::Listeners;
 
 /// Bookinfo with a pod of the gateway `edge`, one that falsely claims to be, and the gateway itself, with
 /// routes to reviews, ratings and a missing service.
-fn cluster() -> Mesh {
+fn gateway_cluster() -> Mesh {
     let pod = |name: &str, account: &str| {
         format!(
             "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}, \
@@ -23,14 +23,18 @@ fn cluster() -> Mesh {
     };
     let ratings = "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n";
-    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "stranger"));
-    let mut mesh = mesh(&format!("{BOOKINFO}{proxy}{liar}{ratings}"));
-    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["reviews-v1", "ratings", "nobody"]))));
+    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "outsider"));
+    let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{proxy}{liar}{ratings}"));
+    mesh.apply(Change::Upsert(Object::Gateway(gateway_with_backends(&[
+        "reviews-v1",
+        "ratings",
+        "nobody",
+    ]))));
     mesh
 }
 
-pub(super) fn gateway(backends: &[&str]) -> Gateway {
-    let backend = |name: &&str| WeightedBackend::new(service(name), 80, 1);
+pub(super) fn gateway_with_backends(backends: &[&str]) -> Gateway {
+    let backend = |name: &&str| WeightedBackend::new(service_name(name), 80, 1);
     let rule = RouteRule {
         route: "bookinfo/route".parse().unwrap(),
         matches: vec![RequestMatch::default()],
@@ -57,7 +61,7 @@ pub(super) fn unmeshed_workload(name: &str, labels: &str, address: [u8; 4]) -> W
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: {name}, namespace: bookinfo, \
          labels: {labels}}}\nspec: {{serviceAccount: plain, ports: [{{name: http, port: 8080}}]}}"
     );
-    match objects(&yaml).pop() {
+    match parse_objects(&yaml).pop() {
         Some(Object::Workload(workload)) => {
             Workload { sidecar: false, address: address.into(), ..workload }
         }
@@ -65,14 +69,14 @@ pub(super) fn unmeshed_workload(name: &str, labels: &str, address: [u8; 4]) -> W
     }
 }
 
-pub(super) fn known(mesh: &Mesh, client: &str, services: &[&str]) -> World {
-    let services = services.iter().map(|name| service(name)).collect();
-    let client = mesh.workload(&workload(client)).unwrap();
-    world(mesh, client, &services, &mut Views::default())
+pub(super) fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> World {
+    let services = services.iter().map(|name| service_name(name)).collect();
+    let client = mesh.workload(&workload_name(client)).unwrap();
+    compile_config(mesh, client, &services, &mut Views::default())
 }
 
-pub(super) fn endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, bool)> {
-    let ports = world.snapshot.services[&service(name)].ports.values();
+pub(super) fn service_endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, bool)> {
+    let ports = world.snapshot.services[&service_name(name)].ports.values();
     let endpoints = ports.flat_map(|port| &port.endpoints);
     let sent = endpoints.map(|endpoint| {
         (endpoint.id.workload.name.to_string(), endpoint.address, endpoint.account.is_some())
@@ -82,73 +86,78 @@ pub(super) fn endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, b
 
 #[test]
 fn a_gateway_is_for_its_own_proxies_alone() {
-    let mesh = cluster();
-    let world = known(&mesh, "edge-1", &[]);
+    let mesh = gateway_cluster();
+    let world = client_config(&mesh, "edge-1", &[]);
     assert_eq!(
         world.snapshot.plan.gateway.as_deref(),
-        Some(&gateway(&["reviews-v1", "ratings", "nobody"]))
+        Some(&gateway_with_backends(&["reviews-v1", "ratings", "nobody"]))
     );
     let services: Vec<String> = world.snapshot.services.keys().map(ToString::to_string).collect();
     assert_eq!(services, ["bookinfo/ratings", "bookinfo/reviews-v1"]);
-    assert_eq!(world.absent, BTreeSet::from([service("nobody")]));
+    assert_eq!(world.absent, BTreeSet::from([service_name("nobody")]));
     for other in ["edge-liar", "productpage-1"] {
-        let world = known(&mesh, other, &[]);
+        let world = client_config(&mesh, other, &[]);
         assert_eq!(world.snapshot.plan.gateway, None, "{other}");
     }
 }
 
 #[test]
 fn what_has_no_sidecar_is_reached_in_plaintext() {
-    let mut mesh = cluster();
+    let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
     let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
-    assert_eq!(touched.services, BTreeSet::from([service("ratings")]));
+    assert_eq!(touched.services, BTreeSet::from([service_name("ratings")]));
     assert!(touched.workloads.is_empty());
     mesh.apply(Change::Upsert(Object::Workload(unmeshed_workload(
         "reviews-v1-0",
         "{app: reviews, version: v1}",
         [10, 9, 0, 2],
     ))));
-    let edge = known(&mesh, "edge-1", &[]);
+    let edge = client_config(&mesh, "edge-1", &[]);
     let ratings = ("ratings-1".to_owned(), "10.9.0.1:8080".parse().unwrap(), false);
-    assert_eq!(endpoints(&edge, "ratings"), [ratings]);
-    let reviews = endpoints(&edge, "reviews-v1");
+    assert_eq!(service_endpoints(&edge, "ratings"), [ratings]);
+    let reviews = service_endpoints(&edge, "reviews-v1");
     let sent: Vec<(&str, bool)> = reviews.iter().map(|(name, _, it)| (&**name, *it)).collect();
     assert_eq!(sent, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
-    let sidecar = known(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
+    let sidecar = client_config(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
     for name in ["ratings", "reviews-v1"] {
-        assert_eq!(endpoints(&sidecar, name), endpoints(&edge, name), "as by gateways");
+        assert_eq!(
+            service_endpoints(&sidecar, name),
+            service_endpoints(&edge, name),
+            "as by gateways"
+        );
     }
     // It is not a member: it cannot join, be counted or listen.
     assert_eq!(mesh.workload(&plain.name), None);
-    assert!(mesh.listen(&plain.name, Some(Listeners::new())).is_empty());
+    assert!(mesh.set_listeners(&plain.name, Some(Listeners::new())).is_empty());
     // Not ready, then removed.
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain.clone() })));
-    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
+    assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
     mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..plain.clone() })));
     assert!(mesh.workload(&plain.name).is_some());
     mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
     assert_eq!(mesh.workload(&plain.name), None);
-    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings").len(), 1);
+    assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings").len(), 1);
     mesh.apply(Change::Remove(ObjectKey::Workload(plain.name)));
-    assert_eq!(endpoints(&known(&mesh, "edge-1", &[]), "ratings"), []);
+    assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
 }
 
 /// Returns the view of `reviews-v1` at the gateway `edge`, with one pod with a sidecar and one without, after
 /// these objects.
 fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
-    let mut mesh = cluster();
+    let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(plain)));
     let mut views = Views::default();
-    let wanted = BTreeSet::from([service("reviews-v1")]);
-    let client = mesh.workload(&workload("edge-1")).unwrap().clone();
-    let before = world(&mesh, &client, &wanted, &mut views);
-    assert_eq!(endpoints(&before, "reviews-v1").len(), 2);
-    for object in objects(policy) {
-        views.doubt(&mesh.apply(Change::Upsert(object)));
+    let wanted = BTreeSet::from([service_name("reviews-v1")]);
+    let client = mesh.workload(&workload_name("edge-1")).unwrap().clone();
+    let before = compile_config(&mesh, &client, &wanted, &mut views);
+    assert_eq!(service_endpoints(&before, "reviews-v1").len(), 2);
+    for object in parse_objects(policy) {
+        views.mark_outdated(&mesh.apply(Change::Upsert(object)));
     }
-    let after = endpoints(&world(&mesh, &client, &wanted, &mut views), "reviews-v1");
+    let after =
+        service_endpoints(&compile_config(&mesh, &client, &wanted, &mut views), "reviews-v1");
     after.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
 
@@ -205,49 +214,53 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
 
 #[test]
 fn a_gateway_touches_its_proxies_and_nobody_else() {
-    let mut mesh = cluster();
-    let proxies = BTreeSet::from([workload("edge-1")]);
-    let other = Change::Upsert(Object::Gateway(gateway(&["ratings"])));
+    let mut mesh = gateway_cluster();
+    let proxies = BTreeSet::from([workload_name("edge-1")]);
+    let other = Change::Upsert(Object::Gateway(gateway_with_backends(&["ratings"])));
     assert_eq!(mesh.apply(other.clone()).workloads, proxies);
     assert!(mesh.apply(other).is_empty());
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     assert_eq!(mesh.apply(gone).workloads, proxies);
-    assert_eq!(known(&mesh, "edge-1", &[]).snapshot.plan.gateway, None);
+    assert_eq!(client_config(&mesh, "edge-1", &[]).snapshot.plan.gateway, None);
 }
 
 #[test]
 fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
-    let mut mesh = mesh(&strict(
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
          spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
          bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
          spec: {serviceAccount: leno-gateway-edge}\n",
     ));
-    mesh.apply(Change::Upsert(Object::Gateway(gateway(&["details", "reviews-v1", "ratings"]))));
+    mesh.apply(Change::Upsert(Object::Gateway(gateway_with_backends(&[
+        "details",
+        "reviews-v1",
+        "ratings",
+    ]))));
     for (name, labels) in [("details-0", "{app: details}"), ("ratings-0", "{app: ratings}")] {
         let plain = unmeshed_workload(name, labels, [10, 9, 0, 1]);
         mesh.apply(Change::Upsert(Object::Workload(plain)));
     }
-    let edge = known(&mesh, "edge-1", &[]);
-    assert_eq!(endpoints(&edge, "ratings").len(), 1);
+    let edge = client_config(&mesh, "edge-1", &[]);
+    assert_eq!(service_endpoints(&edge, "ratings").len(), 1);
     // No policy lets it call those with a sidecar, and unmeshed endpoints next to them are not a bypass.
     for name in ["details", "reviews-v1"] {
-        assert_eq!(edge.snapshot.services[&service(name)].reach, Reach::Denied, "{name}");
+        assert_eq!(edge.snapshot.services[&service_name(name)].reach, Reach::Denied, "{name}");
     }
 }
 
 #[test]
 fn whoever_calls_a_gateway_comes_in_from_outside() {
-    let mut mesh = cluster();
+    let mut mesh = gateway_cluster();
     let (pod, address) = (IpAddr::from([10, 1, 0, 9]), IpAddr::from([10, 96, 0, 9]));
-    let proxy = mesh.workload(&workload("edge-1")).unwrap().clone();
+    let proxy = mesh.workload(&workload_name("edge-1")).unwrap().clone();
     mesh.apply(Change::Upsert(Object::Workload(Workload { address: pod, ..proxy })));
     let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: bookinfo}\n\
                 spec: {selector: {gateway.networking.k8s.io/gateway-name: edge}, ports: [{port: 80}]}";
-    let Some(Object::Service(mut edge)) = objects(yaml).pop() else { panic!("a service") };
+    let Some(Object::Service(mut edge)) = parse_objects(yaml).pop() else { panic!("a service") };
     edge.addresses.insert(address);
     // Without the pod that falsely claims to be a proxy.
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("edge-liar"))));
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {
         let found = address_entries(mesh, &BTreeSet::from([at]), &mut Views::default());
@@ -259,6 +272,6 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     );
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     let touched = mesh.apply(gone);
-    assert!(touched.addresses.contains(&pod) && touched.services.contains(&service("edge")));
-    assert_eq!(at(&mesh, address), AddressEntry::Service(service("edge")));
+    assert!(touched.addresses.contains(&pod) && touched.services.contains(&service_name("edge")));
+    assert_eq!(at(&mesh, address), AddressEntry::Service(service_name("edge")));
 }

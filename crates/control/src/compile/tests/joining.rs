@@ -7,15 +7,15 @@ use leno_model::{
 };
 use leno_registry::JOINING_LABEL;
 
-use super::gateways::{endpoints, known, unmeshed_workload};
+use super::gateways::{client_config, service_endpoints, unmeshed_workload};
 use super::*;
-use crate::fixture::objects;
+use crate::fixture::parse_objects;
 
 /// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`), and
 /// the pods in `plain` without one.
-pub(super) fn cluster(text: &str, plain: &[&str]) -> Mesh {
-    let mut mesh = mesh(text);
-    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+pub(super) fn cluster_with_unmeshed(text: &str, plain: &[&str]) -> Mesh {
+    let mut mesh = mesh_with_sidecars(text);
+    let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     reviews.addresses.insert(ADDRESS);
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     for (name, last) in plain.iter().zip(1..) {
@@ -28,17 +28,18 @@ pub(super) fn cluster(text: &str, plain: &[&str]) -> Mesh {
 
 /// Sets the readiness of the pod with a sidecar.
 fn set_ready(mesh: &mut Mesh, ready: bool) {
-    let member = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    let member = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready, ..member })));
 }
 
 /// Returns the endpoints that a client sees, each with a mark for a sidecar.
-pub(super) fn seen(mesh: &Mesh) -> Vec<(String, bool)> {
-    let all = endpoints(&known(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
+pub(super) fn visible_endpoints(mesh: &Mesh) -> Vec<(String, bool)> {
+    let all =
+        service_endpoints(&client_config(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
     all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
 
-fn both() -> [(String, bool); 3] {
+fn both_kinds() -> [(String, bool); 3] {
     [("reviews-v1-1", true), ("reviews-v1-7", false), ("reviews-v1-8", false)]
         .map(|(name, has_sidecar)| (name.to_owned(), has_sidecar))
 }
@@ -46,55 +47,55 @@ fn both() -> [(String, bool); 3] {
 /// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
     let found = address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
-    assert!(found.decided_by.contains(&service("reviews-v1")));
-    *found.at[&ADDRESS] == AddressEntry::Service(service("reviews-v1"))
+    assert!(found.decided_by.contains(&service_name("reviews-v1")));
+    *found.at[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
 }
 
-fn policy(spec: &str) -> Object {
+fn rate_limit(spec: &str) -> Object {
     let yaml = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {{name: p, namespace: bookinfo}}\n\
          spec: {{targetRefs: [{{kind: Service, name: reviews-v1}}], {spec}}}"
     );
-    objects(&yaml).pop().unwrap()
+    parse_objects(&yaml).pop().unwrap()
 }
 
 #[test]
 fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both());
+    assert_eq!(visible_endpoints(&mesh), both_kinds());
     // An unready pod is not an endpoint, and becomes one without any other change.
     let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     plain.ready = false;
     let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
-    assert!(touched.services.contains(&service("reviews-v1")));
-    assert_eq!(seen(&mesh), both()[..2]);
+    assert!(touched.services.contains(&service_name("reviews-v1")));
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[..2]);
     plain.ready = true;
     mesh.apply(Change::Upsert(Object::Workload(plain)));
-    assert_eq!(seen(&mesh), both());
+    assert_eq!(visible_endpoints(&mesh), both_kinds());
 }
 
 #[test]
 fn a_pod_with_a_sidecar_that_is_not_ready_changes_nothing() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     set_ready(&mut mesh, false);
     // Sidecars balance before it is ready: the cluster network would route plaintext to it.
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both()[1..]);
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
     set_ready(&mut mesh, true);
     assert!(is_balanced(&mesh));
     // Its sidecar has not reported yet, as after a start of the control plane: unknown endpoints fail closed.
-    mesh.listen(&workload("reviews-v1-1"), None);
+    mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both()[1..]);
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
 }
 
 #[test]
 fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
-    let mut mesh = cluster(BOOKINFO, &[]);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), []);
+    assert_eq!(visible_endpoints(&mesh), []);
     let plain = unmeshed_workload("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
     let plain = Workload { ready: false, ..plain };
     mesh.apply(Change::Upsert(Object::Workload(plain)));
@@ -103,11 +104,11 @@ fn a_service_with_sidecars_alone_is_never_called_in_plaintext() {
 
 #[test]
 fn a_service_leaves_the_mesh_as_it_came() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     set_ready(&mut mesh, false);
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both()[1..]);
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
 }
 
 /// The endpoints of a Service without a selector are known only once they receive requests.
@@ -115,8 +116,9 @@ fn a_service_leaves_the_mesh_as_it_came() {
 fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
     let joining = |mesh: &mut Mesh, marked: &[&str]| {
         for name in ["reviews-v1-7", "reviews-v1-8"] {
-            let key = service("reviews-v1");
-            let found = mesh.unmeshed_workloads_behind(&key).find(|it| it.name == workload(name));
+            let key = service_name("reviews-v1");
+            let found =
+                mesh.unmeshed_workloads_behind(&key).find(|it| it.name == workload_name(name));
             let mut plain = found.unwrap().clone();
             plain.labels.remove(JOINING_LABEL);
             if marked.contains(&name) {
@@ -125,35 +127,35 @@ fn a_service_that_may_get_members_at_any_time_is_balanced_before_the_first() {
             mesh.apply(Change::Upsert(Object::Workload(plain)));
         }
     };
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
     joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both()[1..]);
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[1..]);
     joining(&mut mesh, &["reviews-v1-7"]);
     assert!(!is_balanced(&mesh), "gateways alone lead to the other one");
     joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     // Sidecars may not send plaintext here: clients reach it as without a mesh.
-    mesh.apply(Change::Upsert(policy("concurrency: {requests: 10}")));
+    mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
     assert!(!is_balanced(&mesh));
-    let mut mesh = cluster(&strict(""), &["reviews-v1-7", "reviews-v1-8"]);
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    let mut mesh = cluster_with_unmeshed(&strict_bookinfo(""), &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(!is_balanced(&mesh));
 }
 
 #[test]
 fn where_unready_endpoints_are_wanted_each_of_them_counts() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
-    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     reviews.unready = true;
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     set_ready(&mut mesh, false);
     let plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain })));
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), both());
+    assert_eq!(visible_endpoints(&mesh), both_kinds());
 }
 
 #[test]
@@ -161,57 +163,59 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
     let settings = |spec: &str| {
         let config =
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: default}\nspec: ";
-        objects(&format!("{config}{{{spec}}}")).pop().unwrap()
+        parse_objects(&format!("{config}{{{spec}}}")).pop().unwrap()
     };
-    let reviews = |mesh: &Mesh| mesh.service(&service("reviews-v1")).unwrap().clone();
+    let reviews = |mesh: &Mesh| mesh.service(&service_name("reviews-v1")).unwrap().clone();
     let strict = ("namespaces: [{name: bookinfo, trafficMode: strict}]", Barrier::Strict);
     for ((spec, barrier), with_policy) in
         [(strict, true), (strict, false), (("egress: deny", Barrier::Egress), true)]
     {
-        let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
-        assert_eq!(barred(&mesh, &reviews(&mesh)), None);
+        let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), None);
         let allow = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\
                      spec: {serviceAccounts: [reviews], allow: [{from: [{namespace: bookinfo}]}]}";
         if with_policy {
-            mesh.apply(Change::Upsert(objects(allow).pop().unwrap()));
+            mesh.apply(Change::Upsert(parse_objects(allow).pop().unwrap()));
         }
         mesh.apply(Change::Upsert(settings(spec)));
         assert!(is_balanced(&mesh), "{spec}");
         let members = if with_policy { 1 } else { 0 };
-        assert_eq!(seen(&mesh), both()[..members], "{spec}");
-        assert_eq!(barred(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
+        assert_eq!(visible_endpoints(&mesh), both_kinds()[..members], "{spec}");
+        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
         // The mode blocks requests to unmeshed endpoints also without a ready member, and reports it; `egress`
         // does not.
         set_ready(&mut mesh, false);
         assert_eq!(is_balanced(&mesh), barrier == Barrier::Strict, "{spec}");
         let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::Strict);
-        assert_eq!(barred(&mesh, &reviews(&mesh)), excluded, "{spec}");
+        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), excluded, "{spec}");
         // Not if no pod has a sidecar: clients reach the service as without a mesh.
-        mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
-        assert_eq!(barred(&mesh, &reviews(&mesh)), None, "{spec}");
+        mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
+        assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), None, "{spec}");
     }
 }
 
 #[test]
 fn policies_that_only_a_sidecar_enforces_keep_sidecars_from_the_others() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
-    mesh.apply(Change::Upsert(policy("concurrency: {requests: 10}")));
-    assert_eq!(seen(&mesh), both()[..1]);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
+    mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
+    assert_eq!(visible_endpoints(&mesh), both_kinds()[..1]);
     // Nor are they reached without a mesh while the enforcing pod is not ready.
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), []);
-    let Object::ServicePolicy(applied) = policy("concurrency: {requests: 10}") else { panic!() };
+    assert_eq!(visible_endpoints(&mesh), []);
+    let Object::ServicePolicy(applied) = rate_limit("concurrency: {requests: 10}") else {
+        panic!()
+    };
     assert_eq!(left_out(&mesh, &ObjectKey::ServicePolicy(applied.name)).len(), 2);
     // Without a pod with a sidecar no policy is enforced, and none excludes endpoints.
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
 }
 
 #[test]
 fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
-    let mut mesh = cluster(BOOKINFO, &[]);
-    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
+    let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     let named = |name: &str, port, target| ServicePort {
         name: Some(name.parse().unwrap()),
         port,
@@ -237,11 +241,11 @@ fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
     }
     let yaml = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: p, namespace: bookinfo}\n\
                 spec: {targetRefs: [{kind: Service, name: reviews-v1, port: 9080}], concurrency: {requests: 10}}";
-    mesh.apply(Change::Upsert(objects(yaml).pop().unwrap()));
-    let view = known(&mesh, "productpage-1", &["reviews-v1"]);
+    mesh.apply(Change::Upsert(parse_objects(yaml).pop().unwrap()));
+    let view = client_config(&mesh, "productpage-1", &["reviews-v1"]);
     let view = &view.snapshot.services;
     let at = |port: u16| {
-        let endpoints = &view[&service("reviews-v1")].ports[&port].endpoints;
+        let endpoints = &view[&service_name("reviews-v1")].ports[&port].endpoints;
         endpoints.iter().filter(|it| it.account.is_none()).count()
     };
     // `main` is port 7001 at one endpoint and 7002 at the other: each keeps the other port.
@@ -250,14 +254,14 @@ fn a_policy_applies_at_the_port_to_which_each_workload_gives_a_name() {
 
 #[test]
 fn a_headless_service_leads_to_each_pod_as_it_is() {
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7"]);
-    let mut reviews = mesh.service(&service("reviews-v1")).unwrap().clone();
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7"]);
+    let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
     reviews.addresses.clear();
     mesh.apply(Change::Upsert(Object::Service(reviews)));
-    let member = mesh.workload(&workload("reviews-v1-1")).unwrap().clone();
+    let member = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
     mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..member })));
-    let name = service("reviews-v1");
+    let name = service_name("reviews-v1");
     let stands_for =
         |mesh: &Mesh| dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec();
     assert_eq!(stands_for(&mesh), [plain, meshed]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_model::{Change, IssuerKeys, Object};
 
 use super::*;
-use crate::fixture::objects;
+use crate::fixture::parse_objects;
 
 const LIMITS: &str = r#"
 ---
@@ -30,10 +30,15 @@ spec:
   rateLimit: {local: {http: {requests: 3, unit: second}}}
 "#;
 
-fn limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
-    let mesh = mesh(yaml);
-    let workload = mesh.workload(&workload(of)).unwrap();
-    let world = world(&mesh, workload, &wanted(workload, &BTreeSet::new()), &mut Views::default());
+fn render_limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
+    let mesh = mesh_with_sidecars(yaml);
+    let workload = mesh.workload(&workload_name(of)).unwrap();
+    let world = compile_config(
+        &mesh,
+        workload,
+        &used_services(workload, &BTreeSet::new()),
+        &mut Views::default(),
+    );
     let plan = &world.snapshot.plan;
     let names = |(port, limits): (&u16, &Vec<leno_model::PortLimits>)| {
         (*port, limits.iter().map(|it| it.policy.to_string()).collect())
@@ -46,23 +51,23 @@ fn limits_are_at_the_ports_that_their_services_lead_to_each_policy_once() {
     let yaml = format!("{BOOKINFO}{LIMITS}");
     let both = || "RateLimit bookinfo/both".to_owned();
     // The port of `reviews-beta` is named by `both`, which is more specific than the service's setting.
-    assert_eq!(limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
+    assert_eq!(render_limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
     let only = "targetRefs: [{name: reviews}]";
     let apart = yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
     let setting = "UpstreamTrafficSetting bookinfo/v2".to_owned();
-    assert_eq!(limits(&apart, "reviews-v2-1"), [(9083, vec![both(), setting])]);
-    assert_eq!(limits(&apart, "reviews-v1-1").len(), 1);
-    assert_eq!(limits(&yaml, "details-1"), []);
-    assert_eq!(limits(BOOKINFO, "reviews-v2-1"), []);
+    assert_eq!(render_limits(&apart, "reviews-v2-1"), [(9083, vec![both(), setting])]);
+    assert_eq!(render_limits(&apart, "reviews-v1-1").len(), 1);
+    assert_eq!(render_limits(&yaml, "details-1"), []);
+    assert_eq!(render_limits(BOOKINFO, "reviews-v2-1"), []);
 }
 
 #[test]
 fn a_change_of_limits_touches_the_workloads_that_keep_them() {
-    let mut mesh = mesh(BOOKINFO);
-    let limit = objects(LIMITS.trim_start_matches("\n---")).into_iter().nth(1).unwrap();
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
+    let limit = parse_objects(LIMITS.trim_start_matches("\n---")).into_iter().nth(1).unwrap();
     let Object::ServicePolicy(policy) = &limit else { panic!("{limit:?}") };
     let key = leno_model::ObjectKey::ServicePolicy(policy.name.clone());
-    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     let touched = mesh.apply(Change::Upsert(limit.clone()));
     assert_eq!(touched.workloads, behind);
     assert!(mesh.apply(Change::Upsert(limit)).is_empty());
@@ -97,10 +102,10 @@ spec:
 #[test]
 fn guards_are_at_the_ports_that_their_services_lead_to_one_of_a_kind_for_each_service() {
     let guards = |yaml: &str, of: &str| {
-        let mesh = mesh(yaml);
-        let workload = mesh.workload(&workload(of)).unwrap();
-        let wanted = wanted(workload, &BTreeSet::new());
-        let world = world(&mesh, workload, &wanted, &mut Views::default());
+        let mesh = mesh_with_sidecars(yaml);
+        let workload = mesh.workload(&workload_name(of)).unwrap();
+        let wanted = used_services(workload, &BTreeSet::new());
+        let world = compile_config(&mesh, workload, &wanted, &mut Views::default());
         let of_port = |(port, guards): (&u16, &Vec<leno_model::PortGuard>)| {
             let names = guards.iter().map(|it| it.policy.to_string());
             (*port, names.collect::<Vec<_>>())
@@ -120,10 +125,10 @@ fn guards_are_at_the_ports_that_their_services_lead_to_one_of_a_kind_for_each_se
 
 #[test]
 fn a_change_of_guards_touches_the_workloads_that_obey_them() {
-    let mut mesh = mesh(BOOKINFO);
-    let objects = objects(GUARDS.trim_start_matches("\n---"));
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
+    let objects = parse_objects(GUARDS.trim_start_matches("\n---"));
     let guard = objects.into_iter().find(|it| matches!(it, Object::ServicePolicy(_))).unwrap();
-    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     assert_eq!(mesh.apply(Change::Upsert(guard)).workloads, behind);
 }
 
@@ -140,13 +145,13 @@ spec:
 
 #[test]
 fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
-    let mut mesh = mesh(BOOKINFO);
-    let policy = objects(TOKENS).pop().unwrap();
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
+    let policy = parse_objects(TOKENS).pop().unwrap();
     mesh.apply(Change::Upsert(policy.clone()));
     let sent = |mesh: &Mesh| {
-        let workload = mesh.workload(&workload("reviews-v1-1")).unwrap();
-        let wanted = wanted(workload, &BTreeSet::new());
-        let world = world(mesh, workload, &wanted, &mut Views::default());
+        let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
+        let wanted = used_services(workload, &BTreeSet::new());
+        let world = compile_config(mesh, workload, &wanted, &mut Views::default());
         let guards = world.snapshot.plan.guards.values().flatten();
         let tokens = guards.filter_map(|it| match &it.guard {
             leno_model::Guard::Tokens(rule) => Some(rule.issuers.clone()),
@@ -159,7 +164,7 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     let [first, second] = &sources[..] else { panic!("{sources:?}") };
     assert_eq!(first.to_string(), "https://a.example:443/keys");
 
-    let behind = [workload("reviews-v1-1"), workload("reviews-v2-1")].into();
+    let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     let set = |text: &str| Some(Arc::<str>::from(text));
     let touched = mesh.set_keys(second, set("{}"));
     assert_eq!((touched.workloads, touched.services.len()), (behind, 0));
@@ -170,7 +175,7 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     // An update of the rule contains them at once.
     mesh.apply(Change::Upsert(policy.clone()));
     assert_eq!(sent(&mesh)[1], IssuerKeys::Set("{}".into()));
-    mesh.apply(Change::Remove(policy.key()));
+    mesh.apply(Change::Remove(policy.object_key()));
     assert_eq!(mesh.key_sources().count(), 0);
     assert!(mesh.set_keys(second, None).is_empty(), "nobody is told who does not use them");
 }

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use leno_model::{Change, Protocol};
 
-use crate::compile::plan::plan;
-use crate::compile::{Viewer, view};
-use crate::fixture::{mesh, objects, service, workload};
+use crate::compile::plan::compile_proxy_config;
+use crate::compile::{Viewer, compile_service};
+use crate::fixture::{mesh_with_sidecars, parse_objects, service_name, workload_name};
 use crate::mesh::Mesh;
 
-fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol)> {
+fn application_ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol)> {
     let mut yaml = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\n\
          spec: {{address: {address}, {declared}}}\n"
@@ -22,26 +22,32 @@ fn ports(address: &str, declared: &str, services: &[&str]) -> Vec<(u16, Protocol
         )
         .unwrap();
     }
-    let mesh = mesh(&yaml);
-    let plan = plan(&mesh, mesh.workload(&workload("a")).unwrap());
+    let mesh = mesh_with_sidecars(&yaml);
+    let plan = compile_proxy_config(&mesh, mesh.workload(&workload_name("a")).unwrap());
     plan.ports.iter().map(|port| (port.port, port.protocol)).collect()
 }
 
 #[test]
 fn services_say_what_an_application_does_not() {
     let grpc = "port: 7070, name: grpc-a";
-    assert_eq!(ports("192.0.2.7", "", &[grpc]), [(7070, Protocol::Grpc)]);
-    assert_eq!(ports("192.0.2.7", "ports: [{port: 7070}]", &[grpc]), [(7070, Protocol::Grpc)]);
+    assert_eq!(application_ports("192.0.2.7", "", &[grpc]), [(7070, Protocol::Grpc)]);
+    assert_eq!(
+        application_ports("192.0.2.7", "ports: [{port: 7070}]", &[grpc]),
+        [(7070, Protocol::Grpc)]
+    );
     let said = "ports: [{port: 7070, protocol: TCP}]";
-    assert_eq!(ports("192.0.2.7", said, &[grpc]), [(7070, Protocol::Tcp)]);
+    assert_eq!(application_ports("192.0.2.7", said, &[grpc]), [(7070, Protocol::Tcp)]);
     let http2 = "port: 80, targetPort: 7070, appProtocol: kubernetes.io/h2c";
-    assert_eq!(ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
+    assert_eq!(application_ports("192.0.2.7", "", &[grpc, http2]), [(7070, Protocol::Http2)]);
     // No service declares it, or they do not agree.
-    assert_eq!(ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
+    assert_eq!(application_ports("192.0.2.7", "", &["port: 7070"]), [(7070, Protocol::Detect)]);
     let http = "port: 80, targetPort: 7070, name: http-a";
-    assert_eq!(ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);
+    assert_eq!(application_ports("192.0.2.7", "", &[grpc, http]), [(7070, Protocol::Detect)]);
     // An application with a sidecar on the same machine declares its ports.
-    assert_eq!(ports("127.0.0.1", "ports: [{port: 80}]", &[grpc]), [(80, Protocol::Detect)]);
+    assert_eq!(
+        application_ports("127.0.0.1", "ports: [{port: 80}]", &[grpc]),
+        [(80, Protocol::Detect)]
+    );
 }
 
 #[test]
@@ -49,18 +55,21 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
     let tcp = |number: u16| [(number, Protocol::Tcp)];
     for number in [25, 587, 3306, 4444, 6379, 9300, 11211] {
         let port = format!("port: {number}");
-        assert_eq!(ports("192.0.2.7", "", &[&port]), tcp(number));
-        assert_eq!(ports("127.0.0.1", &format!("ports: [{{{port}}}]"), &[]), tcp(number));
+        assert_eq!(application_ports("192.0.2.7", "", &[&port]), tcp(number));
+        assert_eq!(
+            application_ports("127.0.0.1", &format!("ports: [{{{port}}}]"), &[]),
+            tcp(number)
+        );
         let led = format!("port: 80, targetPort: {number}");
         assert_eq!(
-            (ports("192.0.2.7", "", &[&led]), called(&led)),
+            (application_ports("192.0.2.7", "", &[&led]), client_protocol(&led)),
             (tcp(number).into(), Protocol::Tcp)
         );
-        assert_eq!(called(&port), Protocol::Tcp);
+        assert_eq!(client_protocol(&port), Protocol::Tcp);
         // A declaration takes precedence.
         let said = format!("{port}, appProtocol: http");
-        assert_eq!(ports("192.0.2.7", "", &[&said]), [(number, Protocol::Http)]);
-        assert_eq!(called(&said), Protocol::Http);
+        assert_eq!(application_ports("192.0.2.7", "", &[&said]), [(number, Protocol::Http)]);
+        assert_eq!(client_protocol(&said), Protocol::Http);
     }
     for (name, expected) in [
         ("mysql", Protocol::Tcp),
@@ -72,11 +81,11 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
         ("http-redis", Protocol::Http),
     ] {
         let port = format!("name: {name}, port: 7070");
-        assert_eq!(ports("192.0.2.7", "", &[&port]), [(7070, expected)], "{name}");
-        assert_eq!(called(&port), expected, "{name}");
+        assert_eq!(application_ports("192.0.2.7", "", &[&port]), [(7070, expected)], "{name}");
+        assert_eq!(client_protocol(&port), expected, "{name}");
         let said = format!("port: 7070, appProtocol: {name}");
         if expected == Protocol::Tcp && !name.contains('-') {
-            assert_eq!(called(&said), expected, "{said}");
+            assert_eq!(client_protocol(&said), expected, "{said}");
         }
     }
 }
@@ -96,18 +105,19 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
              apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a, namespace: bookinfo, \
              labels: {app: a}}\nspec: {serviceAccount: a, ports: [{port: 4444}, {port: 6379}]}\n".to_string();
         let document = format!("apiVersion: leno.dev/v1alpha1\nkind: {policy}\n");
-        let mut mesh = mesh(&yaml);
+        let mut mesh = mesh_with_sidecars(&yaml);
         let spoken = |mesh: &Mesh| {
-            let view = view(mesh, &Viewer::Anybody, mesh.service(&service("s")).unwrap());
-            let plan = plan(mesh, mesh.workload(&workload("a")).unwrap());
+            let view =
+                compile_service(mesh, &Viewer::Anybody, mesh.service(&service_name("s")).unwrap());
+            let plan = compile_proxy_config(mesh, mesh.workload(&workload_name("a")).unwrap());
             (view.ports[&80].protocol, plan.ports.iter().map(|port| port.protocol).collect())
         };
         let tcp = (Protocol::Tcp, vec![Protocol::Tcp; 2]);
         assert_eq!(spoken(&mesh), tcp);
-        let added = objects(&document).pop().unwrap();
-        let key = added.key();
+        let added = parse_objects(&document).pop().unwrap();
+        let key = added.object_key();
         let touched = mesh.apply(Change::Upsert(added));
-        assert!(touched.services.contains(&service("s")), "clients hear of it: {policy}");
+        assert!(touched.services.contains(&service_name("s")), "clients hear of it: {policy}");
         let (called, ports): (Protocol, Vec<Protocol>) = spoken(&mesh);
         assert_eq!((called, ports[0]), (Protocol::Detect, Protocol::Detect), "{policy}");
         mesh.apply(Change::Remove(key));
@@ -116,13 +126,13 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
 }
 
 /// Returns the protocol of a service with this port, as its clients see it.
-fn called(port: &str) -> Protocol {
+fn client_protocol(port: &str) -> Protocol {
     let yaml = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: bookinfo}}\n\
          spec: {{selector: {{app: a}}, ports: [{{{port}}}]}}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\nspec: {{ports: [{{port: 9999}}]}}\n"
     );
-    let mesh = mesh(&yaml);
-    let view = view(&mesh, &Viewer::Anybody, mesh.service(&service("s")).unwrap());
+    let mesh = mesh_with_sidecars(&yaml);
+    let view = compile_service(&mesh, &Viewer::Anybody, mesh.service(&service_name("s")).unwrap());
     view.ports.values().next().unwrap().protocol
 }

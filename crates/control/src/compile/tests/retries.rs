@@ -4,13 +4,18 @@ use leno_model::{Change, ObjectKey, PolicyName, WorkloadPlan};
 
 use super::*;
 
-fn plan(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
-    let workload = mesh.workload(&workload(name)).unwrap();
-    world(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
+    let workload = mesh.workload(&workload_name(name)).unwrap();
+    compile_config(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
 }
 
 /// Applies a policy for requests of productpage to these services.
-fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate::mesh::Touched {
+fn apply_retry(
+    mesh: &mut Mesh,
+    name: &str,
+    services: &[&str],
+    attempts: u8,
+) -> crate::mesh::Touched {
     let services: Vec<String> = services
         .iter()
         .map(|name| format!("{{kind: Service, name: {name}, namespace: bookinfo}}"))
@@ -22,12 +27,12 @@ fn apply(mesh: &mut Mesh, name: &str, services: &[&str], attempts: u8) -> crate:
          destinations: [{}], retryPolicy: {{retryOn: 5xx, numRetries: {attempts}}}}}",
         services.join(", ")
     );
-    mesh.apply(Change::Upsert(crate::fixture::objects(&yaml).pop().unwrap()))
+    mesh.apply(Change::Upsert(crate::fixture::parse_objects(&yaml).pop().unwrap()))
 }
 
 /// Returns the services, each with its policy and attempts.
-fn sent(mesh: &Mesh, name: &str) -> Vec<String> {
-    let plan = plan(mesh, name);
+fn service_attempts(mesh: &Mesh, name: &str) -> Vec<String> {
+    let plan = proxy_config(mesh, name);
     let sent = plan.retries.iter().map(|(service, retry)| {
         format!("{} {} {}", service.name, retry.policy.name, retry.rule.attempts)
     });
@@ -36,17 +41,20 @@ fn sent(mesh: &Mesh, name: &str) -> Vec<String> {
 
 #[test]
 fn the_first_policy_of_the_clients_account_decides() {
-    let mut mesh = mesh(&strict(""));
-    let touched = apply(&mut mesh, "z", &["reviews", "details"], 2);
-    assert_eq!(touched.workloads, [workload("productpage-1")].into());
-    apply(&mut mesh, "a", &["reviews"], 5);
-    assert_eq!(sent(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
-    assert_eq!(sent(&mesh, "details-1"), [""; 0]);
-    let touched = apply(&mut mesh, "a", &["ratings"], 5);
-    assert_eq!(touched.workloads, [workload("productpage-1")].into());
-    assert_eq!(sent(&mesh, "productpage-1"), ["details z 2", "ratings a 5", "reviews z 2"]);
+    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let touched = apply_retry(&mut mesh, "z", &["reviews", "details"], 2);
+    assert_eq!(touched.workloads, [workload_name("productpage-1")].into());
+    apply_retry(&mut mesh, "a", &["reviews"], 5);
+    assert_eq!(service_attempts(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
+    assert_eq!(service_attempts(&mesh, "details-1"), [""; 0]);
+    let touched = apply_retry(&mut mesh, "a", &["ratings"], 5);
+    assert_eq!(touched.workloads, [workload_name("productpage-1")].into());
+    assert_eq!(
+        service_attempts(&mesh, "productpage-1"),
+        ["details z 2", "ratings a 5", "reviews z 2"]
+    );
     // An equal policy is not a change.
-    assert_eq!(apply(&mut mesh, "a", &["ratings"], 5).workloads, [].into());
+    assert_eq!(apply_retry(&mut mesh, "a", &["ratings"], 5).workloads, [].into());
     mesh.apply(Change::Remove(ObjectKey::Retry(PolicyName::new("bookinfo", "z").unwrap())));
-    assert_eq!(sent(&mesh, "productpage-1"), ["ratings a 5"]);
+    assert_eq!(service_attempts(&mesh, "productpage-1"), ["ratings a 5"]);
 }

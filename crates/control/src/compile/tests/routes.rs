@@ -3,8 +3,8 @@
 use leno_model::Change;
 
 use super::*;
-use crate::compile::service::view;
-use crate::fixture::objects;
+use crate::compile::service::compile_service;
+use crate::fixture::parse_objects;
 
 #[test]
 fn on_a_port_with_both_kinds_of_routes_only_those_of_grpc_decide() {
@@ -18,9 +18,9 @@ spec:
   rules: [{matches: [{method: {service: a.B}}], backendRefs: [{name: reviews-v1, port: 9080}]}]
 "#;
     let rules = |yaml: &str| {
-        let mesh = mesh(yaml);
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let port = view(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let mesh = mesh_with_sidecars(yaml);
+        let reviews = mesh.service(&service_name("reviews")).unwrap();
+        let port = compile_service(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
         assert!(port.routed);
         port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
     };
@@ -43,10 +43,10 @@ fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
     let (host, names) = ("hostnames: [a.example]\n  ", ["a", "b", "c"]);
     let routes = [("HTTPRoute", ""), ("TCPRoute", ""), ("TLSRoute", host)]
         .map(|(kind, more)| names.map(|name| route(kind, name, more)).concat());
-    let mut mesh = mesh(&[BOOKINFO, &routes.concat()].concat());
+    let mut mesh = mesh_with_sidecars(&[BOOKINFO, &routes.concat()].concat());
     let order = |mesh: &Mesh| {
-        let details = mesh.service(&service("details")).unwrap();
-        let port = view(mesh, &Viewer::Anybody, details).ports.remove(&9080).unwrap();
+        let details = mesh.service(&service_name("details")).unwrap();
+        let port = compile_service(mesh, &Viewer::Anybody, details).ports.remove(&9080).unwrap();
         let http: Vec<_> = port.rules.iter().map(|rule| rule.route.name.to_string()).collect();
         let tls: Vec<_> = port.tls_rules.iter().map(|it| it.route.name.to_string()).collect();
         (http.concat(), port.tcp_rule.unwrap().route.name.to_string(), tls.concat())
@@ -54,8 +54,8 @@ fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
     let expected = |all: &str| (all.to_owned(), all[..1].to_owned(), all.to_owned());
     assert_eq!(order(&mesh), expected("abc"));
     for (name, created) in [("a", 30), ("b", 10), ("c", 10)] {
-        for mut object in objects(&routes.concat()) {
-            if object.key().to_string().ends_with(&format!("/{name}")) {
+        for mut object in parse_objects(&routes.concat()) {
+            if object.object_key().to_string().ends_with(&format!("/{name}")) {
                 object.set_created(created);
                 mesh.apply(Change::Upsert(object));
             }
@@ -79,26 +79,26 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
         )
     };
     let shares = |mesh: &Mesh| {
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let reviews = mesh.service(&service_name("reviews")).unwrap();
+        let port = compile_service(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
         let rule = port.rules.first().unwrap().clone();
         (rule.backends.len(), rule.actions.ungranted_weight)
     };
-    assert_eq!(shares(&mesh(&away)), (1, 10));
+    assert_eq!(shares(&mesh_with_sidecars(&away)), (1, 10));
     for (kind, to, expected) in [
         ("HTTPRoute", "", (2, 0)),
         ("HTTPRoute", ", name: reviews-v2", (2, 0)),
         ("HTTPRoute", ", name: other", (1, 10)),
         ("GRPCRoute", "", (1, 10)),
     ] {
-        let mut mesh = mesh(&away);
-        let given = objects(&grant(kind, to)).remove(0);
-        let key = given.key();
+        let mut mesh = mesh_with_sidecars(&away);
+        let given = parse_objects(&grant(kind, to)).remove(0);
+        let key = given.object_key();
         let touched = mesh.apply(Change::Upsert(given));
-        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
         assert_eq!(shares(&mesh), expected, "{kind} {to}");
         let touched = mesh.apply(Change::Remove(key));
-        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
         assert_eq!(shares(&mesh), (1, 10));
     }
 }
@@ -111,13 +111,13 @@ fn sessions_go_to_another_namespace_only_with_a_grant_there() {
                  rules: [{backendRefs: [{name: reviews, port: 9080}, \
                  {name: reviews-v2, namespace: away, port: 9080, weight: 10}]}]\n";
     let shares = |mesh: &Mesh| {
-        let reviews = mesh.service(&service("reviews")).unwrap();
-        let port = view(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let reviews = mesh.service(&service_name("reviews")).unwrap();
+        let port = compile_service(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
         let [rule] = &port.tls_rules[..] else { panic!("one rule") };
         (rule.backends.len(), rule.ungranted_weight)
     };
     for (kind, expected) in [("TLSRoute", (2, 0)), ("TCPRoute", (1, 10))] {
-        let mut mesh = mesh(&format!("{BOOKINFO}{route}"));
+        let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{route}"));
         assert_eq!(shares(&mesh), (1, 10));
         let grant = format!(
             "---\napiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\n\
@@ -125,8 +125,8 @@ fn sessions_go_to_another_namespace_only_with_a_grant_there() {
              gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
              to: [{{group: \"\", kind: Service}}]\n"
         );
-        let touched = mesh.apply(Change::Upsert(objects(&grant).remove(0)));
-        assert!(touched.services.contains(&service("reviews")), "{touched:?}");
+        let touched = mesh.apply(Change::Upsert(parse_objects(&grant).remove(0)));
+        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
         assert_eq!(shares(&mesh), expected, "{kind}");
     }
 }
@@ -157,13 +157,13 @@ spec:
 "#;
 
 /// Returns the routes that apply for a client, and the weight of the first rule without permission.
-fn decides(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) {
+fn applied_routes(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) {
     let (namespace, name) = client.split_once('/').unwrap();
     let name = leno_model::WorkloadName::new(namespace, name).unwrap();
     let client = mesh.workload(&name).unwrap();
-    let wanted = BTreeSet::from([service(asked)]);
-    let world = world(mesh, client, &wanted, &mut Views::default());
-    let rules = &world.snapshot.services[&service(asked)].ports[&9080].rules;
+    let wanted = BTreeSet::from([service_name(asked)]);
+    let world = compile_config(mesh, client, &wanted, &mut Views::default());
+    let rules = &world.snapshot.services[&service_name(asked)].ports[&9080].rules;
     let ungranted = rules.first().map_or(0, |rule| rule.actions.ungranted_weight);
     (rules.iter().map(|rule| rule.route.to_string()).collect(), ungranted)
 }
@@ -174,14 +174,17 @@ fn routes_of_another_namespace_decide_for_its_own_clients_only() {
         let mode = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                     spec: {trafficMode: audit, namespaces: [{name: bank, trafficMode: strict}]}\n";
         let mode = if strict { mode } else { "" };
-        let mesh = mesh(&format!("{BOOKINFO}{CONSUMER}{mode}"));
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}{mode}"));
         assert_eq!(mesh.has_strict(), strict);
-        assert_eq!(decides(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 0));
+        assert_eq!(
+            applied_routes(&mesh, "shop/buyer-1", "reviews"),
+            (vec!["shop/mine".to_owned()], 0)
+        );
         let theirs = (vec!["bookinfo/reviews".to_owned()], 0);
-        assert_eq!(decides(&mesh, "bookinfo/productpage-1", "reviews"), theirs);
+        assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "reviews"), theirs);
         // No route at all; those of other consumers do not apply.
-        assert_eq!(decides(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
-        assert_eq!(decides(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
+        assert_eq!(applied_routes(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
+        assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
     }
 }
 
@@ -191,28 +194,32 @@ fn a_route_leads_back_to_its_service_ungranted_but_nowhere_else() {
         "{name: reviews, namespace: bookinfo, port: 9080}]",
         "{name: details, namespace: bookinfo, port: 9080, weight: 7}]",
     );
-    let mesh = mesh(&format!("{BOOKINFO}{away}"));
-    assert_eq!(decides(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 7));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{away}"));
+    assert_eq!(applied_routes(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 7));
 }
 
 #[test]
 fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
-    let mut mesh = mesh(&format!("{BOOKINFO}{CONSUMER}"));
+    let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}"));
     let mut views = Views::default();
     let buyer = leno_model::WorkloadName::new("shop", "buyer-1").unwrap();
     let mut see = |mesh: &Mesh, name: &str| {
-        let of = |name: &leno_model::WorkloadName| Viewer::of(mesh, mesh.workload(name).unwrap());
-        let theirs = views.view(mesh, &of(&workload("stranger-1")), &service(name)).unwrap();
-        let own = views.view(mesh, &of(&buyer), &service(name)).unwrap();
+        let of = |name: &leno_model::WorkloadName| {
+            Viewer::for_client(mesh, mesh.workload(name).unwrap())
+        };
+        let theirs = views
+            .service_config(mesh, &of(&workload_name("outsider-1")), &service_name(name))
+            .unwrap();
+        let own = views.service_config(mesh, &of(&buyer), &service_name(name)).unwrap();
         (theirs, own)
     };
     let (theirs, own) = see(&mesh, "details");
     assert!(Arc::ptr_eq(&theirs, &own), "one view for both");
     let (theirs, own) = see(&mesh, "reviews");
     assert_ne!(theirs, own);
-    let mine = objects(CONSUMER).remove(1);
-    let touched = mesh.apply(Change::Remove(mine.key()));
-    assert_eq!(touched.services, BTreeSet::from([service("reviews")]));
+    let mine = parse_objects(CONSUMER).remove(1);
+    let touched = mesh.apply(Change::Remove(mine.object_key()));
+    assert_eq!(touched.services, BTreeSet::from([service_name("reviews")]));
     let (theirs, own) = see(&mesh, "reviews");
     assert!(Arc::ptr_eq(&theirs, &own), "the view of producers again");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use leno_model::{Caller, Object};
 
 use super::*;
-use crate::fixture::objects;
+use crate::fixture::parse_objects;
 
 const RULES: &str = r#"
 ---
@@ -24,32 +24,32 @@ metadata: {name: reviews, namespace: bookinfo}
 spec: {service: reviews, rules: [{marks: [{headers: {x-lane: gray}}]}]}
 "#;
 
-fn snapshot(yaml: &str, client: &str) -> Arc<Snapshot> {
-    let mesh = mesh(yaml);
-    let client = mesh.workload(&workload(client)).unwrap();
-    let services = [service("reviews"), service("details")].into_iter().collect();
-    world(&mesh, client, &wanted(client, &services), &mut Views::default()).snapshot
+fn compile_snapshot(yaml: &str, client: &str) -> Arc<Snapshot> {
+    let mesh = mesh_with_sidecars(yaml);
+    let client = mesh.workload(&workload_name(client)).unwrap();
+    let services = [service_name("reviews"), service_name("details")].into_iter().collect();
+    compile_config(&mesh, client, &used_services(client, &services), &mut Views::default()).snapshot
 }
 
 #[test]
 fn endpoints_carry_the_labels_that_rules_of_their_service_name() {
-    let known = snapshot(&format!("{BOOKINFO}{RULES}"), "productpage-1");
+    let known = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "productpage-1");
     let tags = |name: &str| -> Vec<BTreeMap<String, String>> {
-        let port = &known.services[&service(name)].ports[&9080];
+        let port = &known.services[&service_name(name)].ports[&9080];
         port.endpoints.iter().map(|endpoint| endpoint.tags.clone()).collect()
     };
     let version = |version: &str| BTreeMap::from([("version".to_owned(), version.to_owned())]);
     assert_eq!(tags("reviews"), [version("v1"), version("v2")]);
     assert_eq!(tags("details"), [BTreeMap::new()]);
     let caller = &known.plan.caller;
-    assert_eq!(caller.services, [service("productpage")].into());
+    assert_eq!(caller.services, [service_name("productpage")].into());
     assert_eq!((caller.tags.len(), caller.has_parameters), (0, true));
     assert!(known.plan.lanes.is_empty());
 }
 
 #[test]
 fn lanes_are_at_the_ports_that_their_service_leads_to() {
-    let known = snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
+    let known = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
     let lanes: Vec<(u16, usize)> =
         known.plan.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();
     assert_eq!(lanes, [(9083, 1)]);
@@ -57,7 +57,7 @@ fn lanes_are_at_the_ports_that_their_service_leads_to() {
 
 #[test]
 fn nothing_grows_without_rules() {
-    let known = snapshot(BOOKINFO, "reviews-v2-1");
+    let known = compile_snapshot(BOOKINFO, "reviews-v2-1");
     assert_eq!(known.plan.caller, Caller::default());
     assert!(known.plan.lanes.is_empty());
     for port in known.services.values().flat_map(|view| view.ports.values()) {
@@ -68,8 +68,8 @@ fn nothing_grows_without_rules() {
 
 #[test]
 fn a_change_of_tag_rules_touches_who_could_notice() {
-    let mut mesh = mesh(BOOKINFO);
-    let mut touched = objects(RULES.trim_start_matches("\n---")).into_iter().map(|object| {
+    let mut mesh = mesh_with_sidecars(BOOKINFO);
+    let mut touched = parse_objects(RULES.trim_start_matches("\n---")).into_iter().map(|object| {
         assert!(matches!(object, Object::TagRoute(_) | Object::Lane(_)));
         (
             mesh.apply(leno_model::Change::Upsert(object.clone())),
@@ -78,9 +78,12 @@ fn a_change_of_tag_rules_touches_who_could_notice() {
     });
     let (route, again) = touched.next().unwrap();
     assert!(route.everybody, "what sidecars know of callers is asked for the first time");
-    assert_eq!(route.services, [service("reviews")].into());
+    assert_eq!(route.services, [service_name("reviews")].into());
     assert!(again.is_empty());
     let (lane, again) = touched.next().unwrap();
-    assert_eq!(lane.workloads, [workload("reviews-v1-1"), workload("reviews-v2-1")].into());
+    assert_eq!(
+        lane.workloads,
+        [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into()
+    );
     assert!(!lane.everybody && lane.services.is_empty() && again.is_empty());
 }

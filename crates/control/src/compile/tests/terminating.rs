@@ -2,10 +2,10 @@
 
 use leno_model::{Change, Gateway, Object, ObjectKey, Workload};
 
-use super::gateways::{endpoints, gateway, known, unmeshed_workload};
-use super::joining::{cluster, is_balanced, seen};
+use super::gateways::{client_config, gateway_with_backends, service_endpoints, unmeshed_workload};
+use super::joining::{cluster_with_unmeshed, is_balanced, visible_endpoints};
 use super::*;
-use crate::fixture::objects;
+use crate::fixture::parse_objects;
 
 /// The stage of a pod: ready, terminating and serving, or neither.
 #[derive(Clone, Copy)]
@@ -18,18 +18,18 @@ enum At {
 use At::{Ended, Ready, Terminating};
 
 /// Returns a pod without a sidecar of `reviews-v1`.
-fn plain(name: &str, at: At) -> Change {
+fn unmeshed_pod(name: &str, at: At) -> Change {
     let last = name.as_bytes().last().copied().unwrap();
     let workload = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
-    staged(workload, at)
+    upsert_at(workload, at)
 }
 
 /// Returns the pod with a sidecar of `reviews-v1`.
-fn meshed(mesh: &Mesh, at: At) -> Change {
-    staged(mesh.workload(&workload("reviews-v1-1")).unwrap().clone(), at)
+fn meshed_pod(mesh: &Mesh, at: At) -> Change {
+    upsert_at(mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone(), at)
 }
 
-fn staged(workload: Workload, at: At) -> Change {
+fn upsert_at(workload: Workload, at: At) -> Change {
     let (ready, terminating) = match at {
         Ready => (true, false),
         Terminating => (false, true),
@@ -38,98 +38,98 @@ fn staged(workload: Workload, at: At) -> Change {
     Change::Upsert(Object::Workload(Workload { ready, terminating, ..workload }))
 }
 
-fn names(mesh: &Mesh) -> Vec<String> {
-    seen(mesh).into_iter().map(|(name, _)| name).collect()
+fn endpoint_names(mesh: &Mesh) -> Vec<String> {
+    visible_endpoints(mesh).into_iter().map(|(name, _)| name).collect()
 }
 
 #[test]
 fn the_last_pod_serves_on_while_it_terminates() {
-    let mut mesh = cluster(BOOKINFO, &[]);
-    let before = seen(&mesh);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
+    let before = visible_endpoints(&mesh);
     assert_eq!(before, [("reviews-v1-1".to_owned(), true)]);
-    let change = meshed(&mesh, Terminating);
-    assert!(mesh.apply(change).services.contains(&service("reviews-v1")));
+    let change = meshed_pod(&mesh, Terminating);
+    assert!(mesh.apply(change).services.contains(&service_name("reviews-v1")));
     assert!(is_balanced(&mesh));
-    assert_eq!(seen(&mesh), before);
+    assert_eq!(visible_endpoints(&mesh), before);
     // Its application has ended.
-    let change = meshed(&mesh, Ended);
-    assert!(mesh.apply(change).services.contains(&service("reviews-v1")));
-    assert_eq!(seen(&mesh), []);
+    let change = meshed_pod(&mesh, Ended);
+    assert!(mesh.apply(change).services.contains(&service_name("reviews-v1")));
+    assert_eq!(visible_endpoints(&mesh), []);
 }
 
 #[test]
 fn a_ready_pod_is_preferred_to_those_that_terminate() {
     // Each with a sidecar or without, in both roles.
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7"]);
-    let change = meshed(&mesh, Terminating);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7"]);
+    let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
-    assert_eq!(names(&mesh), ["reviews-v1-7"]);
-    mesh.apply(plain("reviews-v1-7", Terminating));
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-7"]);
+    mesh.apply(unmeshed_pod("reviews-v1-7", Terminating));
     assert!(is_balanced(&mesh));
-    assert_eq!(names(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
-    mesh.apply(plain("reviews-v1-8", Ready));
-    assert_eq!(names(&mesh), ["reviews-v1-8"]);
-    mesh.apply(plain("reviews-v1-8", Ended));
-    assert_eq!(names(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
-    let change = meshed(&mesh, Ready);
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
+    mesh.apply(unmeshed_pod("reviews-v1-8", Ready));
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-8"]);
+    mesh.apply(unmeshed_pod("reviews-v1-8", Ended));
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
+    let change = meshed_pod(&mesh, Ready);
     mesh.apply(change);
-    assert_eq!(names(&mesh), ["reviews-v1-1"]);
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-1"]);
     // Ready, but its sidecar is not connected to a control plane yet: only the terminating pod receives
     // requests.
-    mesh.listen(&workload("reviews-v1-1"), None);
-    assert_eq!(names(&mesh), ["reviews-v1-7"]);
+    mesh.set_listeners(&workload_name("reviews-v1-1"), None);
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-7"]);
 }
 
 #[test]
 fn gateways_use_them_too() {
     let edge = "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: bookinfo, \
                 labels: {gateway.networking.k8s.io/gateway-name: edge}}\nspec: {serviceAccount: leno-gateway-edge}\n";
-    let mut mesh = cluster(&format!("{BOOKINFO}{edge}"), &["reviews-v1-7"]);
-    let edge: Gateway = gateway(&["reviews-v1"]);
+    let mut mesh = cluster_with_unmeshed(&format!("{BOOKINFO}{edge}"), &["reviews-v1-7"]);
+    let edge: Gateway = gateway_with_backends(&["reviews-v1"]);
     mesh.apply(Change::Upsert(Object::Gateway(edge)));
     let seen = |mesh: &Mesh| -> Vec<String> {
-        let all = endpoints(&known(mesh, "edge-1", &[]), "reviews-v1");
+        let all = service_endpoints(&client_config(mesh, "edge-1", &[]), "reviews-v1");
         all.into_iter().map(|(name, _, _)| name).collect()
     };
     assert_eq!(seen(&mesh), ["reviews-v1-1", "reviews-v1-7"]);
-    mesh.apply(Change::Remove(ObjectKey::Workload(workload("reviews-v1-1"))));
-    mesh.apply(plain("reviews-v1-7", Terminating));
+    mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
+    mesh.apply(unmeshed_pod("reviews-v1-7", Terminating));
     assert_eq!(seen(&mesh), ["reviews-v1-7"]);
-    mesh.apply(plain("reviews-v1-8", Ready));
+    mesh.apply(unmeshed_pod("reviews-v1-8", Ready));
     assert_eq!(seen(&mesh), ["reviews-v1-8"]);
 }
 
 #[test]
 fn denied_egress_keeps_a_service_in_the_mesh_while_its_last_pod_with_a_sidecar_terminates() {
     let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: default}\nspec: {egress: deny}";
-    let mut mesh = cluster(BOOKINFO, &["reviews-v1-7"]);
-    mesh.apply(Change::Upsert(objects(config).pop().unwrap()));
-    let change = meshed(&mesh, Terminating);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7"]);
+    mesh.apply(Change::Upsert(parse_objects(config).pop().unwrap()));
+    let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
     // The cluster network routes to the ready one.
     assert!(!is_balanced(&mesh));
-    mesh.apply(plain("reviews-v1-7", Terminating));
+    mesh.apply(unmeshed_pod("reviews-v1-7", Terminating));
     assert!(is_balanced(&mesh));
-    assert_eq!(names(&mesh), ["reviews-v1-1"]);
-    let change = meshed(&mesh, Ended);
+    assert_eq!(endpoint_names(&mesh), ["reviews-v1-1"]);
+    let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);
     assert!(!is_balanced(&mesh));
 }
 
 #[test]
 fn sidecars_that_have_not_reported_yet_are_doubted_also_where_their_pods_terminate() {
-    let mut mesh = cluster(BOOKINFO, &[]);
-    let change = meshed(&mesh, Terminating);
+    let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
+    let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
-    mesh.listen(&workload("reviews-v1-1"), None);
-    let world = known(&mesh, "productpage-1", &["reviews-v1"]);
-    let client = mesh.workload(&workload("productpage-1")).unwrap();
-    let doubted = doubt(&mesh, client, &world);
+    mesh.set_listeners(&workload_name("reviews-v1-1"), None);
+    let world = client_config(&mesh, "productpage-1", &["reviews-v1"]);
+    let client = mesh.workload(&workload_name("productpage-1")).unwrap();
+    let doubted = uncertain_endpoints(&mesh, client, &world);
     assert!(!doubted.is_empty());
     // A missing report of a pod that has ended is not an uncertain endpoint.
-    let change = meshed(&mesh, Ended);
+    let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);
-    let client = mesh.workload(&workload("productpage-1")).unwrap();
-    let world = known(&mesh, "productpage-1", &["reviews-v1"]);
-    assert!(doubt(&mesh, client, &world).is_empty());
+    let client = mesh.workload(&workload_name("productpage-1")).unwrap();
+    let world = client_config(&mesh, "productpage-1", &["reviews-v1"]);
+    assert!(uncertain_endpoints(&mesh, client, &world).is_empty());
 }

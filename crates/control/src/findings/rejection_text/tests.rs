@@ -4,7 +4,7 @@ use serde_json::{from_value, json};
 
 use super::*;
 
-fn rejection(reason: &str, by: &str, policies: &[&str]) -> RejectionStatus {
+fn rejection_status(reason: &str, by: &str, policies: &[&str]) -> RejectionStatus {
     RejectionStatus {
         service: "shop/api".to_owned(),
         reason: reason.to_owned(),
@@ -17,7 +17,7 @@ fn rejection(reason: &str, by: &str, policies: &[&str]) -> RejectionStatus {
     }
 }
 
-fn policy(kind: &str, destination: &str) -> PolicyStatus {
+fn policy_status(kind: &str, destination: &str) -> PolicyStatus {
     PolicyStatus {
         kind: kind.to_owned(),
         name: format!("shop/{}", kind.to_lowercase()),
@@ -39,12 +39,12 @@ fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
     });
     let routes: [RouteStatus; 1] = [from_value(route).unwrap()];
     let policies = [
-        policy("TrafficTarget", "shop/api-account"),
-        policy("AccessPolicy", "shop/other"),
-        policy("RateLimit", "shop/api"),
-        policy("CircuitBreaker", "shop/apiary"),
-        policy("JwtValidation", "shop/*"),
-        policy("FaultInjection", "shop/other, shop/api:80"),
+        policy_status("TrafficTarget", "shop/api-account"),
+        policy_status("AccessPolicy", "shop/other"),
+        policy_status("RateLimit", "shop/api"),
+        policy_status("CircuitBreaker", "shop/apiary"),
+        policy_status("JwtValidation", "shop/*"),
+        policy_status("FaultInjection", "shop/other, shop/api:80"),
     ];
     let objects = Objects { workloads: &workloads, routes: &routes, policies: &policies };
     for (reason, expected) in [
@@ -57,14 +57,15 @@ fn a_sentence_names_reason_sidecar_and_the_policy_of_the_right_kind() {
         ("no-route", "; decided by HTTPRoute shop/canary"),
         ("no-endpoint", ""),
     ] {
-        let found = sentence(&rejection(reason, "server", &[]), objects);
+        let found = describe_rejection(&rejection_status(reason, "server", &[]), objects);
         let start = format!(
             "shop/api: the mesh rejects 75.00 % of the requests with {reason} at the sidecar shop/api-1"
         );
         assert_eq!(found, format!("{start}{expected}"));
     }
-    let reported = rejection("rate-limited", "server", &["RateLimit shop/a", "RateLimit shop/b"]);
-    let found = sentence(&reported, objects);
+    let reported =
+        rejection_status("rate-limited", "server", &["RateLimit shop/a", "RateLimit shop/b"]);
+    let found = describe_rejection(&reported, objects);
     assert!(found.ends_with("; decided by one of RateLimit shop/a, RateLimit shop/b"), "{found}");
 }
 
@@ -76,10 +77,11 @@ fn an_account_and_a_service_of_the_same_name_are_two_places() {
     });
     let workloads: [WorkloadStatus; 1] = [from_value(workload).unwrap()];
     // A service has the name of the account, and an account that of the service.
-    let policies = [policy("RateLimit", "shop/acct"), policy("TrafficTarget", "shop/api")];
+    let policies =
+        [policy_status("RateLimit", "shop/acct"), policy_status("TrafficTarget", "shop/api")];
     let objects = Objects { workloads: &workloads, routes: &[], policies: &policies };
     for reason in ["rate-limited", "no-policy-route"] {
-        let found = sentence(&rejection(reason, "server", &[]), objects);
+        let found = describe_rejection(&rejection_status(reason, "server", &[]), objects);
         assert!(!found.contains("decided by"), "{found}");
     }
 }
@@ -87,10 +89,10 @@ fn an_account_and_a_service_of_the_same_name_are_two_places() {
 #[test]
 fn without_any_policy_it_says_that_none_allows_it() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let found = sentence(&rejection("denied-outbound", "client", &[]), none);
+    let found = describe_rejection(&rejection_status("denied-outbound", "client", &[]), none);
     let end = "at the sidecar of its clients shop/api-1; no policy allows it";
     assert!(found.ends_with(end), "{found}");
-    let found = remedy(&rejection("denied-outbound", "client", &[]));
+    let found = rejection_hint(&rejection_status("denied-outbound", "client", &[]));
     assert_eq!(
         found,
         "leno explain denied-outbound shows its meaning and remedy; leno diagnose shop/web-1 --to shop/api"
@@ -101,7 +103,7 @@ fn without_any_policy_it_says_that_none_allows_it() {
 #[test]
 fn a_rejection_that_only_the_client_has_counted_is_not_laid_to_its_sidecar() {
     let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let found = sentence(&rejection("denied-by-policy", "client", &[]), none);
+    let found = describe_rejection(&rejection_status("denied-by-policy", "client", &[]), none);
     let end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
     assert!(found.ends_with(end), "{found}");
 }
@@ -109,12 +111,16 @@ fn a_rejection_that_only_the_client_has_counted_is_not_laid_to_its_sidecar() {
 #[test]
 fn no_policy_is_named_where_none_allowed_the_request() {
     // It may be newer than the rejections.
-    let policies = [policy("AccessPolicy", "shop/api"), policy("TrafficTarget", "shop/api")];
+    let policies =
+        [policy_status("AccessPolicy", "shop/api"), policy_status("TrafficTarget", "shop/api")];
     let objects = Objects { workloads: &[], routes: &[], policies: &policies };
     for reason in ["denied", "denied-outbound"] {
-        let found = sentence(&rejection(reason, "client", &[]), objects);
+        let found = describe_rejection(&rejection_status(reason, "client", &[]), objects);
         assert!(found.ends_with("; no policy allows it"), "{found}");
-        let found = sentence(&rejection(reason, "server", &["AccessPolicy shop/audit"]), objects);
+        let found = describe_rejection(
+            &rejection_status(reason, "server", &["AccessPolicy shop/audit"]),
+            objects,
+        );
         assert!(found.ends_with("; decided by AccessPolicy shop/audit"), "{found}");
     }
 }
@@ -124,7 +130,8 @@ fn a_few_rejections_are_not_worth_a_line() {
     for (requests, share, expected) in
         [(30, 0.75, true), (4, 1.0, false), (5, 1.0, true), (1000, 0.005, false)]
     {
-        let rejection = RejectionStatus { requests, share, ..rejection("denied", "server", &[]) };
+        let rejection =
+            RejectionStatus { requests, share, ..rejection_status("denied", "server", &[]) };
         assert_eq!(is_notable(&rejection), expected, "{requests} {share}");
     }
 }
@@ -135,17 +142,21 @@ fn requests_to_no_service_are_those_of_their_client() {
     let outside = |reason| RejectionStatus {
         service: String::new(),
         sidecars: vec!["shop/web-1".to_owned()],
-        ..rejection(reason, "client", &[])
+        ..rejection_status(reason, "client", &[])
     };
     let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are not services with";
     let unknown = outside("unknown-service");
-    assert_eq!(sentence(&unknown, none), format!("{start} unknown-service"));
-    assert!(remedy(&unknown).ends_with("; leno diagnose shop/web-1"), "{}", remedy(&unknown));
-    let unread = sentence(&outside("head-too-large"), none);
+    assert_eq!(describe_rejection(&unknown, none), format!("{start} unknown-service"));
+    assert!(
+        rejection_hint(&unknown).ends_with("; leno diagnose shop/web-1"),
+        "{}",
+        rejection_hint(&unknown)
+    );
+    let unread = describe_rejection(&outside("head-too-large"), none);
     let start_unread =
         "shop/web-1: the mesh rejects 75.00 % of its requests without a known service with";
     assert_eq!(unread, format!("{start_unread} head-too-large"));
-    let denied = sentence(&outside("egress-denied"), none);
+    let denied = describe_rejection(&outside("egress-denied"), none);
     let end = "egress-denied; no policy allows it, and spec.egress of the MeshConfig is deny";
     assert_eq!(denied, format!("{start} {end}"));
 }

@@ -5,14 +5,14 @@ use leno_model::{Change, Gateway, Object, ServiceAccount};
 
 use super::super::History;
 use super::*;
-use crate::fixture::{BOOKINFO, mesh, service, workload};
+use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
 
-fn series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> TrafficSeries {
+fn traffic_series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> TrafficSeries {
     let mut classes = [0; CLASSES];
     classes[2] = requests;
     TrafficSeries {
         direction,
-        service: Some(service("details")),
+        service: Some(service_name("details")),
         port: 9080,
         route: None,
         peer: ServiceAccount::new("bookinfo", "productpage").ok(),
@@ -26,11 +26,11 @@ fn series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]) -> Tra
     }
 }
 
-fn report(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
+fn traffic_report(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
     Traffic { series, rules, ..Traffic::default() }
 }
 
-fn at(seconds: u64) -> Duration {
+fn at_second(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -43,7 +43,7 @@ spec:
   concurrency: {requests: 5}
 ";
 
-fn hits() -> RuleHits {
+fn rule_hits() -> RuleHits {
     RuleHits {
         kind: RuleKind::ServicePolicy(ServicePolicyKind::RateLimit),
         namespace: Name::new("bookinfo").unwrap(),
@@ -55,18 +55,20 @@ fn hits() -> RuleHits {
 
 #[test]
 fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
-    let mesh = mesh(&format!("{BOOKINFO}---{LIMIT}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}"));
     let mut history = History::default();
     let limited = [(Reason::RateLimited, 30)];
-    let client = report(vec![series(Direction::Outbound, 40, &limited)], Vec::new());
-    history.take(&mesh, &workload("productpage-1"), &client, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    let client =
+        traffic_report(vec![traffic_series(Direction::Outbound, 40, &limited)], Vec::new());
+    history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(
         (&*found[0].by, &found[0].sidecars[..]),
         ("client", &["bookinfo/productpage-1".to_owned()][..])
     );
-    let server = report(vec![series(Direction::Inbound, 40, &limited)], vec![hits()]);
-    history.take(&mesh, &workload("details-1"), &server, at(6));
+    let server =
+        traffic_report(vec![traffic_series(Direction::Inbound, 40, &limited)], vec![rule_hits()]);
+    history.record_report(&mesh, &workload_name("details-1"), &server, at_second(6));
     let expected = RejectionStatus {
         service: "bookinfo/details".to_owned(),
         reason: "rate-limited".to_owned(),
@@ -77,9 +79,13 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
         clients: vec!["bookinfo/productpage-1".to_owned()],
         policies: vec!["RateLimit bookinfo/few".to_owned()],
     };
-    assert_eq!(history.status(&mesh, at(30), None).rejections, [expected]);
-    assert_eq!(history.status(&mesh, at(60), None).rejections, [], "that was half a minute ago");
-    history.sweep(&mesh, at(4000));
+    assert_eq!(history.traffic_status(&mesh, at_second(30), None).rejections, [expected]);
+    assert_eq!(
+        history.traffic_status(&mesh, at_second(60), None).rejections,
+        [],
+        "that was half a minute ago"
+    );
+    history.evict_expired(&mesh, at_second(4000));
     assert!(history.rejections.inbound.is_empty() && history.rejections.outbound.is_empty());
 }
 
@@ -99,24 +105,36 @@ const SHARED: &str = "
 /// A route forwards requests for details to details-v1, or a client calls details-v1 itself.
 #[test]
 fn a_rejection_names_policy_and_server_where_the_client_reports_another_service() {
-    let mesh = mesh(&format!("{BOOKINFO}---{LIMIT}{SHARED}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}{SHARED}"));
     let limited = [(Reason::RateLimited, 30)];
-    let of_metrics = RuleHits { name: Name::new("of-metrics").unwrap(), ..hits() };
+    let of_metrics = RuleHits { name: Name::new("of-metrics").unwrap(), ..rule_hits() };
     let mut history = History::default();
     for name in ["details-v1", "metrics"] {
-        let service = Some(service(name));
-        let sent = TrafficSeries { service, ..series(Direction::Outbound, 40, &limited) };
-        history.take(&mesh, &workload("productpage-1"), &report(vec![sent], vec![]), at(5));
+        let service = Some(service_name(name));
+        let sent = TrafficSeries { service, ..traffic_series(Direction::Outbound, 40, &limited) };
+        history.record_report(
+            &mesh,
+            &workload_name("productpage-1"),
+            &traffic_report(vec![sent], vec![]),
+            at_second(5),
+        );
     }
     let of_port = |port, name| TrafficSeries {
         port,
-        service: Some(service(name)),
-        ..series(Direction::Inbound, 40, &limited)
+        service: Some(service_name(name)),
+        ..traffic_series(Direction::Inbound, 40, &limited)
     };
-    for (got, hit) in [(of_port(9081, "details"), hits()), (of_port(9090, "metrics"), of_metrics)] {
-        history.take(&mesh, &workload("details-1"), &report(vec![got], vec![hit]), at(6));
+    for (got, hit) in
+        [(of_port(9081, "details"), rule_hits()), (of_port(9090, "metrics"), of_metrics)]
+    {
+        history.record_report(
+            &mesh,
+            &workload_name("details-1"),
+            &traffic_report(vec![got], vec![hit]),
+            at_second(6),
+        );
     }
-    let found = history.status(&mesh, at(6), None).rejections;
+    let found = history.traffic_status(&mesh, at_second(6), None).rejections;
     let found: Vec<_> = found
         .iter()
         .map(|it| (&*it.service, it.requests, &*it.by, it.sidecars.clone(), it.policies.clone()))
@@ -140,88 +158,95 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: other, namespace: bookinfo},
  spec: {targetRefs: [{kind: Service, name: details}], limits: {requests: 2}}}
 ";
-    let mesh = mesh(&format!("{BOOKINFO}{breakers}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{breakers}"));
     let sent = TrafficSeries {
-        service: Some(service("reviews-v1")),
+        service: Some(service_name("reviews-v1")),
         route: "bookinfo/reviews".parse().ok(),
-        ..series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
+        ..traffic_series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
     };
     let kind = RuleKind::ServicePolicy(ServicePolicyKind::CircuitBreaker);
-    let hit = |name| RuleHits { kind, name: Name::new(name).unwrap(), ..hits() };
+    let hit = |name| RuleHits { kind, name: Name::new(name).unwrap(), ..rule_hits() };
     let mut history = History::default();
-    let sent = report(vec![sent], vec![hit("own"), hit("other")]);
-    history.take(&mesh, &workload("productpage-1"), &sent, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    let sent = traffic_report(vec![sent], vec![hit("own"), hit("other")]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(found[0].policies, ["CircuitBreaker bookinfo/own"]);
 }
 
 #[test]
 fn a_rejection_that_was_retried_with_success_is_none() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let client = report(vec![series(Direction::Outbound, 40, &[])], Vec::new());
-    history.take(&mesh, &workload("productpage-1"), &client, at(5));
+    let client = traffic_report(vec![traffic_series(Direction::Outbound, 40, &[])], Vec::new());
+    history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
     let limited = [(Reason::RateLimited, 30)];
-    let server = report(vec![series(Direction::Inbound, 70, &limited)], Vec::new());
-    history.take(&mesh, &workload("details-1"), &server, at(5));
-    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
+    let server = traffic_report(vec![traffic_series(Direction::Inbound, 70, &limited)], Vec::new());
+    history.record_report(&mesh, &workload_name("details-1"), &server, at_second(5));
+    assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
 }
 
 #[test]
 fn rejections_of_clients_without_a_sidecar_count_where_they_happened() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let denied = [(Reason::NoPolicyRoute, 10)];
-    let unmeshed = TrafficSeries { peer: None, ..series(Direction::Inbound, 20, &denied) };
-    let client = report(vec![series(Direction::Outbound, 20, &[])], Vec::new());
-    history.take(&mesh, &workload("productpage-1"), &client, at(5));
-    let server = report(vec![unmeshed, series(Direction::Inbound, 20, &[])], Vec::new());
-    history.take(&mesh, &workload("details-1"), &server, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    let unmeshed = TrafficSeries { peer: None, ..traffic_series(Direction::Inbound, 20, &denied) };
+    let client = traffic_report(vec![traffic_series(Direction::Outbound, 20, &[])], Vec::new());
+    history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
+    let server =
+        traffic_report(vec![unmeshed, traffic_series(Direction::Inbound, 20, &[])], Vec::new());
+    history.record_report(&mesh, &workload_name("details-1"), &server, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!((found[0].requests, found[0].share, &*found[0].by), (10, 0.25, "server"));
 }
 
 #[test]
 fn failures_of_peers_and_applications_are_no_rejections() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let failures = [(Reason::ConnectFailed, 5), (Reason::DownstreamClosed, 5)];
-    let mut client = series(Direction::Outbound, 40, &failures);
+    let mut client = traffic_series(Direction::Outbound, 40, &failures);
     client.failed = 40;
     client.reasons.push((None, 30));
-    history.take(&mesh, &workload("productpage-1"), &report(vec![client], Vec::new()), at(5));
-    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
+    history.record_report(
+        &mesh,
+        &workload_name("productpage-1"),
+        &traffic_report(vec![client], Vec::new()),
+        at_second(5),
+    );
+    assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
 }
 
 #[test]
 fn invented_names_take_no_room() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let denied = [(Reason::Denied, 1)];
     let invented = TrafficSeries {
-        service: Some(service("invented")),
-        ..series(Direction::Inbound, 1, &denied)
+        service: Some(service_name("invented")),
+        ..traffic_series(Direction::Inbound, 1, &denied)
     };
-    let sent = report(vec![invented], vec![hits()]);
-    history.take(&mesh, &workload("details-1"), &sent, at(5));
+    let sent = traffic_report(vec![invented], vec![rule_hits()]);
+    history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
     assert!(history.rejections.inbound.is_empty());
     let limited = [(Reason::RateLimited, 1)];
-    let sent = report(vec![series(Direction::Outbound, 1, &limited)], vec![hits()]);
-    history.take(&mesh, &workload("details-1"), &sent, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    let sent =
+        traffic_report(vec![traffic_series(Direction::Outbound, 1, &limited)], vec![rule_hits()]);
+    history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert!(found[0].policies.is_empty(), "there is no such RateLimit");
 }
 
 #[test]
 fn rejections_of_requests_to_no_service_count_for_their_client() {
-    let mesh = mesh(BOOKINFO);
+    let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     let to = |service, requests, reasons: &[(Reason, u64)]| TrafficSeries {
         service,
-        ..series(Direction::Outbound, requests, reasons)
+        ..traffic_series(Direction::Outbound, requests, reasons)
     };
-    let missing = Some(service("missing"));
-    let client = report(
+    let missing = Some(service_name("missing"));
+    let client = traffic_report(
         vec![
             to(missing, 30, &[(Reason::UnknownService, 30)]),
             to(
@@ -229,12 +254,12 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
                 10,
                 &[(Reason::EgressDenied, 6), (Reason::NoRoute, 2), (Reason::BadRequest, 2)],
             ),
-            series(Direction::Outbound, 100, &[]),
+            traffic_series(Direction::Outbound, 100, &[]),
         ],
         Vec::new(),
     );
-    history.take(&mesh, &workload("productpage-1"), &client, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     let found: Vec<_> = found
         .iter()
         .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.by, &it.clients))
@@ -245,7 +270,7 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
         ("", "unknown-service", 30, 0.75, "client", &client),
     ];
     assert_eq!(found, expected);
-    history.sweep(&mesh, at(4000));
+    history.evict_expired(&mesh, at_second(4000));
     assert!(history.rejections.outbound.is_empty() && history.rejections.outside.is_empty());
 }
 
@@ -253,7 +278,7 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
 fn requests_whose_head_cannot_be_read_count_for_the_client_that_sent_them() {
     let edge = "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: bookinfo, \
                 labels: {gateway.networking.k8s.io/gateway-name: edge}}\nspec: {serviceAccount: leno-gateway-edge}\n";
-    let mut mesh = mesh(&format!("{BOOKINFO}{edge}"));
+    let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{edge}"));
     let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: Vec::new() };
     mesh.apply(Change::Upsert(Object::Gateway(gateway)));
     let unread = [
@@ -263,15 +288,23 @@ fn requests_whose_head_cannot_be_read_count_for_the_client_that_sent_them() {
         (Reason::Unsupported, 1),
         (Reason::ConnectFailed, 5),
     ];
-    let unread =
-        TrafficSeries { service: None, port: 0, ..series(Direction::Outbound, 60, &unread) };
+    let unread = TrafficSeries {
+        service: None,
+        port: 0,
+        ..traffic_series(Direction::Outbound, 60, &unread)
+    };
     let mut history = History::default();
     // At a gateway these are requests of external clients, and at a server those of its clients.
-    history.take(&mesh, &workload("edge-1"), &report(vec![unread.clone()], Vec::new()), at(5));
-    assert_eq!(history.status(&mesh, at(5), None).rejections, []);
-    let sent = report(vec![unread], Vec::new());
-    history.take(&mesh, &workload("productpage-1"), &sent, at(5));
-    let found = history.status(&mesh, at(5), None).rejections;
+    history.record_report(
+        &mesh,
+        &workload_name("edge-1"),
+        &traffic_report(vec![unread.clone()], Vec::new()),
+        at_second(5),
+    );
+    assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
+    let sent = traffic_report(vec![unread], Vec::new());
+    history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+    let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     let found: Vec<_> = found
         .iter()
         .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.clients[0]))
@@ -319,11 +352,11 @@ const DECIDING: &str = "
 
 #[test]
 fn each_reason_with_a_deciding_policy_names_it() {
-    let mesh = mesh(&format!("{BOOKINFO}{DECIDING}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{DECIDING}"));
     let counted = |kind: &str, name: &str| RuleHits {
         kind: RuleKind::from_word(kind).unwrap(),
         name: Name::new(name).unwrap(),
-        ..hits()
+        ..rule_hits()
     };
     let kinds = [
         "CircuitBreaker",
@@ -355,10 +388,10 @@ fn each_reason_with_a_deciding_policy_names_it() {
         (Reason::NoRoute, "HTTPRoute"),
     ] {
         let mut history = History::default();
-        let series = series(Direction::Outbound, 40, &[(reason, 30)]);
-        let sent = report(vec![series], rules.clone());
-        history.take(&mesh, &workload("productpage-1"), &sent, at(5));
-        let found = history.status(&mesh, at(5), None).rejections;
+        let series = traffic_series(Direction::Outbound, 40, &[(reason, 30)]);
+        let sent = traffic_report(vec![series], rules.clone());
+        history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+        let found = history.traffic_status(&mesh, at_second(5), None).rejections;
         assert_eq!(found[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
     }
 }

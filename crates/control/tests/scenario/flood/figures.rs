@@ -34,7 +34,7 @@ impl Program {
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let socket = directory.path().join("data/control.sock");
         let bundle = loop {
-            match admin::ask(&socket, "POST", "/token?workload=shop/client-1").await {
+            match admin::query_admin(&socket, "POST", "/token?workload=shop/client-1").await {
                 Ok((200, text)) => break JoinBundle::parse(&text).unwrap(),
                 _ => tokio::task::yield_now().await,
             }
@@ -42,16 +42,16 @@ impl Program {
         Self { child, directory, bundle }
     }
 
-    async fn identity(&self, name: &str) -> Identity {
+    async fn join_identity(&self, name: &str) -> Identity {
         let socket = self.directory.path().join("data/control.sock");
         let path = format!("/token?workload=shop/{name}");
-        let (_, text) = admin::ask(&socket, "POST", &path).await.unwrap();
+        let (_, text) = admin::query_admin(&socket, "POST", &path).await.unwrap();
         let bundle = JoinBundle::parse(&text).unwrap();
-        join_with(&bundle, bundle.control[0], &workload(name)).await.unwrap()
+        join_with(&bundle, bundle.control[0], &workload_name(name)).await.unwrap()
     }
 
     /// Returns the process's CPU time so far.
-    fn cpu(&self) -> Duration {
+    fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         let ticks: u64 = [11, 12].map(|at| fields[at].parse::<u64>().unwrap()).iter().sum();
@@ -59,24 +59,26 @@ impl Program {
     }
 
     /// Returns the number of configurations compiled so far.
-    async fn compiled(&self) -> u64 {
+    async fn compiled_count(&self) -> u64 {
         const NAME: &str = "leno_control_compiled_total ";
         let socket = self.directory.path().join("data/control.sock");
         loop {
-            let Ok((200, page)) = admin::ask(&socket, "GET", "/metrics").await else { continue };
+            let Ok((200, page)) = admin::query_admin(&socket, "GET", "/metrics").await else {
+                continue;
+            };
             return page.lines().find_map(|line| line.strip_prefix(NAME)?.parse().ok()).unwrap();
         }
     }
 
     /// Returns the latency of an operator's query for all services: the median of some queries, and the
     /// maximum.
-    async fn waits(&self, questions: usize) -> (Duration, Duration) {
+    async fn query_latency(&self, questions: usize) -> (Duration, Duration) {
         let socket = self.directory.path().join("data/control.sock");
         let mut waits = Vec::new();
         for _ in 0..questions {
             let began = Instant::now();
             // A timed-out query counts with its timeout.
-            drop(admin::ask(&socket, "GET", "/services").await);
+            drop(admin::query_admin(&socket, "GET", "/services").await);
             waits.push(began.elapsed());
         }
         waits.sort();
@@ -99,7 +101,7 @@ fn a_control_plane_alone() {
     let directory = std::env::var(DIRECTORY).expect("the measurement starts this");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let _control = Control::start(config(Path::new(&directory))).await.unwrap();
+        let _control = Control::start(test_config(Path::new(&directory))).await.unwrap();
         std::future::pending::<()>().await
     });
 }
@@ -119,34 +121,34 @@ fn figures_of_a_flood_of_pairs() {
     let program = std::env::var("LENO").ok();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
-        let program = Program::start(program, &large(SERVICES)).await;
-        let identity = program.identity("client-1").await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered).collect();
+        let program = Program::start(program, &large_mesh(SERVICES)).await;
+        let identity = program.join_identity("client-1").await;
+        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let control = (program.bundle.control[0], &program.bundle.trust_domain);
         let began = Instant::now();
         let mut proxy = Proxy::connect_to(control, &identity, &all).await;
-        proxy.update(|update| update.snapshot.services.len() == SERVICES).await;
+        proxy.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
         println!("3000 services in a Hello: {:?}", began.elapsed());
-        println!("calm: median and longest of `/services` {:?}", program.waits(20).await);
-        let compiled = program.compiled().await;
-        let (before, began, mut sent) = (program.cpu(), Instant::now(), 0_u64);
+        println!("calm: median and longest of `/services` {:?}", program.query_latency(20).await);
+        let compiled = program.compiled_count().await;
+        let (before, began, mut sent) = (program.cpu_time(), Instant::now(), 0_u64);
         let flood = async {
             while began.elapsed() < FLOOD {
-                proxy.say(Request::Subscribe(vec![stock()])).await;
-                proxy.say(Request::Unsubscribe(vec![stock()])).await;
+                proxy.send_request(Request::Subscribe(vec![stock_service()])).await;
+                proxy.send_request(Request::Unsubscribe(vec![stock_service()])).await;
                 sent += 2;
             }
         };
         let others = async {
             // In the middle of the flood.
             tokio::time::sleep(FLOOD / 4).await;
-            program.waits(5).await
+            program.query_latency(5).await
         };
         let ((), waits) = tokio::join!(flood, others);
         let took = began.elapsed();
         println!("flooded: median and longest of `/services` {waits:?}");
-        let compiled = program.compiled().await - compiled;
-        let cpu = program.cpu() - before;
+        let compiled = program.compiled_count().await - compiled;
+        let cpu = program.cpu_time() - before;
         println!("{sent} messages in {took:?}, {compiled} worlds compiled, CPU {cpu:?}");
     }));
 }

@@ -5,7 +5,7 @@ use leno_model::{LaneMark, LaneRule};
 use super::test::{match_from_wire, match_to_wire};
 use super::{labels_from_wire, labels_to_wire, origin_from_wire, source_to_wire};
 use crate::proto;
-use crate::resource::field::{Invalid, each, port};
+use crate::resource::field::{Invalid, convert_each, parse_port};
 
 pub(in crate::resource) fn to_wire((port, rules): (&u16, &Vec<LaneRule>)) -> proto::LanePort {
     let mark = |mark: &LaneMark| proto::LaneMark {
@@ -32,11 +32,12 @@ pub(in crate::resource) fn from_wire(
     let rule = |wire: proto::LaneRule| {
         let source = wire.source.ok_or_else(|| Invalid::new("source", "is missing"))?;
         Ok(LaneRule {
-            origin: origin_from_wire(&source, wire.index).map_err(|bad| bad.under("source"))?,
+            origin: origin_from_wire(&source, wire.index)
+                .map_err(|bad| bad.with_parent("source"))?,
             precedence: wire.precedence,
             matches: match_from_wire(wire.matches)?,
-            marks: each("marks", wire.marks, mark)?,
+            marks: convert_each("marks", wire.marks, mark)?,
         })
     };
-    Ok((port("port", wire.port)?, each("rules", wire.rules, rule)?))
+    Ok((parse_port("port", wire.port)?, convert_each("rules", wire.rules, rule)?))
 }

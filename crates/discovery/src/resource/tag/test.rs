@@ -6,7 +6,7 @@ use leno_model::{
 };
 
 use crate::proto;
-use crate::resource::field::{Invalid, each, parsed};
+use crate::resource::field::{Invalid, convert_each, parse_name};
 use crate::resource::request;
 
 /// Absent if all callers match.
@@ -22,12 +22,13 @@ pub(super) fn callers_from_wire(wire: Option<proto::Callers>) -> Result<Callers,
     let Some(wire) = wire else {
         return Ok(Callers::default());
     };
-    let service = wire.service.map(|service| parsed("from.service", &service)).transpose()?;
-    let tags = each("tags", wire.tags, test_from_wire).map_err(|bad| bad.under("from"))?;
-    Ok(Callers { service, tags, quorum: quorum(wire.one_is_enough) })
+    let service = wire.service.map(|service| parse_name("from.service", &service)).transpose()?;
+    let tags =
+        convert_each("tags", wire.tags, test_from_wire).map_err(|bad| bad.with_parent("from"))?;
+    Ok(Callers { service, tags, quorum: quorum_from_wire(wire.one_is_enough) })
 }
 
-fn quorum(one_is_enough: bool) -> Quorum {
+fn quorum_from_wire(one_is_enough: bool) -> Quorum {
     if one_is_enough { Quorum::One } else { Quorum::All }
 }
 
@@ -54,17 +55,18 @@ pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch,
         return Ok(TagMatch::default());
     };
     let request = wire.request.map(request::from_wire).transpose();
-    let request = request.map_err(|bad| bad.under("matches.request"))?.unwrap_or_default();
+    let request = request.map_err(|bad| bad.with_parent("matches.request"))?.unwrap_or_default();
     if !request.headers.is_empty() || !request.query.is_empty() {
         return Err(Invalid::new("matches.request", "has headers or parameters of its own"));
     }
-    let tests =
-        |field: &str, wire| each(field, wire, test_from_wire).map_err(|bad| bad.under("matches"));
+    let tests = |field: &str, wire| {
+        convert_each(field, wire, test_from_wire).map_err(|bad| bad.with_parent("matches"))
+    };
     Ok(TagMatch {
         path: request.path,
         methods: request.methods,
         headers: tests("headers", wire.headers)?,
-        quorum: quorum(wire.one_is_enough),
+        quorum: quorum_from_wire(wire.one_is_enough),
         repeated: if wire.first_value { Repeated::First } else { Repeated::Joined },
         query: tests("query", wire.query)?,
         cookies: tests("cookies", wire.cookies)?,

@@ -10,7 +10,7 @@ use super::*;
 use crate::proto;
 use crate::resource::inbound;
 
-pub(super) fn inbound() -> impl Strategy<Value = InboundPolicy> {
+pub(super) fn any_inbound_policy() -> impl Strategy<Value = InboundPolicy> {
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
@@ -18,8 +18,8 @@ pub(super) fn inbound() -> impl Strategy<Value = InboundPolicy> {
     let ports = prop_oneof![Just(PortSet::All), vec(1u16.., 0..3).prop_map(PortSet::Only)];
     let claim = ("[a-z]{1,5}", vec("[a-z]{0,5}", 1..3));
     let claim = claim.prop_map(|(name, values)| ClaimMatch { name, values });
-    let asked = (vec(request(), 0..3), vec(claim, 0..2));
-    let rule = (name(), ".{0,9}", action, vec(peer, 0..3), asked, ports);
+    let asked = (vec(any_request_match(), 0..3), vec(claim, 0..2));
+    let rule = (any_name(), ".{0,9}", action, vec(peer, 0..3), asked, ports);
     let rule =
         rule.prop_map(|(policy, name, action, peers, (requests, claims), ports)| PolicyRule {
             policy: PolicyName { namespace: policy.clone(), name: policy },

@@ -8,9 +8,9 @@ use leno_model::{
 };
 use proptest::prelude::*;
 
-use super::name;
+use super::any_name;
 
-pub(super) fn breaker() -> impl Strategy<Value = Breaker> {
+pub(super) fn any_breaker() -> impl Strategy<Value = Breaker> {
     let limit = || prop::option::of(any::<u32>());
     let limits = (limit(), limit(), limit(), limit());
     let limits = limits.prop_map(|(connections, requests, pending, retries)| CircuitLimits {
@@ -19,24 +19,29 @@ pub(super) fn breaker() -> impl Strategy<Value = Breaker> {
         pending,
         retries,
     });
-    (policy(), limits, prop::option::of(trip()), answer(), prop::option::of(time())).prop_map(
-        |(policy, limits, trip, answer, connect_timeout)| {
+    (
+        any_policy_name(),
+        limits,
+        prop::option::of(any_trip()),
+        any_fixed_answer(),
+        prop::option::of(any_duration()),
+    )
+        .prop_map(|(policy, limits, trip, answer, connect_timeout)| {
             let rule = CircuitBreaker { limits, trip, answer, connect_timeout };
             Breaker { policy, rule }
-        },
-    )
+        })
 }
 
-pub(super) fn policy() -> impl Strategy<Value = ServicePolicyName> {
+pub(super) fn any_policy_name() -> impl Strategy<Value = ServicePolicyName> {
     let kind = prop::sample::select(ServicePolicyKind::ALL);
-    (kind, name()).prop_map(|(kind, name)| ServicePolicyName {
+    (kind, any_name()).prop_map(|(kind, name)| ServicePolicyName {
         kind,
         namespace: name.clone(),
         name,
     })
 }
 
-pub(super) fn answer() -> impl Strategy<Value = FixedAnswer> {
+pub(super) fn any_fixed_answer() -> impl Strategy<Value = FixedAnswer> {
     let header = ("x-[a-z]{1,5}", "[a-z]{0,5}").prop_map(|(name, value)| Header { name, value });
     let headers = prop::collection::vec(header, 0..3);
     let status = (200..600_u16).prop_filter("it has a body", |it| FixedAnswer::may_have(*it));
@@ -44,7 +49,7 @@ pub(super) fn answer() -> impl Strategy<Value = FixedAnswer> {
         .prop_map(|(status, body, headers)| FixedAnswer { status, body, headers })
 }
 
-pub(super) fn time() -> impl Strategy<Value = Duration> {
+pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
     (1_000_000..u64::MAX).prop_map(Duration::from_nanos)
 }
 
@@ -53,10 +58,10 @@ fn too_many() -> impl Strategy<Value = TooMany> {
     (some(), some()).prop_map(|(share_ppm, number)| TooMany { share_ppm, number })
 }
 
-fn trip() -> impl Strategy<Value = Trip> {
-    let slow = (time(), too_many()).prop_map(|(from, too_many)| Slow { from, too_many });
+fn any_trip() -> impl Strategy<Value = Trip> {
+    let slow = (any_duration(), too_many()).prop_map(|(from, too_many)| Slow { from, too_many });
     let counts = (1..=60_u8, any::<u32>(), prop::option::of(1..u32::MAX), 1..u32::MAX);
-    (time(), time(), too_many(), prop::option::of(slow), counts).prop_map(
+    (any_duration(), any_duration(), too_many(), prop::option::of(slow), counts).prop_map(
         |(window, open_for, failed, slow, (steps, requests_min, consecutive, probes))| Trip {
             failures: FailureClasses { timeout: true, ..FailureClasses::default() },
             window,

@@ -9,37 +9,37 @@ use leno_model::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::breaker::{answer, policy, time};
-use super::request;
+use super::any_request_match;
+use super::breaker::{any_duration, any_fixed_answer, any_policy_name};
 use crate::proto;
 use crate::resource::{balancing, fault, hedging};
 
-pub(super) fn faults() -> impl Strategy<Value = Faults> {
+pub(super) fn any_faults() -> impl Strategy<Value = Faults> {
     let share = || 0..=1_000_000_u32;
     let waits = (1..=600_000_u64).prop_map(Duration::from_millis);
     let delay = (share(), waits).prop_map(|(share_ppm, time)| Delay { share_ppm, time });
-    let abort = (share(), answer(), prop::option::of(1..=16_u8))
+    let abort = (share(), any_fixed_answer(), prop::option::of(1..=16_u8))
         .prop_map(|(share_ppm, answer, grpc)| Abort { share_ppm, answer, grpc });
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
     let what = (prop::option::of(delay), prop::option::of(abort))
         .prop_filter("it does something", |(delay, abort)| delay.is_some() || abort.is_some());
-    let rule = (".{0,9}", vec(request(), 0..3), vec(peer, 0..3), what).prop_map(
+    let rule = (".{0,9}", vec(any_request_match(), 0..3), vec(peer, 0..3), what).prop_map(
         |(name, requests, peers, (delay, abort))| FaultRule { name, requests, peers, delay, abort },
     );
-    (policy(), vec(rule, 1..3)).prop_map(|(policy, rules)| Faults { policy, rules })
+    (any_policy_name(), vec(rule, 1..3)).prop_map(|(policy, rules)| Faults { policy, rules })
 }
 
-pub(super) fn hedging() -> impl Strategy<Value = Hedging> {
+pub(super) fn any_hedging() -> impl Strategy<Value = Hedging> {
     let methods = prop::sample::subsequence(vec!["GET", "POST", "M-SEARCH"], 0..=3);
-    (policy(), 1_000_000..u64::MAX, methods).prop_map(|(policy, after, methods)| {
+    (any_policy_name(), 1_000_000..u64::MAX, methods).prop_map(|(policy, after, methods)| {
         let methods = methods.into_iter().map(str::to_owned).collect();
         Hedging { policy, rule: HedgeRule { after: Duration::from_nanos(after), methods } }
     })
 }
 
-pub(super) fn balancing() -> impl Strategy<Value = Balancing> {
+pub(super) fn any_balancing() -> impl Strategy<Value = Balancing> {
     let key = || {
         prop_oneof![
             "x-[a-z]{1,5}".prop_map(HashKey::Header),
@@ -55,11 +55,14 @@ pub(super) fn balancing() -> impl Strategy<Value = Balancing> {
         key().prop_map(BalanceAlgorithm::RingHash),
         key().prop_map(BalanceAlgorithm::Maglev),
     ];
-    let warm_up = (time(), 1..=100_u8).prop_map(|(time, percent_min)| WarmUp { time, percent_min });
-    (policy(), algorithm, prop::option::of(warm_up)).prop_map(|(policy, algorithm, warm_up)| {
-        let warm_up = warm_up.filter(|_| algorithm.key().is_none());
-        Balancing { policy, rule: LoadBalancing { algorithm, warm_up } }
-    })
+    let warm_up =
+        (any_duration(), 1..=100_u8).prop_map(|(time, percent_min)| WarmUp { time, percent_min });
+    (any_policy_name(), algorithm, prop::option::of(warm_up)).prop_map(
+        |(policy, algorithm, warm_up)| {
+            let warm_up = warm_up.filter(|_| algorithm.hash_key().is_none());
+            Balancing { policy, rule: LoadBalancing { algorithm, warm_up } }
+        },
+    )
 }
 
 fn said_by(kind: &str) -> Option<proto::ServicePolicy> {

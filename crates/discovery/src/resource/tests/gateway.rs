@@ -7,8 +7,8 @@ use leno_model::{
 
 use super::*;
 
-fn gateway() -> Gateway {
-    let backend = || WeightedBackend::new(fixture::named("reviews"), 80, 1);
+fn gateway_config() -> Gateway {
+    let backend = || WeightedBackend::new(fixture::service_name("reviews"), 80, 1);
     let pattern = |text: &str| Some(text.parse::<HostPattern>().unwrap());
     let rule = RouteRule {
         route: "bookinfo/a".parse().unwrap(),
@@ -50,25 +50,25 @@ fn gateway() -> Gateway {
     Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() }
 }
 
-fn plan() -> WorkloadPlan {
-    WorkloadPlan { gateway: Some(Arc::new(gateway())), ..fixture::plan() }
+fn gateway_proxy_config() -> WorkloadPlan {
+    WorkloadPlan { gateway: Some(Arc::new(gateway_config())), ..fixture::proxy_config() }
 }
 
 #[test]
 fn gateways_survive_the_journey() {
-    let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&plan()) };
-    assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(plan()))));
+    let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&gateway_proxy_config()) };
+    assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(gateway_proxy_config()))));
     let wire = proto::Plan::decode(upsert.content).unwrap();
     assert!(!format!("{wire:?}").contains("secret"));
 }
 
 #[test]
 fn what_a_gateway_cannot_be_is_named() {
-    fn port(plan: &mut proto::Plan, index: usize) -> &mut proto::GatewayPort {
+    fn gateway_port(plan: &mut proto::Plan, index: usize) -> &mut proto::GatewayPort {
         &mut plan.gateway.as_mut().unwrap().ports[index]
     }
-    fn listener(plan: &mut proto::Plan) -> &mut proto::GatewayListener {
-        match &mut port(plan, 0).serves {
+    fn first_listener(plan: &mut proto::Plan) -> &mut proto::GatewayListener {
+        match &mut gateway_port(plan, 0).serves {
             Some(proto::gateway_port::Serves::Http(http)) => &mut http.listeners[0],
             other => panic!("{other:?}"),
         }
@@ -76,16 +76,19 @@ fn what_a_gateway_cannot_be_is_named() {
     type Edit = fn(&mut proto::Plan);
     let cases: [(Edit, &str); 6] = [
         (|p| p.gateway.as_mut().unwrap().name = "edge".into(), "gateway.name"),
-        (|p| port(p, 1).port = 1, "gateway.ports"),
-        (|p| port(p, 0).port = 0, "gateway.ports[0].port"),
-        (|p| port(p, 2).serves = None, "gateway.ports[2].serves"),
-        (|p| listener(p).hostname = Some("*".into()), "gateway.ports[0].listeners[0].hostname"),
+        (|p| gateway_port(p, 1).port = 1, "gateway.ports"),
+        (|p| gateway_port(p, 0).port = 0, "gateway.ports[0].port"),
+        (|p| gateway_port(p, 2).serves = None, "gateway.ports[2].serves"),
         (
-            |p| listener(p).hosts[0].rules[0].matches.clear(),
+            |p| first_listener(p).hostname = Some("*".into()),
+            "gateway.ports[0].listeners[0].hostname",
+        ),
+        (
+            |p| first_listener(p).hosts[0].rules[0].matches.clear(),
             "gateway.ports[0].listeners[0].hosts[0].rules[0].matches",
         ),
     ];
     for (edit, field) in cases {
-        check(ResourceKey::Plan, encode_plan(&plan()), edit, field);
+        check_invalid(ResourceKey::Plan, encode_plan(&gateway_proxy_config()), edit, field);
     }
 }

@@ -11,28 +11,30 @@ use leno_model::{
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
-use super::breaker::{answer, policy};
-use super::{request, service_name};
+use super::breaker::{any_fixed_answer, any_policy_name};
+use super::{any_request_match, service_name};
 use crate::proto;
 use crate::resource::guard;
 
-pub(super) fn guards() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
+pub(super) fn any_port_checks() -> impl Strategy<Value = BTreeMap<u16, Vec<PortGuard>>> {
     let headers = prop::option::of(vec("x-[a-z]{1,5}", 0..3));
     let context = vec(("[a-z]{1,3}", ".{0,5}"), 0..3);
     let longer = prop_oneof![Just(LongerBody::Refused), Just(LongerBody::Begun)];
     let body = (1..=ShownBody::BYTES_MAX, longer, any::<bool>())
         .prop_map(|(bytes_max, longer, as_bytes)| ShownBody { bytes_max, longer, as_bytes });
-    let rule = (check_service(), vec(request(), 0..3), headers, context, prop::option::of(body))
-        .prop_map(|(check_service, requests, headers, context, body)| {
-            let rule = Authorization { check_service, requests, headers, context, body };
-            Guard::Authorization(Box::new(rule))
-        });
-    let rule = prop_oneof![rule, tokens().prop_map(|rule| Guard::Tokens(Box::new(rule)))];
-    let guard = (policy(), rule).prop_map(|(policy, guard)| PortGuard { policy, guard });
+    let rule =
+        (check_service(), vec(any_request_match(), 0..3), headers, context, prop::option::of(body))
+            .prop_map(|(check_service, requests, headers, context, body)| {
+                let rule = Authorization { check_service, requests, headers, context, body };
+                Guard::Authorization(Box::new(rule))
+            });
+    let rule =
+        prop_oneof![rule, any_jwt_validation().prop_map(|rule| Guard::Tokens(Box::new(rule)))];
+    let guard = (any_policy_name(), rule).prop_map(|(policy, guard)| PortGuard { policy, guard });
     btree_map(1u16.., vec(guard, 1..3), 0..3)
 }
 
-fn tokens() -> impl Strategy<Value = JwtValidation> {
+fn any_jwt_validation() -> impl Strategy<Value = JwtValidation> {
     let place = prop_oneof![
         ("x-[a-z]{1,5}", "[A-Z]{0,3} ?")
             .prop_map(|(name, prefix)| JwtPlace::Header { name, prefix }),
@@ -63,13 +65,13 @@ fn tokens() -> impl Strategy<Value = JwtValidation> {
     let required = prop_oneof![
         Just(Required::Never),
         Just(Required::Always),
-        vec(request(), 1..3).prop_map(Required::Of),
+        vec(any_request_match(), 1..3).prop_map(Required::Of),
     ];
     (vec(issuer, 1..3), required)
         .prop_map(|(issuers, required)| JwtValidation { issuers, required })
 }
 
-pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {
+pub(super) fn any_global_limit() -> impl Strategy<Value = GlobalLimit> {
     let value = prop_oneof![
         ".{0,5}".prop_map(DescriptorValue::Text),
         "x-[a-z]{1,5}".prop_map(DescriptorValue::Header),
@@ -79,17 +81,16 @@ pub(super) fn global() -> impl Strategy<Value = GlobalLimit> {
         Just(DescriptorValue::Address),
     ];
     let entry = ("[a-z]{1,5}", value).prop_map(|(key, value)| DescriptorEntry { key, value });
-    let descriptor = (vec(request(), 0..2), vec(entry, 1..3), 1..9_u32)
+    let descriptor = (vec(any_request_match(), 0..2), vec(entry, 1..3), 1..9_u32)
         .prop_map(|(requests, entries, hits)| Descriptor { requests, entries, hits });
-    (check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), answer(), any::<bool>()).prop_map(
-        |(check_service, domain, descriptors, answer, tells)| GlobalLimit {
+    (check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), any_fixed_answer(), any::<bool>())
+        .prop_map(|(check_service, domain, descriptors, answer, tells)| GlobalLimit {
             check_service,
             domain,
             descriptors,
             answer,
             tells,
-        },
-    )
+        })
 }
 
 fn check_service() -> impl Strategy<Value = CheckService> {

@@ -10,31 +10,36 @@ use leno_model::{
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
-use super::breaker::{answer, policy};
-use super::guard::global;
-use super::request;
+use super::any_request_match;
+use super::breaker::{any_fixed_answer, any_policy_name};
+use super::guard::any_global_limit;
 use crate::proto;
 use crate::resource::limit;
 
-pub(super) fn limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> {
-    let global = prop::option::of(global().prop_map(Box::new));
-    let limits =
-        (prop::option::of(rate()), vec(rule(), 0..3), prop::option::of(concurrency()), global)
-            .prop_map(|(connections, rules, concurrency, global)| RateLimits {
-                connections,
-                rules,
-                concurrency,
-                global,
-            })
-            .prop_filter("it bounds something", |limits| !limits.is_empty());
-    let policies = (policy(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
+pub(super) fn any_port_limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortLimits>>> {
+    let global = prop::option::of(any_global_limit().prop_map(Box::new));
+    let limits = (
+        prop::option::of(any_rate()),
+        vec(any_rate_rule(), 0..3),
+        prop::option::of(any_concurrency()),
+        global,
+    )
+        .prop_map(|(connections, rules, concurrency, global)| RateLimits {
+            connections,
+            rules,
+            concurrency,
+            global,
+        })
+        .prop_filter("it bounds something", |limits| !limits.is_empty());
+    let policies =
+        (any_policy_name(), limits).prop_map(|(policy, limits)| PortLimits { policy, limits });
     btree_map(1u16.., vec(policies, 1..3), 0..3)
 }
 
-fn concurrency() -> impl Strategy<Value = Concurrency> {
+fn any_concurrency() -> impl Strategy<Value = Concurrency> {
     let requests = || 1..=Rate::COUNT_MAX;
     let adaptive = prop::option::of((requests(), 1..=u16::MAX));
-    (requests(), adaptive, answer()).prop_map(|(requests, adaptive, answer)| {
+    (requests(), adaptive, any_fixed_answer()).prop_map(|(requests, adaptive, answer)| {
         let adaptive = adaptive.map(|(least, slower_percent)| AdaptiveConcurrency {
             least: least.min(requests),
             slower_percent,
@@ -43,7 +48,7 @@ fn concurrency() -> impl Strategy<Value = Concurrency> {
     })
 }
 
-fn rate() -> impl Strategy<Value = Rate> {
+fn any_rate() -> impl Strategy<Value = Rate> {
     let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
     (1..=Rate::COUNT_MAX, time, 1..=Rate::SIZE_MAX).prop_map(|(count, time, size)| Rate {
         count,
@@ -52,7 +57,7 @@ fn rate() -> impl Strategy<Value = Rate> {
     })
 }
 
-fn rule() -> impl Strategy<Value = RateRule> {
+fn any_rate_rule() -> impl Strategy<Value = RateRule> {
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
@@ -62,8 +67,8 @@ fn rule() -> impl Strategy<Value = RateRule> {
         buckets().prop_map(|buckets| Each::Client { buckets }),
         ("x-[a-z]{1,5}", buckets()).prop_map(|(name, buckets)| Each::Header { name, buckets }),
     ];
-    let who = (vec(request(), 0..3), vec(peer, 0..3), each);
-    (".{0,9}", who, rate(), any::<bool>(), answer()).prop_map(
+    let who = (vec(any_request_match(), 0..3), vec(peer, 0..3), each);
+    (".{0,9}", who, any_rate(), any::<bool>(), any_fixed_answer()).prop_map(
         |(name, (requests, peers, each), rate, is_last, answer)| RateRule {
             name,
             requests,
@@ -110,11 +115,14 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
             "rate.time_nanoseconds",
         ),
     ] {
-        let invalid = limit::from_wire(wire(vec![wrong])).map(|_| ()).unwrap_err();
+        let invalid = limit::from_wire(limited_port(vec![wrong])).map(|_| ()).unwrap_err();
         assert_eq!(invalid.field, format!("policies[0].rules[0].{field}"), "{}", invalid.reason);
     }
-    assert!(limit::from_wire(wire(vec![rule()])).is_ok());
-    assert_eq!(limit::from_wire(wire(Vec::new())).map(|_| ()).unwrap_err().field, "policies[0]");
+    assert!(limit::from_wire(limited_port(vec![rule()])).is_ok());
+    assert_eq!(
+        limit::from_wire(limited_port(Vec::new())).map(|_| ()).unwrap_err().field,
+        "policies[0]"
+    );
     let none = proto::LimitedPort { port: 80, policies: Vec::new() };
     assert_eq!(limit::from_wire(none).map(|_| ()).unwrap_err().field, "policies");
 }
@@ -131,14 +139,14 @@ fn a_bound_on_what_is_under_way_that_is_not_understood_is_refused() {
         (4, adaptive(4, 0), "policies[0].concurrency.adaptive.slower_percent"),
         (4, adaptive(4, 70_000), "policies[0].concurrency.adaptive.slower_percent"),
     ] {
-        let mut wire = wire(Vec::new());
+        let mut wire = limited_port(Vec::new());
         wire.policies[0].concurrency =
             Some(proto::Concurrency { requests, adaptive, answer: None });
         assert_eq!(limit::from_wire(wire).map(|_| ()).unwrap_err().field, field);
     }
 }
 
-fn wire(rules: Vec<proto::RateRule>) -> proto::LimitedPort {
+fn limited_port(rules: Vec<proto::RateRule>) -> proto::LimitedPort {
     let policy = proto::ServicePolicy { kind: "RateLimit".to_owned(), name: "a/b".to_owned() };
     let limits = proto::RateLimits { policy: Some(policy), rules, ..proto::RateLimits::default() };
     proto::LimitedPort { port: 80, policies: vec![limits] }

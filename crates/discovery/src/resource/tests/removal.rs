@@ -7,12 +7,12 @@ use leno_model::{
 };
 use proptest::prelude::*;
 
-use super::breaker::time;
-use super::name;
+use super::any_name;
+use super::breaker::any_duration;
 use crate::proto;
 use crate::resource::traffic_policy;
 
-pub(super) fn removal() -> impl Strategy<Value = Removal> {
+pub(super) fn any_outlier_detection() -> impl Strategy<Value = Removal> {
     let class = (any::<[bool; 4]>(), prop::collection::btree_set(any::<u8>(), 0..4));
     let class =
         class.prop_map(|([connect, timeout, reset, gateway_errors], grpc)| FailureClasses {
@@ -28,7 +28,7 @@ pub(super) fn removal() -> impl Strategy<Value = Removal> {
         .prop_map(|rate| rate.map(|(percent, requests_min)| FailureRate { percent, requests_min }));
     let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
     let more = (prop::option::of(health_check().prop_map(Box::new)), counts);
-    let native = (class.clone(), time(), time(), rate, more).prop_map(
+    let native = (class.clone(), any_duration(), any_duration(), rate, more).prop_map(
         |(failures, window, base, rate, (health_check, counts))| {
             let (steps, consecutive, percent, keep, jitter_percent) = counts;
             RemovalAlgorithm::Native(OutlierRemoval {
@@ -45,14 +45,14 @@ pub(super) fn removal() -> impl Strategy<Value = Removal> {
             })
         },
     );
-    let sermant = (class, time(), time(), any::<[u32; 3]>()).prop_map(
+    let sermant = (class, any_duration(), any_duration(), any::<[u32; 3]>()).prop_map(
         |(failures, expire, window, [scale_up_limit_ppm, min_instances, error_rate_ppm])| {
             let common = SermantCommon { failures, expire, recovery: expire, window, windows: 10 };
             let rule = SermantRule { scale_up_limit_ppm, min_instances, error_rate_ppm };
             RemovalAlgorithm::Sermant(SermantRemoval { common, rule })
         },
     );
-    (name(), prop_oneof![native, sermant]).prop_map(|(name, algorithm)| Removal {
+    (any_name(), prop_oneof![native, sermant]).prop_map(|(name, algorithm)| Removal {
         policy: ServicePolicyName {
             kind: ServicePolicyKind::OutlierRemoval,
             namespace: name.clone(),
@@ -67,7 +67,7 @@ fn health_check() -> impl Strategy<Value = HealthCheck> {
         "/[a-z]{0,9}".prop_map(|path| HealthProbe::Http { path }),
         "[a-z.]{0,9}".prop_map(|service| HealthProbe::Grpc { service }),
     ];
-    (probe, time(), time(), 1..u32::MAX, 1..u32::MAX).prop_map(
+    (probe, any_duration(), any_duration(), 1..u32::MAX, 1..u32::MAX).prop_map(
         |(probe, interval, timeout, failures, successes)| HealthCheck {
             probe,
             interval: interval.max(timeout),

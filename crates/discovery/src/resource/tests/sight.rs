@@ -7,11 +7,11 @@ use leno_model::{
 
 use super::*;
 
-fn sampling() -> impl Strategy<Value = Sampling> {
+fn any_sampling() -> impl Strategy<Value = Sampling> {
     (0..=1_000_000_u32).prop_map(|millionths| Sampling::of_millionths(millionths).unwrap())
 }
 
-pub(super) fn sight() -> impl Strategy<Value = Sight> {
+pub(super) fn any_observability() -> impl Strategy<Value = Sight> {
     let begins = ContextForm::ALL.iter().map(|(_, form)| *form).collect::<Vec<_>>();
     let url = ("[a-z]{1,9}", 1u16..).prop_map(|(host, port)| format!("http://{host}:{port}"));
     let protocols =
@@ -25,7 +25,7 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
     let collector = of(Signal::Metrics, &protocols[..2]);
     let metrics = (collector, 1_000..=3_600_000_u64)
         .prop_map(|(collector, ms)| MetricsPush { collector, interval: Duration::from_millis(ms) });
-    let tracing = (sampling(), any::<bool>(), prop::sample::select(begins), traces).prop_map(
+    let tracing = (any_sampling(), any::<bool>(), prop::sample::select(begins), traces).prop_map(
         |(sampling, errors, begins, collector)| Tracing { sampling, errors, begins, collector },
     );
     let template = "[a-z {}]{0,9}".prop_map(|text| {
@@ -33,7 +33,7 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
         LogForm::Template(LogTemplate::parse(&format!("{text}{{path}}")).unwrap())
     });
     let form = prop_oneof![Just(LogForm::Json), template];
-    let access_log = (sampling(), any::<bool>(), form, prop::option::of(logs)).prop_map(
+    let access_log = (any_sampling(), any::<bool>(), form, prop::option::of(logs)).prop_map(
         |(sampling, errors, form, collector)| AccessLog { sampling, errors, form, collector },
     );
     (prop::option::of(tracing), prop::option::of(access_log), prop::option::of(metrics)).prop_map(
@@ -47,35 +47,41 @@ pub(super) fn sight() -> impl Strategy<Value = Sight> {
 
 #[test]
 fn every_wrong_setting_is_named() {
-    fn sight(plan: &mut proto::Plan) -> &mut proto::Sight {
+    fn observability_mut(plan: &mut proto::Plan) -> &mut proto::Sight {
         plan.sight.as_mut().unwrap()
     }
-    fn tracing(plan: &mut proto::Plan) -> &mut proto::Tracing {
-        sight(plan).tracing.as_mut().unwrap()
+    fn tracing_mut(plan: &mut proto::Plan) -> &mut proto::Tracing {
+        observability_mut(plan).tracing.as_mut().unwrap()
     }
-    fn log(plan: &mut proto::Plan) -> &mut proto::AccessLog {
-        sight(plan).access_log.as_mut().unwrap()
+    fn access_log_mut(plan: &mut proto::Plan) -> &mut proto::AccessLog {
+        observability_mut(plan).access_log.as_mut().unwrap()
     }
-    fn metrics(plan: &mut proto::Plan) -> &mut proto::MetricsPush {
-        sight(plan).metrics.as_mut().unwrap()
+    fn metrics_push_mut(plan: &mut proto::Plan) -> &mut proto::MetricsPush {
+        observability_mut(plan).metrics.as_mut().unwrap()
     }
-    fn lines(plan: &mut proto::Plan) -> &mut proto::Otlp {
-        log(plan).otlp.as_mut().unwrap()
+    fn otlp_mut(plan: &mut proto::Plan) -> &mut proto::Otlp {
+        access_log_mut(plan).otlp.as_mut().unwrap()
     }
     type Edit = fn(&mut proto::Plan);
     let cases: [(Edit, &str); 12] = [
-        (|p| tracing(p).sampling = 1_000_001, "sight.tracing.sampling"),
-        (|p| tracing(p).begins = 9, "sight.tracing.begins"),
-        (|p| tracing(p).protocol = 0, "sight.tracing.protocol"),
-        (|p| tracing(p).endpoint = "ftp://c:1".into(), "sight.tracing.endpoint"),
-        (|p| log(p).template = "{".into(), "sight.access_log.template"),
-        (|p| log(p).sampling = u32::MAX, "sight.access_log.sampling"),
-        (|p| lines(p).protocol = 3, "sight.access_log.otlp.protocol"),
-        (|p| lines(p).endpoint = "http://c:1/v1/metrics".into(), "sight.access_log.otlp.endpoint"),
-        (|p| metrics(p).interval_ms = 999, "sight.metrics.interval_ms"),
-        (|p| metrics(p).interval_ms = 3_600_001, "sight.metrics.interval_ms"),
-        (|p| metrics(p).otlp = None, "sight.metrics.otlp"),
-        (|p| metrics(p).otlp.as_mut().unwrap().protocol = 3, "sight.metrics.otlp.protocol"),
+        (|p| tracing_mut(p).sampling = 1_000_001, "sight.tracing.sampling"),
+        (|p| tracing_mut(p).begins = 9, "sight.tracing.begins"),
+        (|p| tracing_mut(p).protocol = 0, "sight.tracing.protocol"),
+        (|p| tracing_mut(p).endpoint = "ftp://c:1".into(), "sight.tracing.endpoint"),
+        (|p| access_log_mut(p).template = "{".into(), "sight.access_log.template"),
+        (|p| access_log_mut(p).sampling = u32::MAX, "sight.access_log.sampling"),
+        (|p| otlp_mut(p).protocol = 3, "sight.access_log.otlp.protocol"),
+        (
+            |p| otlp_mut(p).endpoint = "http://c:1/v1/metrics".into(),
+            "sight.access_log.otlp.endpoint",
+        ),
+        (|p| metrics_push_mut(p).interval_ms = 999, "sight.metrics.interval_ms"),
+        (|p| metrics_push_mut(p).interval_ms = 3_600_001, "sight.metrics.interval_ms"),
+        (|p| metrics_push_mut(p).otlp = None, "sight.metrics.otlp"),
+        (
+            |p| metrics_push_mut(p).otlp.as_mut().unwrap().protocol = 3,
+            "sight.metrics.otlp.protocol",
+        ),
     ];
     let parse = |signal, protocol| Collector::parse(signal, protocol, "http://c:9411").unwrap();
     let collector = parse(Signal::Traces, CollectorProtocol::Zipkin);
@@ -92,8 +98,8 @@ fn every_wrong_setting_is_named() {
         access_log: Some(access_log),
         metrics: Some(Box::new(metrics)),
     };
-    let plan = WorkloadPlan { sight, ..fixture::plan() };
+    let plan = WorkloadPlan { sight, ..fixture::proxy_config() };
     for (edit, field) in cases {
-        check(ResourceKey::Plan, encode_plan(&plan), edit, field);
+        check_invalid(ResourceKey::Plan, encode_plan(&plan), edit, field);
     }
 }

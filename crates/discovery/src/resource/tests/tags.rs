@@ -10,22 +10,22 @@ use leno_model::{
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
 
-use super::{name, request, service_name};
+use super::{any_name, any_request_match, service_name};
 
-pub(super) fn rules() -> impl Strategy<Value = TagRules> {
-    (vec(rule(), 0..3), otherwise(), vec(caller_rule(), 0..2))
+pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
+    (vec(any_tag_rule(), 0..3), any_otherwise(), vec(caller_rule(), 0..2))
         .prop_map(|(rules, otherwise, by_caller)| TagRules { rules, otherwise, by_caller })
 }
 
-pub(super) fn caller() -> impl Strategy<Value = Caller> {
-    (btree_set(service_name(), 0..3), texts(), any::<bool>())
+pub(super) fn any_caller() -> impl Strategy<Value = Caller> {
+    (btree_set(service_name(), 0..3), any_texts(), any::<bool>())
         .prop_map(|(services, tags, has_parameters)| Caller { services, tags, has_parameters })
 }
 
-pub(super) fn lanes() -> impl Strategy<Value = BTreeMap<u16, Vec<LaneRule>>> {
-    let mark = (any::<u32>(), texts());
+pub(super) fn any_lanes() -> impl Strategy<Value = BTreeMap<u16, Vec<LaneRule>>> {
+    let mark = (any::<u32>(), any_texts());
     let mark = mark.prop_map(|(percent, headers)| LaneMark { percent, headers });
-    let rule = (origin(), any::<i32>(), matches(), vec(mark, 0..3));
+    let rule = (any_origin(), any::<i32>(), any_tag_match(), vec(mark, 0..3));
     let rule = rule.prop_map(|(origin, precedence, matches, marks)| LaneRule {
         origin,
         precedence,
@@ -35,13 +35,13 @@ pub(super) fn lanes() -> impl Strategy<Value = BTreeMap<u16, Vec<LaneRule>>> {
     btree_map(1u16.., vec(rule, 0..3), 0..3)
 }
 
-fn texts() -> impl Strategy<Value = BTreeMap<String, String>> {
+fn any_texts() -> impl Strategy<Value = BTreeMap<String, String>> {
     btree_map("[a-z]{1,3}", "[a-z]{0,3}", 0..3)
 }
 
-fn origin() -> impl Strategy<Value = RuleOrigin> {
+fn any_origin() -> impl Strategy<Value = RuleOrigin> {
     let dialects = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
-    (proptest::sample::select(dialects.to_vec()), name(), any::<u32>()).prop_map(
+    (proptest::sample::select(dialects.to_vec()), any_name(), any::<u32>()).prop_map(
         |(dialect, name, index)| RuleOrigin {
             dialect,
             name: TagRouteName { namespace: name.clone(), name },
@@ -50,36 +50,52 @@ fn origin() -> impl Strategy<Value = RuleOrigin> {
     )
 }
 
-fn otherwise() -> impl Strategy<Value = Vec<Otherwise>> {
+fn any_otherwise() -> impl Strategy<Value = Vec<Otherwise>> {
     vec(proptest::sample::select(vec![Otherwise::Any, Otherwise::Default]), 0..3)
 }
 
-fn rule() -> impl Strategy<Value = TagRule> {
+fn any_tag_rule() -> impl Strategy<Value = TagRule> {
     let sticky = prop_oneof![
         Just(None),
         "[a-z]{1,4}".prop_map(|name| Some(Sticky::Header(name))),
         "[a-z]{1,4}".prop_map(|name| Some(Sticky::Cookie(name)))
     ];
-    (origin(), any::<i32>(), callers(), matches(), (split(), split()), otherwise(), sticky)
-        .prop_map(|(origin, precedence, from, matches, (split, fallback), otherwise, sticky)| {
-            TagRule { origin, precedence, from, matches, split, fallback, otherwise, sticky }
-        })
+    (
+        any_origin(),
+        any::<i32>(),
+        any_callers(),
+        any_tag_match(),
+        (any_tag_split(), any_tag_split()),
+        any_otherwise(),
+        sticky,
+    )
+        .prop_map(
+            |(origin, precedence, from, matches, (split, fallback), otherwise, sticky)| TagRule {
+                origin,
+                precedence,
+                from,
+                matches,
+                split,
+                fallback,
+                otherwise,
+                sticky,
+            },
+        )
 }
 
 fn caller_rule() -> impl Strategy<Value = CallerRule> {
-    (origin(), callers(), split(), any::<u32>(), any::<u32>(), any::<bool>()).prop_map(
-        |(origin, from, split, min_percent, min_total, goes_on)| CallerRule {
+    (any_origin(), any_callers(), any_tag_split(), any::<u32>(), any::<u32>(), any::<bool>())
+        .prop_map(|(origin, from, split, min_percent, min_total, goes_on)| CallerRule {
             origin,
             from,
             split,
             min_percent,
             min_total,
             goes_on,
-        },
-    )
+        })
 }
 
-fn split() -> impl Strategy<Value = TagSplit> {
+fn any_tag_split() -> impl Strategy<Value = TagSplit> {
     let value = prop_oneof!["[a-z]{0,3}".prop_map(TagValue::Is), Just(TagValue::Callers)];
     let tags = btree_map("[a-z]{1,3}", value, 0..3);
     let set = prop_oneof![
@@ -93,20 +109,27 @@ fn split() -> impl Strategy<Value = TagSplit> {
     (vec(target, 0..3), weights).prop_map(|(targets, weights)| TagSplit { targets, weights })
 }
 
-fn callers() -> impl Strategy<Value = Callers> {
-    (prop::option::of(service_name()), tests(), quorum())
+fn any_callers() -> impl Strategy<Value = Callers> {
+    (prop::option::of(service_name()), any_field_tests(), any_quorum())
         .prop_map(|(service, tags, quorum)| Callers { service, tags, quorum })
 }
 
-fn quorum() -> impl Strategy<Value = Quorum> {
+fn any_quorum() -> impl Strategy<Value = Quorum> {
     proptest::sample::select(vec![Quorum::All, Quorum::One])
 }
 
-fn matches() -> impl Strategy<Value = TagMatch> {
+fn any_tag_match() -> impl Strategy<Value = TagMatch> {
     let repeated = proptest::sample::select(vec![Repeated::Joined, Repeated::First]);
     let stem = prop::option::of("[a-z]{0,3}");
-    (request(), tests(), (quorum(), repeated), tests(), tests(), stem).prop_map(
-        |(request, headers, (quorum, repeated), query, cookies, stem)| TagMatch {
+    (
+        any_request_match(),
+        any_field_tests(),
+        (any_quorum(), repeated),
+        any_field_tests(),
+        any_field_tests(),
+        stem,
+    )
+        .prop_map(|(request, headers, (quorum, repeated), query, cookies, stem)| TagMatch {
             path: request.path,
             methods: request.methods,
             headers,
@@ -115,11 +138,10 @@ fn matches() -> impl Strategy<Value = TagMatch> {
             query,
             cookies,
             stem,
-        },
-    )
+        })
 }
 
-fn tests() -> impl Strategy<Value = Vec<FieldTest>> {
+fn any_field_tests() -> impl Strategy<Value = Vec<FieldTest>> {
     let text = [
         TextRelation::Exact,
         TextRelation::Prefix,

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn services(names: &[&str]) -> proto::Services {
+fn service_list(names: &[&str]) -> proto::Services {
     let names = names.iter().map(|name| format!("shop/{name}")).collect();
     proto::Services { names, ..Default::default() }
 }
 
 /// Pairs of a subscription and an unsubscription.
-fn pairs(count: usize) -> Vec<u8> {
+fn subscription_pairs(count: usize) -> Vec<u8> {
     let pair = [
-        framed(from_proxy::Message::Subscribe(services(&["a"]))),
-        framed(from_proxy::Message::Unsubscribe(services(&["a"]))),
+        frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))),
+        frame_message(from_proxy::Message::Unsubscribe(service_list(&["a"]))),
     ];
     pair.concat().repeat(count)
 }
@@ -19,7 +19,7 @@ fn pairs(count: usize) -> Vec<u8> {
 /// Handles events of a connection until it ends, yielding to the runtime before each.
 async fn count_events(owner: &mut Owner) -> u64 {
     let mut handled = 0;
-    while owner.event().await.is_some() {
+    while owner.next_event().await.is_some() {
         handled += 1;
         tokio::task::yield_now().await;
     }
@@ -29,14 +29,14 @@ async fn count_events(owner: &mut Owner) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
     const PAIRS: usize = 10_000;
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let flood = async {
-        far.write_all(&greeting()).await.unwrap();
-        far.write_all(&pairs(PAIRS)).await.unwrap();
+        far.write_all(&framed_hello()).await.unwrap();
+        far.write_all(&subscription_pairs(PAIRS)).await.unwrap();
         drop(far);
     };
     let script = async {
-        let connected = owner.event().await;
+        let connected = owner.next_event().await;
         let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
         // Busy with another connection: messages wait meanwhile, and are merged.
         sleep(Duration::from_millis(1)).await;
@@ -51,12 +51,12 @@ async fn pairs_that_cancel_out_cost_the_owner_next_to_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let mut sent = 0_u64;
     let began = Instant::now();
     let flood = async {
-        far.write_all(&greeting()).await.unwrap();
-        let block = pairs(500);
+        far.write_all(&framed_hello()).await.unwrap();
+        let block = subscription_pairs(500);
         while began.elapsed() < Duration::from_secs(60) {
             far.write_all(&block).await.unwrap();
             sent += 1000;
@@ -64,7 +64,7 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
         drop(far);
     };
     let script = async {
-        let connected = owner.connected().await;
+        let connected = owner.wait_for_connected().await;
         let handled = count_events(&mut owner).await;
         drop(connected);
         handled
@@ -78,14 +78,16 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn work_that_the_owner_charges_slows_its_connection_down() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let script = async {
-        far.write_all(&greeting()).await.unwrap();
+        far.write_all(&framed_hello()).await.unwrap();
         let queued = owner.events.recv().await.unwrap();
         queued.turn.charge(u64::MAX, Instant::now());
         drop(queued.turn);
         let began = Instant::now();
-        far.write_all(&framed(from_proxy::Message::Subscribe(services(&["a"])))).await.unwrap();
+        far.write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
+            .await
+            .unwrap();
         assert_eq!(owner.next().await, "+services {shop/a}");
         let waited = began.elapsed();
         assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(6), "{waited:?}");
@@ -99,15 +101,15 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let flood = async {
-        far.write_all(&greeting()).await.unwrap();
-        let block = pairs(500);
+        far.write_all(&framed_hello()).await.unwrap();
+        let block = subscription_pairs(500);
         // Until the server hangs up.
         while far.write_all(&block).await.is_ok() {}
     };
     let script = async {
-        let connected = owner.connected().await;
+        let connected = owner.wait_for_connected().await;
         count_events(&mut owner).await;
         drop(connected);
     };
@@ -119,11 +121,12 @@ async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
-    let (server, mut owner, far) = serving();
+    let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(16);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: Update| Ok(());
-    let client = follow(far, hello(), &mut subscriber, &mut queue, &mut apply);
+    let client =
+        follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let began = Instant::now();
     let script = async {
         let queued = owner.events.recv().await.unwrap();
@@ -146,7 +149,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         let asks = async {
             for number in 0..3000 {
                 requests
-                    .send(Request::Subscribe(vec![named(&format!("s{number}"))]))
+                    .send(Request::Subscribe(vec![service_name(&format!("s{number}"))]))
                     .await
                     .unwrap();
             }
@@ -163,16 +166,20 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_proxy_says_last_reaches_the_owner() {
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let listeners = proto::Listeners::default();
-    let messages =
-        [greeting(), framed(from_proxy::Message::Listeners(listeners)), pairs(1)].concat();
+    let messages = [
+        framed_hello(),
+        frame_message(from_proxy::Message::Listeners(listeners)),
+        subscription_pairs(1),
+    ]
+    .concat();
     let script = async {
         far.write_all(&messages).await.unwrap();
         drop(far);
         // The owner is busy until the stream has ended.
         sleep(Duration::from_secs(1)).await;
-        let _connected = owner.connected().await;
+        let _connected = owner.wait_for_connected().await;
         assert_eq!(owner.next().await, "listeners []");
         assert_eq!(owner.next().await, "left 7");
     };
@@ -182,18 +189,18 @@ async fn what_a_proxy_says_last_reaches_the_owner() {
 
 #[tokio::test(start_paused = true)]
 async fn services_that_follow_a_full_hello_belong_to_it() {
-    let all: Vec<_> = (0..2500).map(|number| named(&format!("s{number}"))).collect();
+    let all: Vec<_> = (0..2500).map(|number| service_name(&format!("s{number}"))).collect();
     let (near, far) = duplex(1 << 20);
-    let (sender, events) = queue();
-    let server = serve(near, CONNECTION, sender, None, Operators::new(1));
+    let (sender, events) = event_sender();
+    let server = serve_proxy(near, CONNECTION, sender, None, Operators::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: Update| Ok(());
-    let hello = Hello { services: all.clone(), ..hello() };
-    let client = follow(far, hello, &mut subscriber, &mut queue, &mut apply);
+    let hello = Hello { services: all.clone(), ..gateway_hello() };
+    let client = follow_control_plane(far, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {
-        connected = owner.connected() => assert_eq!(connected.hello.services, all),
+        connected = owner.wait_for_connected() => assert_eq!(connected.hello.services, all),
         served = server => panic!("{served:?}"),
         followed = client => panic!("{followed}"),
     }

@@ -21,17 +21,17 @@ async fn no_list_of_a_message_is_lost() {
         ),
         (from_proxy::Message::Subscribe(names), "+names {shop/b}"),
     ];
-    let (server, mut owner, mut far) = serving();
+    let (server, mut owner, mut far) = start_server();
     let script = async {
-        far.write_all(&greeting()).await.unwrap();
-        let _connected = owner.connected().await;
+        far.write_all(&framed_hello()).await.unwrap();
+        let _connected = owner.wait_for_connected().await;
         for (message, expected) in steps {
-            far.write_all(&framed(message)).await.unwrap();
+            far.write_all(&frame_message(message)).await.unwrap();
             assert_eq!(owner.next().await, expected);
         }
         // An empty message changes nothing.
         let empty = from_proxy::Message::Subscribe(proto::Services::default());
-        far.write_all(&framed(empty)).await.unwrap();
+        far.write_all(&frame_message(empty)).await.unwrap();
         drop(far);
         assert_eq!(owner.next().await, "left 7");
     };

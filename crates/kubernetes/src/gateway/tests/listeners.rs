@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn listener(name: &str, port: u16, protocol: &str, more: Value) -> Value {
+fn listener_spec(name: &str, port: u16, protocol: &str, more: Value) -> Value {
     let mut listener = json!({"name": name, "port": port, "protocol": protocol});
     for (key, value) in more.as_object().unwrap() {
         listener[key] = value.clone();
@@ -11,11 +11,11 @@ fn listener(name: &str, port: u16, protocol: &str, more: Value) -> Value {
 }
 
 /// Returns for each listener: Accepted, Conflicted, ResolvedRefs, and its supported kinds.
-fn judged(world: &World) -> Vec<([&'static str; 3], Vec<&'static str>)> {
-    let resolved = world.resolve();
-    let said = &resolved.said[&id("infra", "edge")];
+fn listener_statuses(world: &World) -> Vec<([&'static str; 3], Vec<&'static str>)> {
+    let resolved = world.resolve_all();
+    let said = &resolved.said[&object_id("infra", "edge")];
     let row = |it: &said::ListenerSaid| {
-        let reason = |word| reason(&it.conditions, word);
+        let reason = |word| condition_reason(&it.conditions, word);
         ([reason("Accepted"), reason("Conflicted"), reason("ResolvedRefs")], it.kinds.clone())
     };
     said.listeners.iter().map(row).collect()
@@ -37,8 +37,8 @@ fn each_protocol_takes_its_routes() {
         ("INVALID", json!({}), "UnsupportedProtocol", vec![]),
         ("HTTP", json!({"port": 15020}), "PortUnavailable", vec![]),
     ] {
-        let world = World::new(json!([listener("l", 80, protocol, more.clone())]));
-        let found = judged(&world);
+        let world = World::new(json!([listener_spec("l", 80, protocol, more.clone())]));
+        let found = listener_statuses(&world);
         let expected = [accepted, "NoConflicts", "ResolvedRefs"];
         assert_eq!(found, [(expected, kinds)], "{protocol} {more}");
     }
@@ -55,8 +55,8 @@ fn what_is_not_known_is_not_ignored() {
         ("HTTP", json!({"guard": true}), "UnsupportedValue"),
         ("HTTP", json!({"guard": null}), "Accepted"),
     ] {
-        let world = World::new(json!([listener("l", 80, protocol, more.clone())]));
-        assert_eq!(judged(&world)[0].0[0], expected, "{more}");
+        let world = World::new(json!([listener_spec("l", 80, protocol, more.clone())]));
+        assert_eq!(listener_statuses(&world)[0].0[0], expected, "{more}");
     }
     let own = |key: &str| json!({"infrastructure": {"labels": {key: "a"}}});
     let note = |key: &str| json!({"infrastructure": {"annotations": {key: "a"}}});
@@ -74,10 +74,10 @@ fn what_is_not_known_is_not_ignored() {
     ] {
         let mut world = World::new(json!([]));
         let mut gateway = spec.clone();
-        gateway["listeners"] = json!([listener("l", 80, "HTTP", json!({}))]);
-        world.gateway("edge", gateway);
-        let said = &world.resolve().said[&id("infra", "edge")];
-        assert_eq!(reason(&said.conditions, "Accepted"), expected, "{spec}");
+        gateway["listeners"] = json!([listener_spec("l", 80, "HTTP", json!({}))]);
+        world.add_gateway("edge", gateway);
+        let said = &world.resolve_all().said[&object_id("infra", "edge")];
+        assert_eq!(condition_reason(&said.conditions, "Accepted"), expected, "{spec}");
     }
 }
 
@@ -96,9 +96,9 @@ fn kinds_of_routes_are_those_that_fit() {
         ("TCP", json!([{"kind": "HTTPRoute"}]), "InvalidRouteKinds", vec![]),
     ] {
         let more = json!({"allowedRoutes": {"kinds": kinds}});
-        let world = World::new(json!([listener("l", 80, protocol, more)]));
+        let world = World::new(json!([listener_spec("l", 80, protocol, more)]));
         let expected = (["Accepted", "NoConflicts", reason], left);
-        assert_eq!(judged(&world), [expected], "{protocol} {kinds}");
+        assert_eq!(listener_statuses(&world), [expected], "{protocol} {kinds}");
     }
 }
 
@@ -124,10 +124,10 @@ fn listeners_of_one_port_differ_in_host_name_and_nothing_else() {
     ] {
         let (first, second) = (one.clone(), other.clone());
         let world = World::new(json!([
-            listener("one", one.1, one.0, one.2),
-            listener("other", other.1, other.0, other.2),
+            listener_spec("one", one.1, one.0, one.2),
+            listener_spec("other", other.1, other.0, other.2),
         ]));
-        let found: Vec<_> = judged(&world).into_iter().map(|(it, _)| it).collect();
+        let found: Vec<_> = listener_statuses(&world).into_iter().map(|(it, _)| it).collect();
         assert!(found.iter().all(|it| it[1] == conflict), "{first:?} {second:?}: {found:?}");
         let blocked = conflict != "NoConflicts";
         assert!(!blocked || found.iter().all(|it| it[0] == conflict), "{found:?}");
@@ -167,17 +167,20 @@ fn certificates_are_there_and_may_be_used() {
         ),
     ] {
         let more = json!({"tls": {"certificateRefs": [certificate]}});
-        let mut world = World::new(json!([listener("l", 443, "HTTPS", more)]));
-        world.certificate("infra", "cert");
-        world.certificate("other", "cert");
-        world.facts.certificates.insert(id("infra", "broken"), Err("it is broken".to_owned()));
+        let mut world = World::new(json!([listener_spec("l", 443, "HTTPS", more)]));
+        world.add_certificate("infra", "cert");
+        world.add_certificate("other", "cert");
+        world
+            .facts
+            .certificates
+            .insert(object_id("infra", "broken"), Err("it is broken".to_owned()));
         if let Some(grant) = &grant {
-            world.put("ReferenceGrant", ("other", "grant"), grant.clone());
+            world.add_object("ReferenceGrant", ("other", "grant"), grant.clone());
         }
-        let found = judged(&world)[0].0;
+        let found = listener_statuses(&world)[0].0;
         assert_eq!(found, ["Accepted", "NoConflicts", expected], "{certificate} {grant:?}");
         // Without a key the listener is not served.
-        let ports = world.resolve().gateways.values().next().unwrap().ports.len();
+        let ports = world.resolve_all().gateways.values().next().unwrap().ports.len();
         assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
         // Only permitted Secrets are requested.
         let asked = !secrets_of(&world.facts).is_empty();
@@ -188,8 +191,8 @@ fn certificates_are_there_and_may_be_used() {
 
 #[test]
 fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
-    let good = listener("good", 80, "HTTP", json!({}));
-    let bad = listener("bad", 81, "INVALID", json!({}));
+    let good = listener_spec("good", 80, "HTTP", json!({}));
+    let bad = listener_spec("bad", 81, "INVALID", json!({}));
     let wants = |address: Value| json!({"listeners": [good], "addresses": [address]});
     let only = |listeners: Value| json!({"listeners": listeners});
     let infrastructure = json!({"parametersRef": {"group": "a", "kind": "b", "name": "c"}});
@@ -214,13 +217,13 @@ fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
         ),
     ] {
         let mut world = World::new(json!([]));
-        world.gateway("edge", spec.clone());
+        world.add_gateway("edge", spec.clone());
         if runs {
             world.run();
         }
-        let resolved = world.resolve();
-        let said = &resolved.said[&id("infra", "edge")];
-        let found = ["Accepted", "Programmed"].map(|word| reason(&said.conditions, word));
+        let resolved = world.resolve_all();
+        let said = &resolved.said[&object_id("infra", "edge")];
+        let found = ["Accepted", "Programmed"].map(|word| condition_reason(&said.conditions, word));
         assert_eq!(found, expected, "{spec} {runs}");
         let served = !matches!(expected[1], "Invalid");
         assert_eq!(resolved.desired.len(), usize::from(served), "{spec}");
@@ -230,16 +233,16 @@ fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
 
 #[test]
 fn without_a_load_balancer_the_cluster_has_an_address() {
-    let mut world = World::new(json!([listener("l", 80, "HTTP", json!({}))]));
+    let mut world = World::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
     world.run();
-    let object = id("infra", "leno-gateway-edge");
+    let object = object_id("infra", "leno-gateway-edge");
     let mut addresses = |is_load_balancer| {
-        let cluster = vec![Address::ip("10.0.0.9")];
+        let cluster = vec![Address::from_ip("10.0.0.9")];
         let gateway_service = GatewayService { is_load_balancer, ingress: Vec::new(), cluster };
         world.facts.gateway_services.insert(object.clone(), gateway_service);
-        let resolved = world.resolve();
-        let said = &resolved.said[&id("infra", "edge")];
-        (said.addresses.len(), reason(&said.conditions, "Programmed"))
+        let resolved = world.resolve_all();
+        let said = &resolved.said[&object_id("infra", "edge")];
+        (said.addresses.len(), condition_reason(&said.conditions, "Programmed"))
     };
     assert_eq!(addresses(true), (0, "AddressNotAssigned"));
     assert_eq!(addresses(false), (1, "Programmed"));
@@ -247,10 +250,10 @@ fn without_a_load_balancer_the_cluster_has_an_address() {
 
 #[test]
 fn gateways_of_other_classes_are_none_of_ours() {
-    let mut world = World::new(json!([listener("l", 80, "HTTP", json!({}))]));
+    let mut world = World::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
     world.facts.classes.clear();
-    world.route(("HTTPRoute", "infra", "r"), json!({}), &[]);
-    let resolved = world.resolve();
+    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    let resolved = world.resolve_all();
     assert!(resolved.gateways.is_empty() && resolved.said.is_empty());
     assert!(resolved.parents.is_empty() && resolved.desired.is_empty());
     assert!(resolved.backends.is_empty());
@@ -260,13 +263,14 @@ fn gateways_of_other_classes_are_none_of_ours() {
 fn the_younger_of_two_that_would_share_their_pods_is_refused() {
     let long = "a".repeat(60);
     let mut world = World::new(json!([]));
-    let spec = json!({"listeners": [listener("l", 80, "HTTP", json!({}))]});
+    let spec = json!({"listeners": [listener_spec("l", 80, "HTTP", json!({}))]});
     for name in [format!("{long}x"), format!("{long}y")] {
-        world.gateway(&name, spec.clone());
+        world.add_gateway(&name, spec.clone());
     }
-    let resolved = world.resolve();
-    let accepted =
-        |name: String| reason(&resolved.said[&id("infra", &name)].conditions, "Accepted");
+    let resolved = world.resolve_all();
+    let accepted = |name: String| {
+        condition_reason(&resolved.said[&object_id("infra", &name)].conditions, "Accepted")
+    };
     assert_eq!(accepted(format!("{long}x")), "Accepted");
     assert_eq!(accepted(format!("{long}y")), "Invalid");
     assert_eq!(resolved.desired.len(), 1);
@@ -275,19 +279,19 @@ fn the_younger_of_two_that_would_share_their_pods_is_refused() {
 #[test]
 fn a_name_that_is_no_label_is_said_to_be_none() {
     let mut world = World::new(json!([]));
-    let spec = json!({"listeners": [listener("l", 80, "HTTP", json!({}))]});
+    let spec = json!({"listeners": [listener_spec("l", 80, "HTTP", json!({}))]});
     for length in [64, 253] {
         let name = "a".repeat(length);
-        world.gateway(&name, spec.clone());
+        world.add_gateway(&name, spec.clone());
         let route = json!({"parentRefs": [{"name": name}], "rules": []});
-        world.put("HTTPRoute", ("infra", "r"), route);
-        let resolved = world.resolve();
-        let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
+        world.add_object("HTTPRoute", ("infra", "r"), route);
+        let resolved = world.resolve_all();
+        let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
         let of_route = &resolved.parents[&route][0].conditions;
-        assert_eq!(reason(of_route, "Accepted"), "ListenersNotAccepted", "{length}");
-        let said = &resolved.said[&id("infra", &name)].conditions;
-        assert_eq!(reason(said, "Accepted"), "Invalid", "{length}");
-        assert_eq!(reason(said, "Programmed"), "Invalid", "{length}");
+        assert_eq!(condition_reason(of_route, "Accepted"), "ListenersNotAccepted", "{length}");
+        let said = &resolved.said[&object_id("infra", &name)].conditions;
+        assert_eq!(condition_reason(said, "Accepted"), "Invalid", "{length}");
+        assert_eq!(condition_reason(said, "Programmed"), "Invalid", "{length}");
         assert_eq!(resolved.desired.len(), 0, "{length}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn http(name: &str, more: Value) -> Value {
+fn add_http_route(name: &str, more: Value) -> Value {
     let mut listener = json!({"name": name, "port": 80, "protocol": "HTTP"});
     for (key, value) in more.as_object().unwrap() {
         listener[key] = value.clone();
@@ -32,13 +32,13 @@ fn namespaces_and_kinds_are_allowed_or_not() {
         (from("All"), "TLSRoute", "infra", no),
         (from("All"), "TCPRoute", "infra", no),
     ] {
-        let mut world = World::new(json!([http("l", json!({"allowedRoutes": allowed}))]));
-        world.service("unknown", "web");
+        let mut world = World::new(json!([add_http_route("l", json!({"allowedRoutes": allowed}))]));
+        world.add_service("unknown", "web");
         let hosts: &[&str] = if word == "TLSRoute" { &["a.b"] } else { &[] };
-        world.route((word, namespace, "r"), json!({}), hosts);
-        let found = world.parent(word, namespace, "r");
+        world.add_route((word, namespace, "r"), json!({}), hosts);
+        let found = world.parent_reasons(word, namespace, "r");
         assert_eq!(found, [expected, "ResolvedRefs"], "{allowed} {word} {namespace}");
-        let attached = world.resolve().said[&id("infra", "edge")].listeners[0].attached;
+        let attached = world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached;
         assert_eq!(attached, u32::from(expected == "Accepted"), "{allowed} {word} {namespace}");
     }
 }
@@ -47,8 +47,8 @@ fn namespaces_and_kinds_are_allowed_or_not() {
 fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
     let tls = json!({"certificateRefs": [{"name": "gone"}]});
     let listeners = json!([
-        http("plain", json!({})),
-        http("tls", json!({"port": 443, "protocol": "HTTPS", "tls": tls})),
+        add_http_route("plain", json!({})),
+        add_http_route("tls", json!({"port": 443, "protocol": "HTTPS", "tls": tls})),
     ]);
     for (section, runs, expected) in [
         ("plain", false, "Pending"),
@@ -57,19 +57,20 @@ fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
         ("none", true, "Invalid"),
     ] {
         let mut world = World::new(listeners.clone());
-        world.route(("HTTPRoute", "infra", "r"), json!({"sectionName": section}), &[]);
+        world.add_route(("HTTPRoute", "infra", "r"), json!({"sectionName": section}), &[]);
         if runs {
             world.run();
         }
-        let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
-        let said = &world.resolve().parents[&route][0].conditions;
-        assert_eq!(reason(said, "Programmed"), expected, "{section} {runs}");
+        let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
+        let said = &world.resolve_all().parents[&route][0].conditions;
+        assert_eq!(condition_reason(said, "Programmed"), expected, "{section} {runs}");
     }
 }
 
 #[test]
 fn a_parent_is_a_listener_by_name_and_port() {
-    let listeners = json!([http("a", json!({})), http("b", json!({"port": 81}))]);
+    let listeners =
+        json!([add_http_route("a", json!({})), add_http_route("b", json!({"port": 81}))]);
     for (parent, expected, attached) in [
         (json!({}), "Accepted", [1, 1]),
         (json!({"sectionName": "b"}), "Accepted", [0, 1]),
@@ -80,10 +81,10 @@ fn a_parent_is_a_listener_by_name_and_port() {
         (json!({"port": 82}), "NoMatchingParent", [0, 0]),
     ] {
         let mut world = World::new(listeners.clone());
-        world.route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
-        assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], expected, "{parent}");
-        let resolved = world.resolve();
-        let said = &resolved.said[&id("infra", "edge")];
+        world.add_route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+        let resolved = world.resolve_all();
+        let said = &resolved.said[&object_id("infra", "edge")];
         let found: Vec<u32> = said.listeners.iter().map(|it| it.attached).collect();
         assert_eq!(found, attached, "{parent}");
     }
@@ -106,27 +107,28 @@ fn host_names_are_those_of_both_as_the_route_has_them() {
         (Some("a.b"), vec!["*.a.b"], vec![]),
     ] {
         let more = listener.map_or(json!({}), |name| json!({"hostname": name}));
-        let mut world = World::new(json!([http("l", more)]));
-        world.route(("HTTPRoute", "infra", "r"), json!({}), &route);
-        let said = world.parent("HTTPRoute", "infra", "r")[0];
+        let mut world = World::new(json!([add_http_route("l", more)]));
+        world.add_route(("HTTPRoute", "infra", "r"), json!({}), &route);
+        let said = world.parent_reasons("HTTPRoute", "infra", "r")[0];
         let reason = if expected.is_empty() { "NoMatchingListenerHostname" } else { "Accepted" };
         assert_eq!(said, reason, "{listener:?} {route:?}");
-        let found: Vec<String> = hosts(&world.resolve(), "l").into_iter().map(|it| it.0).collect();
+        let found: Vec<String> =
+            hosts_at_listener(&world.resolve_all(), "l").into_iter().map(|it| it.0).collect();
         assert_eq!(found, expected, "{listener:?} {route:?}");
     }
 }
 
 #[test]
 fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
-    let mut world = World::new(json!([http("l", json!({}))]));
+    let mut world = World::new(json!([add_http_route("l", json!({}))]));
     for (name, hosts) in [("c", vec!["a.b"]), ("a", vec!["a.b", "c.b"]), ("b", vec![])] {
-        world.route(("HTTPRoute", "infra", name), json!({}), &hosts);
+        world.add_route(("HTTPRoute", "infra", name), json!({}), &hosts);
     }
     let row = |host: &str, routes: &[&str]| {
         (host.to_owned(), routes.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
     };
     assert_eq!(
-        hosts(&world.resolve(), "l"),
+        hosts_at_listener(&world.resolve_all(), "l"),
         [row("any", &["b"]), row("a.b", &["c", "a"]), row("c.b", &["a"])]
     );
 }
@@ -147,17 +149,21 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
         (json!({"name": "web", "kind": "Odd", "group": "x.y"}), false, "InvalidKind", 1),
         (json!({"name": "web", "kind": "Odd"}), false, "InvalidKind", 1),
     ] {
-        let mut world = World::new(json!([http("l", json!({}))]));
+        let mut world = World::new(json!([add_http_route("l", json!({}))]));
         if granted {
-            world.put("ReferenceGrant", ("other", "grant"), grant.clone());
+            world.add_object("ReferenceGrant", ("other", "grant"), grant.clone());
         }
         let mut bad = bad.clone();
         bad["weight"] = json!(3);
         let rules = json!([{"backendRefs": [good, bad]}, {"backendRefs": [good]}]);
         let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
-        world.put("HTTPRoute", ("infra", "r"), spec);
-        assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", expected], "{bad}");
-        let resolved = world.resolve();
+        world.add_object("HTTPRoute", ("infra", "r"), spec);
+        assert_eq!(
+            world.parent_reasons("HTTPRoute", "infra", "r"),
+            ["Accepted", expected],
+            "{bad}"
+        );
+        let resolved = world.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
         let Serves::Http(listeners) = &gateway.ports[0].serves else { panic!() };
         let rules = &listeners[0].hosts[0].rules;
@@ -170,46 +176,55 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
 
 #[test]
 fn backends_to_which_somebody_wants_tls_are_none() {
-    let mut world = World::new(json!([http("l", json!({}))]));
-    world.route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    let mut world = World::new(json!([add_http_route("l", json!({}))]));
+    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &[]);
     let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}]});
-    world.put("BackendTLSPolicy", ("other", "p"), policy.clone());
-    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
-    world.put("BackendTLSPolicy", ("infra", "p"), policy);
-    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["Accepted", "UnsupportedProtocol"]);
-    assert!(world.resolve().backends.is_empty());
+    world.add_object("BackendTLSPolicy", ("other", "p"), policy.clone());
+    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
+    world.add_object("BackendTLSPolicy", ("infra", "p"), policy);
+    assert_eq!(
+        world.parent_reasons("HTTPRoute", "infra", "r"),
+        ["Accepted", "UnsupportedProtocol"]
+    );
+    assert!(world.resolve_all().backends.is_empty());
 }
 
 #[test]
 fn routes_are_not_in_force_where_nothing_is_accepted() {
-    let odd = http("odd", json!({"port": 15020}));
-    let mut world = World::new(json!([odd, http("good", json!({}))]));
+    let odd = add_http_route("odd", json!({"port": 15020}));
+    let mut world = World::new(json!([odd, add_http_route("good", json!({}))]));
     for (parent, expected) in [
         (json!({"sectionName": "odd"}), "ListenersNotAccepted"),
         (json!({"sectionName": "good"}), "Accepted"),
         (json!({}), "Accepted"),
     ] {
-        world.route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
-        assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+        world.add_route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
     }
-    let spec = json!({"listeners": [http("good", json!({}))], "odd": 1});
-    world.gateway("edge", spec);
-    assert_eq!(world.parent("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
-    assert_eq!(world.resolve().said[&id("infra", "edge")].listeners[0].attached, 1);
+    let spec = json!({"listeners": [add_http_route("good", json!({}))], "odd": 1});
+    world.add_gateway("edge", spec);
+    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
+    assert_eq!(world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached, 1);
 }
 
 #[test]
 fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
-    let mut world = World::new(json!([http("l", json!({}))]));
-    world.route(("HTTPRoute", "infra", "r"), json!({}), &["a.b"]);
-    let route = RouteId { kind: "HTTPRoute", id: id("infra", "r") };
+    let mut world = World::new(json!([add_http_route("l", json!({}))]));
+    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &["a.b"]);
+    let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
     let good = world.facts.routes[&route].good.clone();
-    world.route(("HTTPRoute", "infra", "r"), json!({}), &["NO"]);
-    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
+    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &["NO"]);
+    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
     world.facts.routes.get_mut(&route).unwrap().good = good;
-    assert_eq!(world.parent("HTTPRoute", "infra", "r"), ["UnsupportedValue", "ResolvedRefs"]);
-    assert_eq!(hosts(&world.resolve(), "l"), [("a.b".to_owned(), vec!["r".to_owned()])]);
-    assert_eq!(world.resolve().said[&id("infra", "edge")].listeners[0].attached, 0);
+    assert_eq!(
+        world.parent_reasons("HTTPRoute", "infra", "r"),
+        ["UnsupportedValue", "ResolvedRefs"]
+    );
+    assert_eq!(
+        hosts_at_listener(&world.resolve_all(), "l"),
+        [("a.b".to_owned(), vec!["r".to_owned()])]
+    );
+    assert_eq!(world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached, 0);
 }
 
 #[test]
@@ -222,10 +237,10 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
     let listeners: Vec<_> = listeners.map(|(name, hostname)| listener(name, hostname)).into();
     let mut world = World::new(json!(listeners));
     let wide = json!({"sectionName": "wide"});
-    world.route(("TLSRoute", "infra", "one"), wide.clone(), &["*.b"]);
-    world.route(("TLSRoute", "infra", "two"), wide, &["q.x.b", "c.b"]);
-    world.route(("TLSRoute", "infra", "three"), json!({"sectionName": "exact"}), &["a.b"]);
-    let resolved = world.resolve();
+    world.add_route(("TLSRoute", "infra", "one"), wide.clone(), &["*.b"]);
+    world.add_route(("TLSRoute", "infra", "two"), wide, &["q.x.b", "c.b"]);
+    world.add_route(("TLSRoute", "infra", "three"), json!({"sectionName": "exact"}), &["a.b"]);
+    let resolved = world.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let shown: Vec<String> =
@@ -246,9 +261,9 @@ fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
         let mut world = World::new(json!([
             {"name": "l", "port": 443, "protocol": "TLS", "hostname": listener, "tls": {"mode": "Passthrough"}},
         ]));
-        world.route(("TLSRoute", "infra", "older"), json!({}), &[older]);
-        world.route(("TLSRoute", "infra", "newer"), json!({}), &[newer]);
-        let resolved = world.resolve();
+        world.add_route(("TLSRoute", "infra", "older"), json!({}), &[older]);
+        world.add_route(("TLSRoute", "infra", "newer"), json!({}), &[newer]);
+        let resolved = world.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
         let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
         let names: Vec<String> =
@@ -266,11 +281,11 @@ fn sessions_and_connections_have_their_ports() {
         {"name": "idle", "port": 5433, "protocol": "TCP"},
     ]);
     let mut world = World::new(listeners);
-    world.route(("TLSRoute", "infra", "one"), json!({}), &["a.b", "a.c"]);
-    world.route(("TLSRoute", "infra", "two"), json!({}), &["*.x.b"]);
-    world.route(("TCPRoute", "infra", "db"), json!({"sectionName": "tcp"}), &[]);
-    world.route(("TCPRoute", "infra", "late"), json!({"sectionName": "tcp"}), &[]);
-    let resolved = world.resolve();
+    world.add_route(("TLSRoute", "infra", "one"), json!({}), &["a.b", "a.c"]);
+    world.add_route(("TLSRoute", "infra", "two"), json!({}), &["*.x.b"]);
+    world.add_route(("TCPRoute", "infra", "db"), json!({"sectionName": "tcp"}), &[]);
+    world.add_route(("TCPRoute", "infra", "late"), json!({"sectionName": "tcp"}), &[]);
+    let resolved = world.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let shown: Vec<String> =

@@ -8,16 +8,20 @@ use kube::Client;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::{Finding, unreadable};
+use super::{Finding, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// Checks the certificate that signs workload certificates.
-pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
-    let secrets: ObjectApi<Secret> = ObjectApi::namespaced(client.clone(), namespace);
+pub(super) async fn check_issuer(
+    client: &Client,
+    namespace: &NamespaceName,
+    now: SystemTime,
+) -> Finding {
+    let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), namespace);
     let found = match secrets.get_opt(&AUTHORITY_NAME).await {
         Ok(found) => found,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let data = found.and_then(|secret| secret.data).unwrap_or_default();
     let Some((key, certificates)) = SIGNERS.iter().find_map(|key| Some((*key, data.get(*key)?)))
@@ -32,7 +36,7 @@ pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: Syst
         _ => "replace the root: see `leno root --help`",
     };
     // The first certificate is the signing one.
-    match ends(&certificates.0, now).first() {
+    match remaining_days(&certificates.0, now).first() {
         Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
             Finding::odd(format!("the intermediate CA expires in {days} days"), remedy)
         }
@@ -47,11 +51,15 @@ pub(super) async fn issuer(client: &Client, namespace: &NamespaceName, now: Syst
 }
 
 /// Checks the trust roots of mesh members.
-pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: SystemTime) -> Finding {
-    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+pub(super) async fn check_roots(
+    client: &Client,
+    namespace: &NamespaceName,
+    now: SystemTime,
+) -> Finding {
+    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
     let text = match maps.get_opt(&ROOTS_NAME).await {
         Ok(map) => map.and_then(|map| map.data).and_then(|mut data| data.remove("roots.pem")),
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let Some(text) = text else {
         return Finding::wrong(
@@ -60,7 +68,7 @@ pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: Syste
         );
     };
     let remedy = "replace the root: see `leno root --help`";
-    let ends: Vec<u64> = ends(text.as_bytes(), now).into_iter().flatten().collect();
+    let ends: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
     match ends.iter().max() {
         None => Finding::wrong("none is valid", remedy),
         Some(days) if *days < DAYS_MIN => {
@@ -71,14 +79,14 @@ pub(super) async fn roots(client: &Client, namespace: &NamespaceName, now: Syste
 }
 
 /// Checks the CA bundle by which the API server verifies the webhook.
-pub(super) fn bundle(
+pub(super) fn check_bundle(
     configuration: Option<&MutatingWebhookConfiguration>,
     now: SystemTime,
 ) -> Finding {
     let webhooks = configuration.and_then(|it| it.webhooks.as_ref()).into_iter().flatten();
     let bundles = webhooks.filter_map(|webhook| webhook.client_config.ca_bundle.as_ref());
     // A bundle is valid as long as any of its certificates.
-    let ends = bundles.map(|bundle| ends(&bundle.0, now).into_iter().flatten().max());
+    let ends = bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
     match ends.min() {
         Some(Some(days)) if days < DAYS_MIN => Finding::odd(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
@@ -95,12 +103,12 @@ pub(super) fn bundle(
 }
 
 /// Returns the remaining days of each certificate, or `None` for an expired one.
-fn ends(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
+fn remaining_days(pem: &[u8], now: SystemTime) -> Vec<Option<u64>> {
     let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
-    certificates.map(|der| days(&der, now)).collect()
+    certificates.map(|der| days_until_expiry(&der, now)).collect()
 }
 
-fn days(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
+fn days_until_expiry(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
     let (_, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
     let end = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
     let left = (UNIX_EPOCH + Duration::from_secs(end)).duration_since(now).ok()?;

@@ -9,7 +9,7 @@ use kube::{Client, ResourceExt as _};
 use leno_model::SidecarConnections;
 use tokio::time::{Instant, sleep};
 
-use super::{Finding, few, unreadable};
+use super::{Finding, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::status::noted_connections;
 use crate::words::CONTROL_NAME;
@@ -18,21 +18,21 @@ use crate::words::CONTROL_NAME;
 ///
 /// New control planes discover each other within a second. The leader updates the Lease at the next renewal,
 /// for which the check waits.
-pub(super) async fn connections(
+pub(super) async fn check_connections(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
     pods: &[Pod],
     are_more: bool,
 ) -> Finding {
-    let leases: ObjectApi<Lease> = ObjectApi::namespaced(client.clone(), namespace);
+    let leases: ObjectApi<Lease> = ObjectApi::for_namespace(client.clone(), namespace);
     let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let replicas = usize::try_from(replicas).unwrap_or(0);
     let until = Instant::now() + RENEWED_WITHIN;
     loop {
         let lease = match leases.get_opt(&CONTROL_NAME).await {
             Ok(lease) => lease,
-            Err(error) => return unreadable(&error),
+            Err(error) => return unreadable_finding(&error),
         };
         let fresh = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
         let known = fresh.as_ref().and_then(|lease| noted_connections(&lease.metadata));
@@ -42,7 +42,7 @@ pub(super) async fn connections(
             continue;
         }
         return match (fresh, known) {
-            (_, Some(known)) => compared(&known, replicas, pods, are_more),
+            (_, Some(known)) => compare_connections(&known, replicas, pods, are_more),
             (Some(_), None) => Finding::Well(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
             ),
@@ -68,7 +68,12 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     has_holder && is_recent
 }
 
-fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more: bool) -> Finding {
+fn compare_connections(
+    known: &SidecarConnections,
+    replicas: usize,
+    pods: &[Pod],
+    are_more: bool,
+) -> Finding {
     if !knows_all(known, replicas) {
         return Finding::odd(
             format!(
@@ -102,7 +107,7 @@ fn compared(known: &SidecarConnections, replicas: usize, pods: &[Pod], are_more:
         format!(
             "the sidecars of {} are connected to no control plane and receive no changes and no \
              new certificates ({count} in ready pods)",
-            few(&names)
+            summarize_names(&names)
         ),
         format!(
             "see `kubectl -n {namespace} logs {pod} -c leno-proxy`, and restart the pod if its control plane can be reached"
@@ -123,41 +128,63 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, ready: &str) -> Pod {
+    fn sidecar_pod(name: &str, ready: &str) -> Pod {
         let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
         let pod = json!({"metadata": {"name": name, "namespace": "shop"}, "status": status});
         serde_json::from_value(pod).unwrap()
     }
 
-    fn known(peers: usize, names: &[&str], count: usize) -> SidecarConnections {
+    fn known_connections(peers: usize, names: &[&str], count: usize) -> SidecarConnections {
         let disconnected = names.iter().map(|it| WorkloadName::new("shop", it).unwrap()).collect();
         SidecarConnections { peers, disconnected, count }
     }
 
     #[test]
     fn ready_pods_without_a_connection_are_reported() {
-        let pods = [pod("web-1", "True"), pod("web-2", "False"), pod("web-3", "True")];
+        let pods = [
+            sidecar_pod("web-1", "True"),
+            sidecar_pod("web-2", "False"),
+            sidecar_pod("web-3", "True"),
+        ];
         let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
-            let found = compared(known, replicas, &pods, more);
+            let found = compare_connections(known, replicas, &pods, more);
             assert_eq!(matches!(found, Finding::Wrong(_)), is_wrong, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
-        check(&known(1, &[], 0), 2, false, false, "each ready pod's sidecar is connected");
         check(
-            &known(1, &["web-1"], 1),
+            &known_connections(1, &[], 0),
+            2,
+            false,
+            false,
+            "each ready pod's sidecar is connected",
+        );
+        check(
+            &known_connections(1, &["web-1"], 1),
             2,
             false,
             true,
             "the sidecars of shop/web-1 are connected to no control plane",
         );
-        check(&known(1, &["web-1"], 1), 2, false, true, "kubectl -n shop logs web-1 -c leno-proxy");
+        check(
+            &known_connections(1, &["web-1"], 1),
+            2,
+            false,
+            true,
+            "kubectl -n shop logs web-1 -c leno-proxy",
+        );
         // A pod that is not ready or has terminated in between has its own finding or none.
-        check(&known(1, &["web-2", "web-9"], 2), 2, false, false, "each ready pod's");
-        check(&known(1, &["web-9"], 1), 2, true, true, "shop/web-9");
-        check(&known(1, &["web-1", "web-3"], 40), 2, false, true, "(40 in ready pods)");
+        check(&known_connections(1, &["web-2", "web-9"], 2), 2, false, false, "each ready pod's");
+        check(&known_connections(1, &["web-9"], 1), 2, true, true, "shop/web-9");
+        check(&known_connections(1, &["web-1", "web-3"], 40), 2, false, true, "(40 in ready pods)");
         // A control plane that is unaware of another one's sidecars does not know all connected ones.
-        check(&known(0, &["web-1"], 1), 2, false, false, "has reports from 1 of 2 control planes");
-        check(&known(0, &["web-1"], 1), 1, false, true, "shop/web-1");
+        check(
+            &known_connections(0, &["web-1"], 1),
+            2,
+            false,
+            false,
+            "has reports from 1 of 2 control planes",
+        );
+        check(&known_connections(0, &["web-1"], 1), 1, false, true, "shop/web-1");
     }
 
     #[test]

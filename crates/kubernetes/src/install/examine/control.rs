@@ -7,39 +7,39 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
-use super::{Finding, few, unreadable};
+use super::{Finding, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
-use crate::install::apply::lacking;
+use crate::install::apply::incomplete_rollout;
 use crate::install::{PART_OF, PART_OF_LABEL};
 use crate::words::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 
 /// Finds the control plane of a namespace, or the one in the cluster.
-pub(super) async fn find(
+pub(super) async fn find_control_plane(
     client: &Client,
     namespace: Option<&NamespaceName>,
 ) -> Result<(NamespaceName, Deployment), Finding> {
-    let Some(namespace) = namespace else { return anywhere(client).await };
-    let deployments: ObjectApi<Deployment> = ObjectApi::namespaced(client.clone(), namespace);
+    let Some(namespace) = namespace else { return find_in_cluster(client).await };
+    let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     match deployments.get_opt(&CONTROL_NAME).await {
         Ok(Some(deployment)) => Ok((namespace.clone(), deployment)),
         Ok(None) => Err(Finding::odd(
             format!("there is none in {namespace}"),
             format!("`leno install -n {namespace} --apply` installs it"),
         )),
-        Err(error) => Err(unreadable(&error)),
+        Err(error) => Err(unreadable_finding(&error)),
     }
 }
 
-async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Finding> {
-    let all: ObjectApi<Deployment> = ObjectApi::all(client.clone());
+async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), Finding> {
+    let all: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
     let ours = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
     let listed = match all.list(&ListParams::default().labels(&ours)).await {
         Ok(listed) => listed.items,
         // Without permission to list all namespaces, check the default one.
-        Err(error) if error.code() == Some(FORBIDDEN) => {
-            return Box::pin(find(client, Some(&USUAL_NAMESPACE))).await;
+        Err(error) if error.status_code() == Some(FORBIDDEN) => {
+            return Box::pin(find_control_plane(client, Some(&USUAL_NAMESPACE))).await;
         }
-        Err(error) => return Err(unreadable(&error)),
+        Err(error) => return Err(unreadable_finding(&error)),
     };
     let mut found = listed.into_iter().filter(|it| it.name_any() == CONTROL);
     let others: Vec<String>;
@@ -51,7 +51,7 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
             match others.as_slice() {
                 [] => match NamespaceName::new(&namespace) {
                     Ok(namespace) => Ok((namespace, first)),
-                    Err(error) => Err(unreadable(&error.into())),
+                    Err(error) => Err(unreadable_finding(&error.into())),
                 },
                 others => Err(Finding::wrong(
                     format!(
@@ -67,8 +67,8 @@ async fn anywhere(client: &Client) -> Result<(NamespaceName, Deployment), Findin
 }
 
 /// Checks that all its pods are available.
-pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
-    match lacking(deployment) {
+pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Finding {
+    match incomplete_rollout(deployment) {
         None => Finding::Well(format!("all pods are ready, in {namespace}")),
         Some(lacks) => Finding::wrong(
             lacks,
@@ -78,23 +78,23 @@ pub(super) fn state(namespace: &str, deployment: &Deployment) -> Finding {
 }
 
 /// Checks the nodes of the control planes: each has its own if enough nodes are schedulable.
-pub(super) async fn spread(client: &Client, namespace: &NamespaceName) -> Finding {
-    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), namespace);
+pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> Finding {
+    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
     let ours = ListParams::default()
         .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
         .fields("status.phase=Running");
-    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
+    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let pods = match pods.list(&ours).await {
         Ok(pods) => pods.items,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     match nodes.list(&ListParams::default()).await {
-        Ok(nodes) => shared(namespace, &pods, &nodes.items),
-        Err(error) => unreadable(&error),
+        Ok(nodes) => compare_nodes(namespace, &pods, &nodes.items),
+        Err(error) => unreadable_finding(&error),
     }
 }
 
-fn shared(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
+fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
     let staying = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     let mut by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for pod in staying {
@@ -128,7 +128,7 @@ fn shared(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
                 "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
                  all of them",
                 pods.len(),
-                few(&free)
+                summarize_names(&free)
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
@@ -151,7 +151,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 }
 
 const FORBIDDEN: u16 = 403;
-const USUAL_NAMESPACE: NamespaceName = NamespaceName::literal(SYSTEM_NAMESPACE);
+const USUAL_NAMESPACE: NamespaceName = NamespaceName::from_literal(SYSTEM_NAMESPACE);
 
 #[cfg(test)]
 mod tests {
@@ -159,34 +159,39 @@ mod tests {
 
     use super::*;
 
-    fn node(name: &str, spec: Value, ready: &str) -> Node {
+    fn node_with_spec(name: &str, spec: Value, ready: &str) -> Node {
         let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
         let node = json!({"metadata": {"name": name}, "spec": spec, "status": status});
         serde_json::from_value(node).unwrap()
     }
 
-    fn pod(name: &str, node: &str) -> Pod {
+    fn pod_on_node(name: &str, node: &str) -> Pod {
         let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": []}});
         serde_json::from_value(pod).unwrap()
     }
 
     #[test]
     fn replicas_that_share_a_node_are_reported_where_another_takes_one() {
-        let (first, second) = (node("n1", json!({}), "True"), node("n2", json!({}), "True"));
-        let both = [pod("a", "n1"), pod("b", "n1")];
+        let (first, second) =
+            (node_with_spec("n1", json!({}), "True"), node_with_spec("n2", json!({}), "True"));
+        let both = [pod_on_node("a", "n1"), pod_on_node("b", "n1")];
         let check = |pods: &[Pod], nodes: &[Node], is_well: bool, words: &str| {
-            let found = shared("leno-system", pods, nodes);
+            let found = compare_nodes("leno-system", pods, nodes);
             assert_eq!(matches!(found, Finding::Well(_)), is_well, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
         let nodes = [first.clone(), second.clone()];
         check(&both, &nodes, false, "2 of them share the node n1, and n2 could run one");
-        check(&[pod("a", "n1"), pod("b", "n2")], &nodes, true, "on 2 nodes");
+        check(&[pod_on_node("a", "n1"), pod_on_node("b", "n2")], &nodes, true, "on 2 nodes");
         check(&both, std::slice::from_ref(&first), true, "no other node can run them");
         for other in [
-            node("n2", json!({}), "False"),
-            node("n2", json!({"unschedulable": true}), "True"),
-            node("n2", json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}), "True"),
+            node_with_spec("n2", json!({}), "False"),
+            node_with_spec("n2", json!({"unschedulable": true}), "True"),
+            node_with_spec(
+                "n2",
+                json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}),
+                "True",
+            ),
         ] {
             check(&both, &[first.clone(), other], true, "no other node can run them");
         }

@@ -8,17 +8,17 @@ use kube::{Client, ResourceExt as _};
 use leno_registry::ServedKind;
 use serde_json::Value;
 
-use super::{Finding, few, unreadable};
+use super::{Finding, summarize_names, unreadable_finding};
 use crate::api::ApiError;
 use crate::gateway::EDGE_KINDS;
 use crate::install::Installed;
-use crate::source::{Found, find};
+use crate::source::{Found, find_version};
 use crate::status::Form;
 use crate::words::GATEWAY_CONTROLLER;
 
 /// Checks for Gateways of our class that no control plane serves.
-pub(super) async fn served(client: &Client, control: &Deployment) -> Finding {
-    if Installed::of(control).gateways {
+pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Finding {
+    if Installed::from_deployment(control).gateways {
         return Finding::Well("the control plane serves them".to_owned());
     }
     match of_our_class(client).await {
@@ -26,18 +26,18 @@ pub(super) async fn served(client: &Client, control: &Deployment) -> Finding {
         Ok(all) => Finding::odd(
             format!(
                 "no control plane serves {}: the mesh is installed without gateways",
-                few(&all)
+                summarize_names(&all)
             ),
             "delete them, or give them another class, or serve them with `leno install --gateways --apply`",
         ),
-        Err(error) => unreadable(&error),
+        Err(error) => unreadable_finding(&error),
     }
 }
 
 async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
     let (mut classes, mut gateways) = (BTreeSet::new(), Vec::new());
     for kind in EDGE_KINDS {
-        let form = Form::of(kind);
+        let form = Form::for_kind(kind);
         if !matches!(form, Form::Class | Form::Gateway) {
             continue;
         }
@@ -56,7 +56,7 @@ async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
 
 /// Returns the objects of a kind; none where the cluster does not have the kind.
 async fn all_of(client: &Client, kind: ServedKind) -> Result<Vec<DynamicObject>, ApiError> {
-    let Found::Served(found) = find(client, kind).await? else { return Ok(Vec::new()) };
+    let Found::Served(found) = find_version(client, kind).await? else { return Ok(Vec::new()) };
     Ok(found.0.list(&ListParams::default()).await?.items)
 }
 
@@ -70,7 +70,7 @@ mod tests {
     /// Issue 27: the examination reported nothing about them.
     #[tokio::test]
     async fn gateways_of_our_class_without_a_control_plane_that_serves_them_are_reported() {
-        let server = Server::open().await;
+        let server = Server::start_server().await;
         let api = "/apis/gateway.networking.k8s.io/v1";
         let resource = |name: &str, kind: &str| json!({"name": name, "singularName": "", "namespaced": kind == "Gateway", "kind": kind, "verbs": []});
         let kinds = [resource("gatewayclasses", "GatewayClass"), resource("gateways", "Gateway")];
@@ -91,12 +91,12 @@ mod tests {
             let spec = json!({"selector": {}, "template": {"spec": {"containers": [container]}}});
             serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
         };
-        let found = served(&server.client, &control(json!([]))).await.to_string();
+        let found = check_gateways(&server.client, &control(json!([]))).await.to_string();
         assert!(found.starts_with("no control plane serves shop/a: the mesh"), "{found}");
-        let found = served(&server.client, &control(json!(["--gateways"]))).await;
+        let found = check_gateways(&server.client, &control(json!(["--gateways"]))).await;
         assert!(matches!(found, Finding::Well(_)), "{found}");
         server.store.lock().unwrap().objects.insert(format!("{api}/gateways"), list(json!([])));
-        let found = served(&server.client, &control(json!([]))).await;
+        let found = check_gateways(&server.client, &control(json!([]))).await;
         assert!(matches!(found, Finding::Well(_)), "{found}");
     }
 }

@@ -10,12 +10,12 @@ use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
-use super::connections::connections;
-use super::{Finding, few, unreadable};
+use super::connections::check_connections;
+use super::{Finding, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::inject::{Demand, NamespaceFacts, decide};
+use crate::inject::{Demand, NamespaceFacts, decide_injection};
 use crate::install::Installed;
-use crate::status::event::shortened;
+use crate::status::event::shorten_middle;
 use crate::webhook::INJECTOR;
 use crate::words::{
     CONTROL, INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, ROOTS_NAME,
@@ -23,34 +23,34 @@ use crate::words::{
 };
 
 /// Compares the running sidecars with those that the control plane would inject now.
-pub(super) async fn sidecars(
+pub(super) async fn check_sidecars(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
 ) -> Vec<(&'static str, Finding)> {
-    let pods: ObjectApi<Pod> = ObjectApi::all(client.clone());
+    let pods: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
     let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
     let pods = match pods.list(&running).await {
         Ok(pods) => pods,
-        Err(error) => return vec![("sidecars", unreadable(&error))],
+        Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
-    let maps: ObjectApi<ConfigMap> = ObjectApi::namespaced(client.clone(), namespace);
+    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
     let roots = maps.get_opt(&ROOTS_NAME).await.ok().flatten();
     let roots = roots.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let ours = spec.and_then(|spec| image(spec, CONTROL)).unwrap_or_default();
+    let ours = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
     let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
     let members = Members { pods: &pods.items, more };
     let mut found = vec![
-        ("sidecars", members.images(ours)),
-        ("redirection of pods", members.redirection(Installed::of(control).cni)),
+        ("sidecars", members.check_images(ours)),
+        ("redirection of pods", members.check_redirection(Installed::from_deployment(control).cni)),
     ];
-    let connected = connections(client, namespace, control, members.pods, members.more).await;
+    let connected = check_connections(client, namespace, control, members.pods, members.more).await;
     found.push(("connections of sidecars", connected));
-    let serving = members.serving(&name_servers(client).await);
+    let serving = members.check_serving(&name_servers(client).await);
     found.extend(serving.into_iter().map(|finding| ("readiness of sidecars", finding)));
-    found.extend(roots.map(|roots| ("roots of sidecars", members.roots(&roots))));
+    found.extend(roots.map(|roots| ("roots of sidecars", members.check_roots(&roots))));
     found
 }
 
@@ -62,20 +62,22 @@ struct Members<'a> {
 }
 
 impl Members<'_> {
-    fn looked(&self) -> String {
+    fn describe_count(&self) -> String {
         match self.more {
             true => format!("the first {}", self.pods.len()),
             false => self.pods.len().to_string(),
         }
     }
 
-    fn those(&self, are: impl Fn(&Pod) -> bool) -> Vec<String> {
-        self.pods.iter().filter(|pod| are(pod)).map(shown).collect()
+    fn names_where(&self, are: impl Fn(&Pod) -> bool) -> Vec<String> {
+        self.pods.iter().filter(|pod| are(pod)).map(pod_path).collect()
     }
 
-    fn images(&self, ours: &str) -> Finding {
-        let (looked, others) =
-            (self.looked(), self.those(|pod| sidecar(pod).is_some_and(|it| it != ours)));
+    fn check_images(&self, ours: &str) -> Finding {
+        let (looked, others) = (
+            self.describe_count(),
+            self.names_where(|pod| sidecar_image(pod).is_some_and(|it| it != ours)),
+        );
         match others.as_slice() {
             [] => {
                 Finding::Well(format!("{looked}, none of another image than the control plane's"))
@@ -84,7 +86,7 @@ impl Members<'_> {
                 format!(
                     "{} of {looked} have another image than {ours}: {}",
                     others.len(),
-                    few(others)
+                    summarize_names(others)
                 ),
                 "restart their workloads, unless this image is intended",
             ),
@@ -93,9 +95,10 @@ impl Members<'_> {
 
     /// Checks for sidecars that have not started: they have no certificate because they cannot reach the
     /// control plane.
-    fn serving(&self, name_servers: &[String]) -> Vec<Finding> {
-        let without_names = self.those(|pod| !serves(pod) && !resolves(pod, name_servers));
-        let silent = self.those(|pod| !serves(pod) && resolves(pod, name_servers));
+    fn check_serving(&self, name_servers: &[String]) -> Vec<Finding> {
+        let without_names =
+            self.names_where(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
+        let silent = self.names_where(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
         let mut found = Vec::new();
         if let [_, ..] = without_names.as_slice() {
             found.push(Finding::wrong(
@@ -103,7 +106,7 @@ impl Members<'_> {
                     "the sidecars of {} are not ready, and the DNS policy of their pods omits the \
                      cluster's DNS server, which resolves the control plane's name, or its search \
                      domain",
-                    few(&without_names)
+                    summarize_names(&without_names)
                 ),
                 "use `dnsPolicy: ClusterFirst`, or `None` with the address of the cluster's DNS Service in \
                  spec.dnsConfig.nameservers and the domain of the cluster, such as cluster.local, in \
@@ -112,19 +115,24 @@ impl Members<'_> {
         }
         if let [_, ..] = silent.as_slice() {
             found.push(Finding::odd(
-                format!("{} of {} are not ready: {}", silent.len(), self.looked(), few(&silent)),
+                format!(
+                    "{} of {} are not ready: {}",
+                    silent.len(),
+                    self.describe_count(),
+                    summarize_names(&silent)
+                ),
                 "see `kubectl logs POD -c leno-proxy`, unless they are starting",
             ));
         }
         if found.is_empty() {
-            found.push(Finding::Well(self.looked()));
+            found.push(Finding::Well(self.describe_count()));
         }
         found
     }
 
-    fn redirection(&self, by_plugin: bool) -> Finding {
+    fn check_redirection(&self, by_plugin: bool) -> Finding {
         let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(INTERCEPT_ANNOTATION);
-        let others = self.those(|pod| is_by_plugin(pod) != by_plugin);
+        let others = self.names_where(|pod| is_by_plugin(pod) != by_plugin);
         let (now, before) = match by_plugin {
             true => ("the network plugin of their node", "an init container"),
             false => ("an init container", "the network plugin of their node"),
@@ -132,7 +140,7 @@ impl Members<'_> {
         match others.as_slice() {
             [] => Finding::Well(format!("by {now}")),
             others => Finding::odd(
-                format!("by {before} in {}, and by {now} in new pods", few(others)),
+                format!("by {before} in {}, and by {now} in new pods", summarize_names(others)),
                 "restart their workloads",
             ),
         }
@@ -140,20 +148,23 @@ impl Members<'_> {
 
     /// Checks the trust roots. A root rotation reaches running sidecars; the root of another installation does
     /// not.
-    fn roots(&self, roots: &str) -> Finding {
-        let ours = certificates(roots);
-        let others = self.those(|pod| {
-            let theirs = environment(pod, ROOTS_VARIABLE).map(certificates).unwrap_or_default();
+    fn check_roots(&self, roots: &str) -> Finding {
+        let ours = split_certificates(roots);
+        let others = self.names_where(|pod| {
+            let theirs =
+                environment_value(pod, ROOTS_VARIABLE).map(split_certificates).unwrap_or_default();
             !theirs.is_empty() && theirs.is_disjoint(&ours)
         });
         match others.as_slice() {
-            [] => Finding::Well(format!("{} started with a root of the mesh", self.looked())),
+            [] => {
+                Finding::Well(format!("{} started with a root of the mesh", self.describe_count()))
+            }
             others => Finding::odd(
                 format!(
                     "{} of {} started with none of the roots of the mesh: {}",
                     others.len(),
-                    self.looked(),
-                    few(others)
+                    self.describe_count(),
+                    summarize_names(others)
                 ),
                 "restart their workloads, unless the root was replaced by `leno root`, which reaches running sidecars",
             ),
@@ -164,8 +175,8 @@ impl Members<'_> {
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn held_back(client: &Client) -> Finding {
     match held_sets(client).await {
-        Ok((sets, lacking, events)) => held(&sets, &lacking, &events),
-        Err(error) => unreadable(&error),
+        Ok((sets, lacking, events)) => check_blocked(&sets, &lacking, &events),
+        Err(error) => unreadable_finding(&error),
     }
 }
 
@@ -174,23 +185,23 @@ pub(super) async fn held_back(client: &Client) -> Finding {
 async fn held_sets(
     client: &Client,
 ) -> Result<(Vec<ReplicaSet>, Vec<Lacking>, Vec<Event>), ApiError> {
-    let sets: ObjectApi<ReplicaSet> = ObjectApi::all(client.clone());
-    let stateful: ObjectApi<StatefulSet> = ObjectApi::all(client.clone());
-    let daemons: ObjectApi<DaemonSet> = ObjectApi::all(client.clone());
-    let jobs: ObjectApi<Job> = ObjectApi::all(client.clone());
-    let events: ObjectApi<Event> = ObjectApi::all(client.clone());
+    let sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
+    let stateful: ObjectApi<StatefulSet> = ObjectApi::for_all_namespaces(client.clone());
+    let daemons: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
+    let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
+    let events: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
     let all = ListParams::default();
     let mut lacking = Vec::new();
     lacking.extend(stateful.list(&all).await?.items.iter().filter_map(|set| {
         let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
         let wanted = spec.replicas.unwrap_or(1);
         (status.map_or(0, |status| status.replicas) < wanted)
-            .then(|| Lacking::of("StatefulSet", set))
+            .then(|| Lacking::for_object("StatefulSet", set))
     }));
     lacking.extend(daemons.list(&all).await?.items.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
         let lacks = status.current_number_scheduled < status.desired_number_scheduled;
-        lacks.then(|| Lacking::of("DaemonSet", set))
+        lacks.then(|| Lacking::for_object("DaemonSet", set))
     }));
     lacking.extend(jobs.list(&all).await?.items.iter().filter_map(|job| {
         let status = job.status.as_ref();
@@ -198,7 +209,7 @@ async fn held_sets(
         let is_over =
             |it: &JobCondition| ["Complete", "Failed"].contains(&&*it.type_) && it.status == "True";
         let runs = status.and_then(|status| status.active).unwrap_or(0) > 0;
-        (!runs && !conditions().any(is_over)).then(|| Lacking::of("Job", job))
+        (!runs && !conditions().any(is_over)).then(|| Lacking::for_object("Job", job))
     }));
     let failed = ListParams::default().fields("reason=FailedCreate").limit(EVENTS_MAX);
     let events = events.list(&failed).await?.items;
@@ -213,49 +224,49 @@ struct Lacking {
 }
 
 impl Lacking {
-    fn of(kind: &str, object: &impl kube::ResourceExt) -> Self {
+    fn for_object(kind: &str, object: &impl kube::ResourceExt) -> Self {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
     }
 
     /// Returns the reason of the newest event, if the webhook caused it.
-    fn failure(&self, events: &[Event]) -> Option<(String, String)> {
+    fn webhook_failure(&self, events: &[Event]) -> Option<(String, String)> {
         let about = |it: &&Event| self.uid.is_some() && it.involved_object.uid == self.uid;
-        let newest = events.iter().filter(about).max_by_key(|it| at(it))?;
+        let newest = events.iter().filter(about).max_by_key(|it| last_occurrence(it))?;
         let message = newest.message.clone().filter(|it| it.contains(INJECTOR))?;
-        Some((self.object.clone(), shortened(&message, MESSAGE_BYTES_MAX)))
+        Some((self.object.clone(), shorten_middle(&message, MESSAGE_BYTES_MAX)))
     }
 }
 
 /// Returns the time of the last occurrence of an event.
-fn at(event: &Event) -> Option<Timestamp> {
+fn last_occurrence(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|it| it.last_observed_time.as_ref());
     let last = event.last_timestamp.as_ref().map(|time| time.0);
     let once = || event.event_time.as_ref().map(|time| time.0);
     series.map(|time| time.0).or(last).or_else(once)
 }
 
-fn held(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> Finding {
+fn check_blocked(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> Finding {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
         let failed = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True")?;
         let message = failed.message.clone().filter(|it| it.contains(INJECTOR))?;
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
-        Some((format!("{namespace}/{name}"), shortened(&message, MESSAGE_BYTES_MAX)))
+        Some((format!("{namespace}/{name}"), shorten_middle(&message, MESSAGE_BYTES_MAX)))
     };
-    let others = lacking.iter().filter_map(|it| it.failure(events));
+    let others = lacking.iter().filter_map(|it| it.webhook_failure(events));
     let held: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
     let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
     match held.first() {
         None => Finding::Well("none".to_owned()),
         Some((first, message)) => Finding::wrong(
-            format!("pods of {} are not created; of {first}: {message}", few(&names)),
+            format!("pods of {} are not created; of {first}: {message}", summarize_names(&names)),
             "correct the problem in the message; `kubectl describe` of each object shows its own",
         ),
     }
 }
 
-fn serves(pod: &Pod) -> bool {
+fn is_serving(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let statuses = status.into_iter().flat_map(|status| {
         let init = status.init_container_statuses.iter().flatten();
@@ -267,7 +278,7 @@ fn serves(pod: &Pod) -> bool {
 
 /// Returns false for a pod that does not use the cluster's DNS server, or does not search the domain of the
 /// cluster. If the address of the server is unknown, any name server of a pod is accepted.
-fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
+fn can_resolve(pod: &Pod, name_servers: &[String]) -> bool {
     let spec = pod.spec.as_ref();
     let config = spec.and_then(|spec| spec.dns_config.as_ref());
     let mut named = config.into_iter().flat_map(|it| it.nameservers.iter().flatten());
@@ -286,7 +297,7 @@ fn resolves(pod: &Pod, name_servers: &[String]) -> bool {
 /// Returns the addresses of the cluster's DNS Service; empty if it is not found.
 async fn name_servers(client: &Client) -> Vec<String> {
     let Ok(namespace) = NamespaceName::new("kube-system") else { return Vec::new() };
-    let services: ObjectApi<Service> = ObjectApi::namespaced(client.clone(), &namespace);
+    let services: ObjectApi<Service> = ObjectApi::for_namespace(client.clone(), &namespace);
     let dns = ListParams::default().labels("k8s-app=kube-dns");
     let Ok(listed) = services.list(&dns).await else { return Vec::new() };
     let specs = listed.items.into_iter().filter_map(|service| service.spec);
@@ -295,7 +306,7 @@ async fn name_servers(client: &Client) -> Vec<String> {
     addresses.filter(|it| it != "None").collect()
 }
 
-fn environment<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+fn environment_value<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     let spec = pod.spec.as_ref()?;
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
     let sidecar = all.find(|container| container.name == PROXY_CONTAINER)?;
@@ -304,25 +315,29 @@ fn environment<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
 }
 
 /// Splits a PEM text into certificates, without white space.
-fn certificates(pem: &str) -> BTreeSet<String> {
+fn split_certificates(pem: &str) -> BTreeSet<String> {
     let blocks = pem.split("-----BEGIN CERTIFICATE-----").skip(1);
     let bodies = blocks.filter_map(|block| block.split("-----END").next());
     bodies.map(|body| body.split_whitespace().collect()).collect()
 }
 
 /// Checks that namespaces of the mesh admit pods with a redirection init container.
-pub(super) async fn namespaces(client: &Client, system: &str, control: &Deployment) -> Finding {
-    let namespaces: ObjectApi<Namespace> = ObjectApi::all(client.clone());
+pub(super) async fn check_namespaces(
+    client: &Client,
+    system: &str,
+    control: &Deployment,
+) -> Finding {
+    let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
     let listed = match namespaces.list(&ListParams::default()).await {
         Ok(listed) => listed.items,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let injected: Vec<Namespace> =
         listed.into_iter().filter(|namespace| is_injected(namespace, system)).collect();
-    let closed: Vec<String> = injected.iter().filter_map(enforced).collect();
+    let closed: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
     match closed.as_slice() {
-        [_, ..] if !Installed::of(control).cni => Finding::wrong(
-            format!("pods need NET_ADMIN, which {} reject", few(&closed)),
+        [_, ..] if !Installed::from_deployment(control).cni => Finding::wrong(
+            format!("pods need NET_ADMIN, which {} reject", summarize_names(&closed)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
         _ => Finding::Well(format!("{} with sidecar injection", injected.len())),
@@ -336,27 +351,27 @@ fn is_injected(namespace: &Namespace, system: &str) -> bool {
         labels: namespace.labels().clone(),
         annotations: namespace.annotations().clone(),
     };
-    matches!(decide(&Value::Null, Demand::Namespace(&facts), system), Ok(None))
+    matches!(decide_injection(&Value::Null, Demand::Namespace(&facts), system), Ok(None))
 }
 
 /// Returns the namespace and its Pod Security Standard if that forbids the capability.
-fn enforced(namespace: &Namespace) -> Option<String> {
+fn restrictive_standard(namespace: &Namespace) -> Option<String> {
     let standard = namespace.labels().get("pod-security.kubernetes.io/enforce")?;
     let refuses = ["baseline", "restricted"].contains(&standard.as_str());
     refuses.then(|| format!("{} ({standard})", namespace.name_any()))
 }
 
-fn sidecar(pod: &Pod) -> Option<&str> {
-    image(pod.spec.as_ref()?, PROXY_CONTAINER)
+fn sidecar_image(pod: &Pod) -> Option<&str> {
+    container_image(pod.spec.as_ref()?, PROXY_CONTAINER)
 }
 
 /// Returns the image of a container.
-fn image<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a str> {
+fn container_image<'a>(spec: &'a PodSpec, name: &str) -> Option<&'a str> {
     let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
     all.find(|container| container.name == name)?.image.as_deref()
 }
 
-fn shown(pod: &Pod) -> String {
+fn pod_path(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
@@ -376,11 +391,11 @@ mod tests {
 
     use super::*;
 
-    fn certificate(body: &str) -> String {
+    fn pem_certificate(body: &str) -> String {
         format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
     }
 
-    fn pod(name: &str, started: bool, policy: &str, roots: &str) -> Pod {
+    fn sidecar_pod(name: &str, started: bool, policy: &str, roots: &str) -> Pod {
         let pod = json!({
             "metadata": {"name": name, "namespace": "shop"},
             "spec": {
@@ -398,50 +413,69 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn check(finding: &Finding, is_well: bool, words: &str) {
+    fn assert_finding(finding: &Finding, is_well: bool, words: &str) {
         assert_eq!(matches!(finding, Finding::Well(_)), is_well, "{finding}");
         assert!(finding.to_string().contains(words), "{finding}");
     }
 
     #[test]
     fn sidecars_are_compared_with_the_ones_that_would_be_made_now() {
-        let (old, new) = (certificate("OLD"), certificate("NEW"));
+        let (old, new) = (pem_certificate("OLD"), pem_certificate("NEW"));
         let both = format!("{old}{new}");
-        let pods = [pod("a", true, "ClusterFirst", &old), pod("b", true, "ClusterFirst", &both)];
+        let pods = [
+            sidecar_pod("a", true, "ClusterFirst", &old),
+            sidecar_pod("b", true, "ClusterFirst", &both),
+        ];
         let members = Members { pods: &pods, more: false };
-        check(&members.roots(&both), true, "2 started with a root of the mesh");
-        check(
-            &members.roots(&new),
+        assert_finding(&members.check_roots(&both), true, "2 started with a root of the mesh");
+        assert_finding(
+            &members.check_roots(&new),
             false,
             "1 of 2 started with none of the roots of the mesh: shop/a",
         );
-        check(&members.serving(&[])[0], true, "2");
-        check(&members.redirection(false), true, "by an init container");
-        check(&members.redirection(true), false, "by an init container in shop/a, shop/b");
-        check(&members.images("leno:1"), true, "2, none of another image");
-        check(&members.images("leno:2"), false, "2 of 2 have another image than leno:2");
-        let silent = [pod("c", false, "ClusterFirst", &new)];
+        assert_finding(&members.check_serving(&[])[0], true, "2");
+        assert_finding(&members.check_redirection(false), true, "by an init container");
+        assert_finding(
+            &members.check_redirection(true),
+            false,
+            "by an init container in shop/a, shop/b",
+        );
+        assert_finding(&members.check_images("leno:1"), true, "2, none of another image");
+        assert_finding(
+            &members.check_images("leno:2"),
+            false,
+            "2 of 2 have another image than leno:2",
+        );
+        let silent = [sidecar_pod("c", false, "ClusterFirst", &new)];
         let members = Members { pods: &silent, more: false };
-        check(&members.serving(&[])[0], false, "1 of 1 are not ready: shop/c");
+        assert_finding(&members.check_serving(&[])[0], false, "1 of 1 are not ready: shop/c");
         let searching = |name: &str, address: &str, searches: &[&str]| {
-            let mut pod = pod(name, false, "None", &new);
+            let mut pod = sidecar_pod(name, false, "None", &new);
             let config = json!({"nameservers": [address], "searches": searches});
             pod.spec.as_mut().unwrap().dns_config = Some(serde_json::from_value(config).unwrap());
             pod
         };
         let named = |name: &str, address: &str| searching(name, address, &["cluster.local"]);
         let unresolved = [
-            pod("d", false, "Default", &new),
-            pod("e", false, "None", &new),
+            sidecar_pod("d", false, "Default", &new),
+            sidecar_pod("e", false, "None", &new),
             named("f", "192.0.2.53"),
             named("g", "10.96.0.10"),
         ];
         let members = Members { pods: &unresolved, more: false };
-        let found = members.serving(&["10.96.0.10".to_owned()]);
+        let found = members.check_serving(&["10.96.0.10".to_owned()]);
         assert_eq!(found.len(), 2);
-        check(&found[0], false, "shop/d, shop/e, shop/f are not ready, and the DNS policy");
-        check(&found[1], false, "1 of 4 are not ready: shop/g");
-        check(&members.serving(&[])[1], false, "2 of 4 are not ready: shop/f, shop/g");
+        assert_finding(
+            &found[0],
+            false,
+            "shop/d, shop/e, shop/f are not ready, and the DNS policy",
+        );
+        assert_finding(&found[1], false, "1 of 4 are not ready: shop/g");
+        assert_finding(
+            &members.check_serving(&[])[1],
+            false,
+            "2 of 4 are not ready: shop/f, shop/g",
+        );
         // Issue 27: the name of the control plane is relative to the domain of the cluster.
         let usual = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local"];
         let searching = [
@@ -450,10 +484,10 @@ mod tests {
             searching("j", "10.96.0.10", &usual),
         ];
         let members = Members { pods: &searching, more: false };
-        let found = members.serving(&["10.96.0.10".to_owned()]);
-        check(&found[0], false, "shop/h, shop/i are not ready, and the DNS policy");
-        check(&found[0], false, "in spec.dnsConfig.searches");
-        check(&found[1], false, "1 of 3 are not ready: shop/j");
+        let found = members.check_serving(&["10.96.0.10".to_owned()]);
+        assert_finding(&found[0], false, "shop/h, shop/i are not ready, and the DNS policy");
+        assert_finding(&found[0], false, "in spec.dnsConfig.searches");
+        assert_finding(&found[1], false, "1 of 3 are not ready: shop/j");
     }
 
     #[test]
@@ -467,13 +501,13 @@ mod tests {
             serde_json::from_value(set).unwrap()
         };
         let message = "admission webhook \"namespace.sidecar-injector.leno.dev\" denied the request: no sidecar";
-        check(
-            &held(&[set(message)], &[], &[]),
+        assert_finding(
+            &check_blocked(&[set(message)], &[], &[]),
             false,
             "of shop/web-1 are not created; of shop/web-1: admission webhook",
         );
-        check(&held(&[set("exceeded quota")], &[], &[]), true, "none");
-        check(&held(&[], &[], &[]), true, "none");
+        assert_finding(&check_blocked(&[set("exceeded quota")], &[], &[]), true, "none");
+        assert_finding(&check_blocked(&[], &[], &[]), true, "none");
     }
 
     #[test]
@@ -491,12 +525,20 @@ mod tests {
             let object = format!("{kind} shop/held");
             let lacking = || [Lacking { object: object.clone(), uid: Some("u".to_owned()) }];
             let words = format!("of {object} are not created; of {object}: admission webhook");
-            check(&held(&[], &lacking(), &[event("u", first, denied)]), false, &words);
-            check(&held(&[], &lacking(), &[event("v", first, denied)]), true, "none");
-            check(&held(&[], &[], &[event("u", first, denied)]), true, "none");
+            assert_finding(
+                &check_blocked(&[], &lacking(), &[event("u", first, denied)]),
+                false,
+                &words,
+            );
+            assert_finding(
+                &check_blocked(&[], &lacking(), &[event("v", first, denied)]),
+                true,
+                "none",
+            );
+            assert_finding(&check_blocked(&[], &[], &[event("u", first, denied)]), true, "none");
             // The newest event has the current reason.
             let events = [event("u", first, denied), event("u", later, "exceeded quota")];
-            check(&held(&[], &lacking(), &events), true, "none");
+            assert_finding(&check_blocked(&[], &lacking(), &events), true, "none");
         }
     }
 }

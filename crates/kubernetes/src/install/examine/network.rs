@@ -7,22 +7,22 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 
-use super::{Finding, NODES_MAX, few, unreadable};
+use super::{Finding, NODES_MAX, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::Installed;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
 
 /// Checks the node agents, if the control plane relies on them.
-pub(super) async fn agents(
+pub(super) async fn check_agents(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
 ) -> Finding {
-    let wanted = Installed::of(control).cni;
-    let sets: ObjectApi<DaemonSet> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
+    let wanted = Installed::from_deployment(control).cni;
+    let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let set = match sets.get_opt(&CNI_NAME).await {
         Ok(set) => set,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     match (wanted, set) {
         (false, None) => {
@@ -43,11 +43,11 @@ pub(super) async fn agents(
             ),
             format!("run `leno install -n {namespace} --cni --apply`"),
         ),
-        (true, Some(set)) => running(client, &set).await,
+        (true, Some(set)) => check_running(client, &set).await,
     }
 }
 
-async fn running(client: &Client, set: &DaemonSet) -> Finding {
+async fn check_running(client: &Client, set: &DaemonSet) -> Finding {
     let status = set.status.clone().unwrap_or_default();
     let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
     if ready >= wanted {
@@ -55,11 +55,11 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
     }
     let without = match without_agent(client).await {
         Ok(without) => without,
-        Err(error) => return unreadable(&error),
+        Err(error) => return unreadable_finding(&error),
     };
     let places = match without.as_slice() {
         [] => String::new(),
-        places => format!("; there is none on {}", few(places)),
+        places => format!("; there is none on {}", summarize_names(places)),
     };
     Finding::wrong(
         format!("{ready} agents of {wanted} are ready{places}: pods do not start on those nodes"),
@@ -69,9 +69,9 @@ async fn running(client: &Client, set: &DaemonSet) -> Finding {
 
 /// Returns the nodes without a ready agent.
 async fn without_agent(client: &Client) -> Result<Vec<String>, ApiError> {
-    let nodes: ObjectApi<Node> = ObjectApi::all(client.clone());
+    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default().limit(NODES_MAX)).await?;
-    let pods: ObjectApi<Pod> = ObjectApi::namespaced(client.clone(), &CNI_NAMESPACE);
+    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
     let pods = pods.list(&of_agents).await?;
     let is_ready = |pod: &Pod| {

@@ -6,33 +6,33 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;
 use serde_json::Value;
 
-use super::{Finding, few, unreadable};
+use super::{Finding, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName};
 use crate::install::apply::Addressed;
-use crate::install::{InstallError, Installed, left_out, manifests};
-use crate::status::event::shortened;
+use crate::install::{InstallError, Installed, installation_manifests, left_out};
+use crate::status::event::shorten_middle;
 
 /// Returns the manifests for the installation of a control plane.
 ///
 /// # Errors
 /// When its options cannot be read.
-pub(super) async fn desired(
+pub(super) async fn desired_manifests(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
 ) -> Result<Vec<Value>, InstallError> {
-    let installed = Installed::find(client, namespace).await?;
-    let installed = installed.unwrap_or_else(|| Installed::of(control));
-    Ok(manifests(&installed.into_options(namespace)))
+    let installed = Installed::read_installation(client, namespace).await?;
+    let installed = installed.unwrap_or_else(|| Installed::from_deployment(control));
+    Ok(installation_manifests(&installed.into_options(namespace)))
 }
 
 /// Compares all objects of the kinds in [`COMPARED`].
-pub(super) async fn compared(client: &Client, desired: &[Value]) -> Finding {
+pub(super) async fn compare_objects(client: &Client, desired: &[Value]) -> Finding {
     let is_compared = |it: &&Value| COMPARED.iter().any(|kind| it["kind"] == *kind);
-    let looks = desired.iter().filter(is_compared).map(|manifest| look(client, manifest));
+    let looks = desired.iter().filter(is_compared).map(|manifest| compare_object(client, manifest));
     let looks: Vec<Result<Look, ApiError>> =
         stream::iter(looks).buffered(CONCURRENT_MAX).collect().await;
-    judged(looks)
+    summarize_comparisons(looks)
 }
 
 /// The result for one object.
@@ -45,9 +45,9 @@ struct Look {
     differences: Option<Differences>,
 }
 
-async fn look(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
+async fn compare_object(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
     let is_definition = manifest["kind"] == "CustomResourceDefinition";
-    let addressed = Addressed::of(client, manifest).map_err(|error| match error {
+    let addressed = Addressed::from_manifest(client, manifest).map_err(|error| match error {
         InstallError::Api { said, .. } => ApiError::Client(said),
         error => ApiError::Client(error.to_string()),
     })?;
@@ -64,7 +64,7 @@ async fn look(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
     Ok(Look { object, is_definition, differences })
 }
 
-fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
+fn summarize_comparisons(looks: Vec<Result<Look, ApiError>>) -> Finding {
     let count = looks.len();
     let (mut wrong, mut odd, mut unread) = (Vec::new(), Vec::new(), None);
     for look in looks {
@@ -79,7 +79,7 @@ fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
             wrong.push(format!("{object} is absent"));
             continue;
         };
-        let said = |fields: &[String]| format!("{object}: {}", few(fields));
+        let said = |fields: &[String]| format!("{object}: {}", summarize_names(fields));
         match (lacks.as_slice(), more.as_slice()) {
             ([], []) => {}
             // The schema of another version.
@@ -89,9 +89,9 @@ fn judged(looks: Vec<Result<Look, ApiError>>) -> Finding {
     }
     match (wrong.as_slice(), odd.as_slice(), unread) {
         ([], [], None) => Finding::Well(format!("{count} match the output of `leno install`")),
-        (wrong @ [_, ..], ..) => Finding::wrong(few(wrong), AGAIN),
-        (_, odd @ [_, ..], _) => Finding::odd(few(odd), AGAIN),
-        (_, _, Some(error)) => unreadable(&error),
+        (wrong @ [_, ..], ..) => Finding::wrong(summarize_names(wrong), AGAIN),
+        (_, odd @ [_, ..], _) => Finding::odd(summarize_names(odd), AGAIN),
+        (_, _, Some(error)) => unreadable_finding(&error),
     }
 }
 
@@ -110,28 +110,32 @@ impl Differences {
         let mut all = Self::default();
         for (key, desired) in manifest.as_object().into_iter().flatten() {
             if !["apiVersion", "kind", "metadata"].contains(&key.as_str()) {
-                all.compare(key, desired, &found[key.as_str()]);
+                all.compare_values(key, desired, &found[key.as_str()]);
             }
         }
         all
     }
 
-    fn compare(&mut self, path: &str, desired: &Value, found: &Value) {
+    fn compare_values(&mut self, path: &str, desired: &Value, found: &Value) {
         match desired {
             // The API server omits empty values.
             _ if is_empty(desired) => {}
             Value::Object(fields) => {
                 for (key, desired) in fields {
-                    self.compare(&format!("{path}.{key}"), desired, &found[key.as_str()]);
+                    self.compare_values(&format!("{path}.{key}"), desired, &found[key.as_str()]);
                 }
             }
             Value::Array(entries) => self.compare_lists(path, entries, found),
             desired if is_same(desired, found) => {}
             desired if found.is_null() => {
-                self.lacks.push(format!("{path} is absent, expected {}", shown(desired)));
+                self.lacks.push(format!("{path} is absent, expected {}", shorten_value(desired)));
             }
             desired => {
-                self.lacks.push(format!("{path} is {}, expected {}", shown(found), shown(desired)));
+                self.lacks.push(format!(
+                    "{path} is {}, expected {}",
+                    shorten_value(found),
+                    shorten_value(desired)
+                ));
             }
         }
     }
@@ -148,10 +152,10 @@ impl Differences {
             let by_index = || found.get(index).filter(|_| found.len() == desired.len());
             let partner = match name {
                 Some(name) => found.iter().find(|it| it["name"] == name),
-                None => found.iter().find(|it| covers(entry, it)).or_else(by_index),
+                None => found.iter().find(|it| covers_list(entry, it)).or_else(by_index),
             };
             match partner {
-                Some(partner) => self.compare(&path, entry, partner),
+                Some(partner) => self.compare_values(&path, entry, partner),
                 None => self.lacks.push(format!("{path} is absent")),
             }
         }
@@ -162,10 +166,10 @@ impl Differences {
     }
 }
 
-fn covers(desired: &Value, found: &Value) -> bool {
+fn covers_list(desired: &Value, found: &Value) -> bool {
     let mut all = Differences::default();
     match desired {
-        Value::Object(_) | Value::Array(_) => all.compare("", desired, found),
+        Value::Object(_) | Value::Array(_) => all.compare_values("", desired, found),
         desired => return is_same(desired, found),
     }
     all == Differences::default()
@@ -186,8 +190,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn shown(value: &Value) -> String {
-    shortened(&value.to_string(), VALUE_BYTES_MAX)
+fn shorten_value(value: &Value) -> String {
+    shorten_middle(&value.to_string(), VALUE_BYTES_MAX)
 }
 
 /// The compared kinds. The control plane, its pods and the settings that users change have findings of their
@@ -219,42 +223,42 @@ mod tests {
     use crate::install::Options;
     use crate::testing::Server;
 
-    fn options() -> Options {
+    fn test_options() -> Options {
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
         Options { gateways: true, ..Options::new("leno:test".to_owned(), domain) }
     }
 
     /// Returns the first object of a kind, as installed.
-    fn installed(kind: &str) -> Value {
-        manifests(&options()).into_iter().find(|it| it["kind"] == kind).unwrap()
+    fn installed_object(kind: &str) -> Value {
+        installation_manifests(&test_options()).into_iter().find(|it| it["kind"] == kind).unwrap()
     }
 
-    fn check(manifest: &Value, found: &Value, lacks: &[&str], more: &[&str]) {
+    fn assert_differences(manifest: &Value, found: &Value, lacks: &[&str], more: &[&str]) {
         let all = Differences::between(manifest, found);
-        assert_eq!((all.lacks, all.more), (owned(lacks), owned(more)));
+        assert_eq!((all.lacks, all.more), (to_strings(lacks), to_strings(more)));
     }
 
-    fn owned(texts: &[&str]) -> Vec<String> {
+    fn to_strings(texts: &[&str]) -> Vec<String> {
         texts.iter().map(|text| (*text).to_owned()).collect()
     }
 
     #[test]
     fn an_object_as_installed_has_no_differences() {
-        for manifest in manifests(&options()) {
+        for manifest in installation_manifests(&test_options()) {
             let mut found = manifest.clone();
             found["metadata"]["labels"] = json!({"of": "others"});
             found["spec"]["defaulted"] = json!("by the API server");
-            check(&manifest, &found, &[], &[]);
+            assert_differences(&manifest, &found, &[], &[]);
         }
     }
 
     #[test]
     fn half_of_the_webhook_is_reported() {
-        let manifest = installed("MutatingWebhookConfiguration");
+        let manifest = installed_object("MutatingWebhookConfiguration");
         let mut half = manifest.clone();
         half["webhooks"].as_array_mut().unwrap().remove(0);
         let absent = "webhooks[namespace.sidecar-injector.leno.dev] is absent";
-        check(&manifest, &half, &[absent], &[]);
+        assert_differences(&manifest, &half, &[absent], &[]);
         for (pointer, value, words) in [
             (
                 "/webhooks/0/failurePolicy",
@@ -275,7 +279,7 @@ mod tests {
             let mut other = manifest.clone();
             *other.pointer_mut(pointer).unwrap() = value;
             let field = format!("webhooks[namespace.sidecar-injector.leno.dev].{words}");
-            check(&manifest, &other, &[&field], &[]);
+            assert_differences(&manifest, &other, &[&field], &[]);
         }
         let mut other = manifest.clone();
         let selector = "/webhooks/0/namespaceSelector/matchExpressions";
@@ -283,15 +287,15 @@ mod tests {
         expressions.insert(0, json!({"key": "control-plane", "operator": "DoesNotExist"}));
         let more = "webhooks[namespace.sidecar-injector.leno.dev].namespaceSelector.matchExpressions \
                     has 1 more than the installation";
-        check(&manifest, &other, &[], &[more]);
+        assert_differences(&manifest, &other, &[], &[more]);
     }
 
     #[test]
     fn rights_that_were_taken_away_are_reported() {
-        let manifest = installed("ClusterRole");
+        let manifest = installed_object("ClusterRole");
         let mut other = manifest.clone();
         other["rules"].as_array_mut().unwrap().remove(0);
-        check(&manifest, &other, &["rules[0] is absent"], &[]);
+        assert_differences(&manifest, &other, &["rules[0] is absent"], &[]);
         let mut other = manifest.clone();
         other["rules"][0]["verbs"] = json!(["get"]);
         assert!(!Differences::between(&manifest, &other).lacks.is_empty());
@@ -299,21 +303,22 @@ mod tests {
 
     #[tokio::test]
     async fn an_absent_object_of_the_installation_is_named() {
-        let server = Server::open().await;
-        let desired = manifests(&options());
+        let server = Server::start_server().await;
+        let desired = installation_manifests(&test_options());
         for manifest in &desired {
-            let Addressed { name, api, .. } = Addressed::of(&server.client, manifest).unwrap();
+            let Addressed { name, api, .. } =
+                Addressed::from_manifest(&server.client, manifest).unwrap();
             let object = serde_json::from_value(manifest.clone()).unwrap();
             assert_eq!(object_name(&object), &*name);
             api.create(&kube::api::PostParams::default(), &object).await.unwrap();
         }
-        let found = compared(&server.client, &desired).await;
+        let found = compare_objects(&server.client, &desired).await;
         assert!(matches!(found, Finding::Well(_)), "{found}");
         let is_binding =
             |path: &String| path.contains("clusterrolebindings") && path.ends_with("/leno-control");
         let path = server.store.lock().unwrap().objects.keys().find(|it| is_binding(it)).cloned();
         server.store.lock().unwrap().objects.remove(&path.unwrap()).unwrap();
-        let found = compared(&server.client, &desired).await;
+        let found = compare_objects(&server.client, &desired).await;
         assert!(matches!(found, Finding::Wrong(_)), "{found}");
         assert!(found.to_string().contains("ClusterRoleBinding leno-control is absent"), "{found}");
     }

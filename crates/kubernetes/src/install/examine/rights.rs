@@ -5,11 +5,11 @@ use kube::Client;
 use kube::api::PostParams;
 use serde_json::json;
 
-use super::{Finding, unreadable};
+use super::{Finding, unreadable_finding};
 use crate::api::ObjectApi;
 
-pub(super) async fn permissions(client: &Client) -> Finding {
-    let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::all(client.clone());
+pub(super) async fn check_permissions(client: &Client) -> Finding {
+    let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::for_all_namespaces(client.clone());
     let mut lacking = Vec::new();
     for (group, resource) in INSTALLED {
         let review = serde_json::from_value(json!({
@@ -20,7 +20,7 @@ pub(super) async fn permissions(client: &Client) -> Finding {
         match reviews.create(&PostParams::default(), &review).await {
             Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => {}
             Ok(_) => lacking.push(*resource),
-            Err(error) => return unreadable(&error),
+            Err(error) => return unreadable_finding(&error),
         }
     }
     match lacking.as_slice() {

@@ -4,44 +4,50 @@ use serde_json::Value;
 
 use super::target_refs;
 use crate::install::schema::{
-    about, anything, boolean, duration, integer, list, map, name, name_pattern, object, percentage,
-    port, some, text, unless, with, word,
+    any_value, boolean, dns_subdomain, duration, enumeration, integer, list, map, name_pattern,
+    non_empty_list, object, percentage, port, text, with_description, with_keyword, with_rules,
 };
 
 pub(super) fn access_policy() -> Value {
-    let request = unless(
+    let request = with_rules(
         object([
-            ("methods", some(text(32), 256)),
+            ("methods", non_empty_list(text(32), 256)),
             ("path", path_match()),
-            ("headers", some(field_match(), 16)),
+            ("headers", non_empty_list(field_match(), 16)),
         ]),
         &[(
             "has(self.methods) || has(self.path) || has(self.headers)",
             "has no condition for requests: set methods, path or headers",
         )],
     );
-    let claims = with(map(some(text(512), 256), 16), "minProperties", 1.into());
+    let claims = with_keyword(map(non_empty_list(text(512), 256), 16), "minProperties", 1.into());
     let rule = || {
         object([
-            ("name", name()),
-            ("from", peers()),
-            ("requests", some(request.clone(), 256)),
-            ("claims", about(claims.clone(), "Required claims of the request's token.")),
-            ("ports", some(port(), 256)),
+            ("name", dns_subdomain()),
+            ("from", peer_list()),
+            ("requests", non_empty_list(request.clone(), 256)),
+            ("claims", with_description(claims.clone(), "Required claims of the request's token.")),
+            ("ports", non_empty_list(port(), 256)),
         ])
     };
-    let accounts = about(
-        some(name(), 256),
+    let accounts = with_description(
+        non_empty_list(dns_subdomain(), 256),
         "Service accounts of the target workloads; all workloads of the namespace when absent.",
     );
-    unless(
+    with_rules(
         object([
             ("serviceAccounts", accounts),
             (
                 "deny",
-                about(some(rule(), 256), "Deny rules, which take precedence over allow rules."),
+                with_description(
+                    non_empty_list(rule(), 256),
+                    "Deny rules, which take precedence over allow rules.",
+                ),
             ),
-            ("allow", about(some(rule(), 256), "Allow rules for strict mode.")),
+            (
+                "allow",
+                with_description(non_empty_list(rule(), 256), "Allow rules for strict mode."),
+            ),
         ]),
         &[("has(self.deny) || has(self.allow)", "has no rules: set deny or allow")],
     )
@@ -53,7 +59,7 @@ pub(super) fn outlier_removal() -> Value {
         object([("base", duration()), ("max", duration()), ("jitterPercent", integer(0, 100))]);
     object([
         ("targetRefs!", target_refs()),
-        ("failures", failures()),
+        ("failures", failure_kinds()),
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
         ("steps", integer(1, 60)),
@@ -63,17 +69,17 @@ pub(super) fn outlier_removal() -> Value {
         ("keepAtLeast", integer(1, COUNT_MAX)),
         ("backOff", back_off),
         ("probes", integer(1, 1000)),
-        ("healthCheck", about(health_check(), "Active health checks of endpoints.")),
+        ("healthCheck", with_description(health_check(), "Active health checks of endpoints.")),
     ])
 }
 
 fn health_check() -> Value {
-    let path = about(text(1024), "Path, beginning with `/`.");
+    let path = with_description(text(1024), "Path, beginning with `/`.");
     let one_of = [
         ("has(self.httpGet) || has(self.grpc)", "has no probe: set httpGet or grpc"),
         ("!has(self.httpGet) || !has(self.grpc)", "has two probes: set either httpGet or grpc"),
     ];
-    unless(
+    with_rules(
         object([
             ("httpGet", object([("path!", path)])),
             ("grpc", object([("service", text(256))])),
@@ -87,8 +93,8 @@ fn health_check() -> Value {
 }
 
 pub(super) fn sermant_removal() -> Value {
-    let config = about(text(65_536), "Content of Sermant's `sermant.removal.config`.");
-    object([("compat!", word(&["sermant"])), ("config!", config)])
+    let config = with_description(text(65_536), "Content of Sermant's `sermant.removal.config`.");
+    object([("compat!", enumeration(&["sermant"])), ("config!", config)])
 }
 
 pub(super) fn circuit_breaker() -> Value {
@@ -100,7 +106,7 @@ pub(super) fn circuit_breaker() -> Value {
     ]);
     let slow = object([("from!", duration()), ("percent", integer(1, 100))]);
     let trip = object([
-        ("failures", failures()),
+        ("failures", failure_kinds()),
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
         ("steps", integer(1, 60)),
@@ -111,13 +117,16 @@ pub(super) fn circuit_breaker() -> Value {
         ("openFor", duration()),
         ("probes", integer(1, 1000)),
     ]);
-    unless(
+    with_rules(
         object([
             ("targetRefs!", target_refs()),
-            ("limits", about(limits, "Limits of concurrent connections and requests.")),
+            ("limits", with_description(limits, "Limits of concurrent connections and requests.")),
             ("connectTimeout", duration()),
-            ("trip", about(trip, "Conditions that open the circuit breaker.")),
-            ("answer", about(answer(), "Response while the circuit breaker is open.")),
+            ("trip", with_description(trip, "Conditions that open the circuit breaker.")),
+            (
+                "answer",
+                with_description(error_response(), "Response while the circuit breaker is open."),
+            ),
         ]),
         &[
             (
@@ -136,39 +145,46 @@ pub(super) fn rate_limit() -> Value {
         ("burst", integer(1, 2_000_000)),
     ]);
     let rule = object([
-        ("name", name()),
-        ("matches", some(request_match(), 256)),
-        ("from", peers()),
-        ("each", about(anything(), "Key of the buckets: `client` or `{header: NAME}`.")),
+        ("name", dns_subdomain()),
+        ("matches", non_empty_list(request_match(), 256)),
+        ("from", peer_list()),
+        (
+            "each",
+            with_description(any_value(), "Key of the buckets: `client` or `{header: NAME}`."),
+        ),
         ("buckets", integer(1, 100_000)),
         ("requests!", integer(1, 1_000_000)),
         ("in!", duration()),
         ("burst", integer(1, 2_000_000)),
         ("last", boolean()),
-        ("answer", answer()),
+        ("answer", error_response()),
     ]);
     let adaptive = object([("least", integer(1, 1_000_000)), ("slowerPercent", integer(1, 1000))]);
     let concurrency = object([
         ("requests!", integer(1, 1_000_000)),
         (
             "adaptive",
-            about(
+            with_description(
                 adaptive,
                 "Adaptive concurrency: a lower limit while the application's latency is increased.",
             ),
         ),
-        ("answer", answer()),
+        ("answer", error_response()),
     ]);
     let least =
         "!has(self.adaptive) || !has(self.adaptive.least) || self.adaptive.least <= self.requests";
-    let concurrency = unless(concurrency, &[(least, "adaptive.least must not exceed requests")]);
-    unless(
+    let concurrency =
+        with_rules(concurrency, &[(least, "adaptive.least must not exceed requests")]);
+    with_rules(
         object([
             ("targetRefs!", target_refs()),
             ("connections", connections),
             ("rules", list(rule, 64)),
-            ("concurrency", about(concurrency, "Limit of concurrent requests.")),
-            ("global", about(global_limit(), "Check requests to a global rate limit service.")),
+            ("concurrency", with_description(concurrency, "Limit of concurrent requests.")),
+            (
+                "global",
+                with_description(global_limit(), "Check requests to a global rate limit service."),
+            ),
         ]),
         &[(
             "has(self.connections) || has(self.rules) || has(self.concurrency) || has(self.global)",
@@ -178,12 +194,12 @@ pub(super) fn rate_limit() -> Value {
 }
 
 fn global_limit() -> Value {
-    let entry = unless(
+    let entry = with_rules(
         object([
             ("key!", text(256)),
             ("text", text(256)),
             ("header", text(256)),
-            ("from", word(&["client", "path", "method", "address"])),
+            ("from", enumeration(&["client", "path", "method", "address"])),
         ]),
         &[(
             "[has(self.text), has(self.header), has(self.from)].filter(it, it).size() == 1",
@@ -191,19 +207,19 @@ fn global_limit() -> Value {
         )],
     );
     let descriptor = object([
-        ("matches", some(request_match(), 256)),
-        ("entries!", some(entry, 16)),
+        ("matches", non_empty_list(request_match(), 256)),
+        ("entries!", non_empty_list(entry, 16)),
         ("hits", integer(1, 1_000_000)),
     ]);
-    unless(
+    with_rules(
         object([
             ("service", check_service_service()),
             ("url", text(512)),
             ("timeout", duration()),
-            ("onFailure", word(&["deny", "allow"])),
+            ("onFailure", enumeration(&["deny", "allow"])),
             ("domain!", text(256)),
-            ("descriptors!", some(descriptor, 16)),
-            ("answer", answer()),
+            ("descriptors!", non_empty_list(descriptor, 16)),
+            ("answer", error_response()),
             ("tellClients", boolean()),
         ]),
         &[ONE_CHECK_SERVICE],
@@ -216,49 +232,64 @@ pub(super) fn external_authorization() -> Value {
         ("allowPartial", boolean()),
         ("asBytes", boolean()),
     ]);
-    unless(
+    with_rules(
         object([
             ("targetRefs!", target_refs()),
             (
                 "service",
-                about(check_service_service(), "External authorization service in the mesh."),
+                with_description(
+                    check_service_service(),
+                    "External authorization service in the mesh.",
+                ),
             ),
             (
                 "url",
-                about(
+                with_description(
                     text(512),
                     "External authorization server, `http://HOST:PORT` or `https://HOST:PORT`.",
                 ),
             ),
             ("timeout", duration()),
-            ("onFailure", word(&["deny", "allow"])),
-            ("matches", some(request_match(), 256)),
+            ("onFailure", enumeration(&["deny", "allow"])),
+            ("matches", non_empty_list(request_match(), 256)),
             ("headers", list(text(256), 64)),
             ("context", map(text(4096), 32)),
-            ("body", about(body, "Part of the body sent to the service; no body when absent.")),
+            (
+                "body",
+                with_description(
+                    body,
+                    "Part of the body sent to the service; no body when absent.",
+                ),
+            ),
         ]),
         &[ONE_CHECK_SERVICE],
     )
 }
 
 pub(super) fn jwt_validation() -> Value {
-    let place = unless(
+    let place = with_rules(
         object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
         &[("has(self.header) != has(self.query)", "set exactly one of header and query")],
     );
     let forward = object([("claim!", text(512)), ("header!", text(256))]);
-    let jwks = unless(
+    let jwks = with_rules(
         object([
-            ("inline", about(text(65_536), "JWK set, as JSON.")),
+            ("inline", with_description(text(65_536), "JWK set, as JSON.")),
             (
                 "file",
-                about(
+                with_description(
                     text(4096),
                     "Path of a file on the control plane, which watches it for changes.",
                 ),
             ),
-            ("url", about(text(2048), "URL of a JWKS endpoint, which the control plane queries.")),
-            ("refresh", about(duration(), "Maximum interval between JWKS fetches.")),
+            (
+                "url",
+                with_description(
+                    text(2048),
+                    "URL of a JWKS endpoint, which the control plane queries.",
+                ),
+            ),
+            ("refresh", with_description(duration(), "Maximum interval between JWKS fetches.")),
         ]),
         &[
             (
@@ -274,25 +305,25 @@ pub(super) fn jwt_validation() -> Value {
     );
     let issuer = object([
         ("issuer!", text(512)),
-        ("audiences", some(text(512), 256)),
+        ("audiences", non_empty_list(text(512), 256)),
         ("jwks!", jwks),
-        ("from", some(place, 256)),
+        ("from", non_empty_list(place, 256)),
         ("leeway", duration()),
         ("requireExpiration", boolean()),
         ("maxAge", duration()),
-        ("forwardClaims", some(forward, 256)),
+        ("forwardClaims", non_empty_list(forward, 256)),
         ("forwardToken", boolean()),
     ]);
     object([
         ("targetRefs!", target_refs()),
-        ("issuers!", some(issuer, 16)),
+        ("issuers!", non_empty_list(issuer, 16)),
         ("required", boolean()),
-        ("requiredFor", some(request_match(), 256)),
+        ("requiredFor", non_empty_list(request_match(), 256)),
     ])
 }
 
 fn check_service_service() -> Value {
-    object([("name!", name()), ("namespace", name()), ("port!", port())])
+    object([("name!", dns_subdomain()), ("namespace", dns_subdomain()), ("port!", port())])
 }
 
 const ONE_CHECK_SERVICE: (&str, &str) =
@@ -300,31 +331,31 @@ const ONE_CHECK_SERVICE: (&str, &str) =
 
 pub(super) fn fault_injection() -> Value {
     let delay = object([("time!", duration()), ("percent", percentage())]);
-    let abort = unless(
+    let abort = with_rules(
         object([
             ("status", integer(200, 599)),
-            ("grpcStatus", word(GRPC)),
+            ("grpcStatus", enumeration(GRPC)),
             ("body", text(4096)),
-            ("headers", headers()),
+            ("headers", header_list()),
             ("percent", percentage()),
         ]),
         &[("has(self.status) || has(self.grpcStatus)", "has no status: set status or grpcStatus")],
     );
-    let rule = unless(
+    let rule = with_rules(
         object([
-            ("name", name()),
-            ("matches", some(request_match(), 256)),
-            ("from", peers()),
+            ("name", dns_subdomain()),
+            ("matches", non_empty_list(request_match(), 256)),
+            ("from", peer_list()),
             ("delay", delay),
             ("abort", abort),
         ]),
         &[("has(self.delay) || has(self.abort)", "injects no fault: set delay or abort")],
     );
-    object([("targetRefs!", target_refs()), ("rules!", some(rule, 64))])
+    object([("targetRefs!", target_refs()), ("rules!", non_empty_list(rule, 64))])
 }
 
 pub(super) fn load_balancing() -> Value {
-    let key = unless(
+    let key = with_rules(
         object([("header", text(256)), ("cookie", text(256)), ("source", boolean())]),
         &[(
             "[has(self.header), has(self.cookie), has(self.source)].filter(it, it).size() == 1",
@@ -334,10 +365,10 @@ pub(super) fn load_balancing() -> Value {
     let warm_up = object([("time!", duration()), ("minPercent", integer(1, 100))]);
     let algorithms = ["PeakEwma", "LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
     let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
-    unless(
+    with_rules(
         object([
             ("targetRefs!", target_refs()),
-            ("algorithm", word(&algorithms)),
+            ("algorithm", enumeration(&algorithms)),
             ("choices", integer(2, 16)),
             ("key", key),
             ("warmUp", warm_up),
@@ -364,20 +395,20 @@ pub(super) fn hedging() -> Value {
     object([
         ("targetRefs!", target_refs()),
         ("after!", duration()),
-        ("methods", some(text(32), 16)),
+        ("methods", non_empty_list(text(32), 16)),
     ])
 }
 
 /// Returns the schema of the peers of a rule; all peers when absent.
-fn peers() -> Value {
-    let peer = unless(
+fn peer_list() -> Value {
+    let peer = with_rules(
         object([("namespace", name_pattern()), ("serviceAccount", name_pattern())]),
         &[(
             "has(self.namespace) || has(self.serviceAccount)",
             "names no client: set namespace or serviceAccount",
         )],
     );
-    some(peer, 256)
+    non_empty_list(peer, 256)
 }
 
 /// Returns the schema of a request match, as in rules of an `HTTPRoute`.
@@ -391,31 +422,34 @@ fn request_match() -> Value {
 }
 
 fn path_match() -> Value {
-    object([("type", word(&["Exact", "PathPrefix", "RegularExpression"])), ("value", text(4096))])
+    object([
+        ("type", enumeration(&["Exact", "PathPrefix", "RegularExpression"])),
+        ("value", text(4096)),
+    ])
 }
 
 fn field_match() -> Value {
     object([
         ("name!", text(256)),
         ("value!", text(4096)),
-        ("type", word(&["Exact", "RegularExpression"])),
+        ("type", enumeration(&["Exact", "RegularExpression"])),
     ])
 }
 
-fn answer() -> Value {
-    object([("status", integer(400, 599)), ("body", text(4096)), ("headers", headers())])
+fn error_response() -> Value {
+    object([("status", integer(400, 599)), ("body", text(4096)), ("headers", header_list())])
 }
 
-fn headers() -> Value {
+fn header_list() -> Value {
     list(object([("name!", text(256)), ("value!", text(4096))]), 16)
 }
 
-fn failures() -> Value {
-    list(word(&["connect", "timeout", "reset", "5xx", "gateway"]), 5)
+fn failure_kinds() -> Value {
+    list(enumeration(&["connect", "timeout", "reset", "5xx", "gateway"]), 5)
 }
 
 fn grpc_statuses() -> Value {
-    list(word(GRPC), 16)
+    list(enumeration(GRPC), 16)
 }
 
 const COUNT_MAX: u32 = 1_000_000;

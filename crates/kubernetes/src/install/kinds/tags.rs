@@ -2,38 +2,43 @@
 
 use serde_json::Value;
 
-use super::tests;
+use super::value_matches;
 use crate::install::schema::{
-    about, anything, integer, label, list, map, object, port, some, text, unless, word,
+    any_value, dns_label, enumeration, integer, list, map, non_empty_list, object, port, text,
+    with_description, with_rules,
 };
 
 pub(super) fn tag_route() -> Value {
-    let from = object([("service", label()), ("namespace", label()), ("tags", tests())]);
+    let from =
+        object([("service", dns_label()), ("namespace", dns_label()), ("tags", value_matches())]);
     let sticky = object([("header", text(256)), ("cookie", text(256))]);
     let rule = object([
         ("precedence", integer(0, PRECEDENCE_MAX)),
         ("from", from),
         ("match", request_match()),
-        ("split!", list(target(), 64)),
-        ("fallback", list(target(), 64)),
-        ("otherwise", otherwise()),
+        ("split!", list(weighted_target(), 64)),
+        ("fallback", list(weighted_target(), 64)),
+        ("otherwise", fallback_schema()),
         ("sticky", sticky),
     ]);
     let preference = object([
-        ("tags!", some(text(317), 64)),
+        ("tags!", non_empty_list(text(317), 64)),
         ("minPercent", integer(0, 100)),
         ("minTotal", integer(0, 1_000_000)),
     ]);
-    unless(
+    with_rules(
         object([
-            ("service", label()),
+            ("service", dns_label()),
             ("port", port()),
-            ("scope", word(&["namespace", "mesh"])),
-            ("otherwise", otherwise()),
-            ("rules", about(list(rule, 16_384), "Rules by request; the first match applies.")),
+            ("scope", enumeration(&["namespace", "mesh"])),
+            ("otherwise", fallback_schema()),
+            (
+                "rules",
+                with_description(list(rule, 16_384), "Rules by request; the first match applies."),
+            ),
             (
                 "sameTag",
-                about(
+                with_description(
                     list(preference, 64),
                     "Rules by caller: prefer instances with the same tags as the caller.",
                 ),
@@ -48,21 +53,21 @@ pub(super) fn tag_route() -> Value {
 }
 
 pub(super) fn lane() -> Value {
-    let headers = about(map(anything(), 64), "Headers to add, with their values.");
+    let headers = with_description(map(any_value(), 64), "Headers to add, with their values.");
     let mark = object([("percent", integer(0, 100)), ("headers!", headers)]);
     let rule = object([
         ("precedence", integer(0, PRECEDENCE_MAX)),
         ("match", request_match()),
-        ("marks!", some(mark, 64)),
+        ("marks!", non_empty_list(mark, 64)),
     ]);
-    object([("service!", label()), ("rules!", list(rule, 1024))])
+    object([("service!", dns_label()), ("rules!", list(rule, 1024))])
 }
 
 pub(super) fn sermant_route_rule() -> Value {
     object([
-        ("compat!", word(&["sermant"])),
+        ("compat!", enumeration(&["sermant"])),
         ("key!", text(512)),
-        ("rules!", about(anything(), "Published text, or its content as YAML.")),
+        ("rules!", with_description(any_value(), "Published text, or its content as YAML.")),
     ])
 }
 
@@ -71,23 +76,26 @@ fn request_match() -> Value {
     object([
         ("path", path),
         ("methods", list(text(32), 256)),
-        ("headers", tests()),
-        ("query", tests()),
-        ("cookies", tests()),
+        ("headers", value_matches()),
+        ("query", value_matches()),
+        ("cookies", value_matches()),
     ])
 }
 
-fn target() -> Value {
+fn weighted_target() -> Value {
     object([
         ("weight", integer(0, 1_000_000)),
         ("tags", map(text(63), 64)),
-        ("instances", word(&["default", "any"])),
+        ("instances", enumeration(&["default", "any"])),
     ])
 }
 
 /// Returns the schema of a fallback: one value, or several in order of preference.
-fn otherwise() -> Value {
-    about(anything(), "`any`, `default`, `fail`, `[default, any]` or `[default, fail]`.")
+fn fallback_schema() -> Value {
+    with_description(
+        any_value(),
+        "`any`, `default`, `fail`, `[default, any]` or `[default, fail]`.",
+    )
 }
 
 const PRECEDENCE_MAX: u32 = 1_000_000;

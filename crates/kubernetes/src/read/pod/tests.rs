@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::read::ServiceReading;
-use crate::read::service;
+use crate::read::read_service;
 
-fn pod(changes: &[(&str, Value)]) -> Pod {
+fn pod_with_changes(changes: &[(&str, Value)]) -> Pod {
     let mut pod = json!({
         "metadata": {
             "name": "reviews-7d4-x2", "namespace": "bookinfo",
@@ -50,21 +50,21 @@ fn pod(changes: &[(&str, Value)]) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
-fn workload(changes: &[(&str, Value)]) -> Option<Workload> {
-    let found = member(&pod(changes)).unwrap().map(|member| member.workload);
+fn workload_with_changes(changes: &[(&str, Value)]) -> Option<Workload> {
+    let found = read_pod(&pod_with_changes(changes)).unwrap().map(|member| member.workload);
     found.filter(|workload| workload.sidecar)
 }
 
 #[test]
 fn a_pod_that_is_replaced_by_one_of_the_same_name_is_another_instance() {
-    let of = |uid: &str| workload(&[("/metadata/uid", json!(uid))]).unwrap();
+    let of = |uid: &str| workload_with_changes(&[("/metadata/uid", json!(uid))]).unwrap();
     let (former, new) = (of("0b5f"), of("77aa"));
     assert_eq!(former.uid.as_ref().map(Uid::as_str), Some("0b5f"));
     assert_eq!(former.name, new.name);
     assert_ne!(former, new);
 }
 
-fn ports(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
+fn ports_of(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
     let shown = |port: &WorkloadPort| port.protocol.as_str();
     let ports = workload.ports.iter();
     ports.map(|port| (port.port, port.name.as_ref().map(Name::as_str), shown(port))).collect()
@@ -72,14 +72,14 @@ fn ports(workload: &Workload) -> Vec<(u16, Option<&str>, &str)> {
 
 #[test]
 fn a_pod_with_a_sidecar_is_a_workload() {
-    let found = workload(&[]).unwrap();
+    let found = workload_with_changes(&[]).unwrap();
     assert_eq!(found.name.to_string(), "bookinfo/reviews-7d4-x2");
     assert_eq!(found.account.to_string(), "bookinfo/bookinfo-reviews");
     assert_eq!(found.address.to_string(), "10.1.0.7");
     assert_eq!(found.labels.get("app").unwrap(), "reviews");
     assert!(found.ready);
     assert_eq!(
-        ports(&found),
+        ports_of(&found),
         [(5170, Some("tcp-logs"), "TCP"), (9080, Some("http-web"), "HTTP"), (9100, None, "HTTP")]
     );
 }
@@ -87,7 +87,7 @@ fn a_pod_with_a_sidecar_is_a_workload() {
 #[test]
 fn a_pod_has_the_weight_of_its_annotation() {
     let weight = |annotations: Value| {
-        workload(&[("/metadata/annotations", annotations)]).unwrap().weight.number()
+        workload_with_changes(&[("/metadata/annotations", annotations)]).unwrap().weight.as_u16()
     };
     assert_eq!(weight(json!({})), 100);
     assert_eq!(weight(json!({"leno.dev/weight": "250"})), 250);
@@ -100,10 +100,10 @@ fn a_pod_has_the_weight_of_its_annotation() {
 fn an_address_is_the_same_however_it_is_written() {
     let mapped = json!([{"ip": "::ffff:10.1.0.7"}, {"ip": "fd00::7"}]);
     let changes = [("/status/podIP", json!("::ffff:10.1.0.7")), ("/status/podIPs", mapped)];
-    let found = workload(&changes).unwrap();
+    let found = workload_with_changes(&changes).unwrap();
     assert_eq!(found.address.to_string(), "10.1.0.7");
     assert_eq!(found.other_addresses.len(), 1);
-    assert_eq!(addresses(&pod(&changes)), addresses(&pod(&[])));
+    assert_eq!(pod_addresses(&pod_with_changes(&changes)), pod_addresses(&pod_with_changes(&[])));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_is_no_member_is_no_workload() {
         (vec![("/status/phase", json!("Failed"))], false),
         (vec![("/status/phase", json!("Pending"))], true),
     ] {
-        assert_eq!(workload(&changes).is_some(), expected, "{changes:?}");
+        assert_eq!(workload_with_changes(&changes).is_some(), expected, "{changes:?}");
     }
 }
 
@@ -143,7 +143,7 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
             ("/spec/containers", json!([{"name": "a"}])),
         ];
         changes.extend_from_slice(more);
-        member(&pod(&changes)).unwrap().map(|it| it.workload)
+        read_pod(&pod_with_changes(&changes)).unwrap().map(|it| it.workload)
     };
     let found = plain(&[]).unwrap();
     assert!(!found.sidecar && found.ready);
@@ -171,14 +171,14 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
         ("/status/podIPs", json!([{"ip": "192.0.2.7"}])),
     ];
     // The container name alone does not count there: connections are not redirected.
-    let found = member(&pod(&changes)).unwrap().unwrap();
+    let found = read_pod(&pod_with_changes(&changes)).unwrap().unwrap();
     assert!(!found.choices.says_something(), "it has no choice");
     let found = found.workload;
     assert!(!found.sidecar && found.ready);
     assert_eq!(found.address.to_string(), "192.0.2.7");
     assert!(found.labels.contains_key(NODE_NETWORK_LABEL));
     // The address is shared by all pods in the host network.
-    assert_eq!(addresses(&pod(&changes)), BTreeSet::new());
+    assert_eq!(pod_addresses(&pod_with_changes(&changes)), BTreeSet::new());
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_deleted_pod_that_still_serves_is_terminating() {
         (vec![deleted(), ("/status/conditions", unready.clone())], (false, false)),
         (vec![("/status/conditions", unready)], (false, false)),
     ] {
-        let found = workload(&changes).unwrap();
+        let found = workload_with_changes(&changes).unwrap();
         assert_eq!((found.ready, found.terminating), expected, "{changes:?}");
     }
 }
@@ -206,19 +206,19 @@ fn only_what_takes_requests_is_ready() {
         (vec![("/status/conditions", json!([]))], false),
         (vec![("/metadata/deletionTimestamp", ends)], false),
     ] {
-        assert_eq!(workload(&changes).unwrap().ready, expected, "{changes:?}");
+        assert_eq!(workload_with_changes(&changes).unwrap().ready, expected, "{changes:?}");
     }
 }
 
 #[test]
 fn the_account_is_default_when_none_is_named_and_never_that_of_the_control_plane() {
-    let found = workload(&[("/spec/serviceAccountName", json!(null))]).unwrap();
+    let found = workload_with_changes(&[("/spec/serviceAccountName", json!(null))]).unwrap();
     assert_eq!(found.account.to_string(), "bookinfo/default");
     let taken = [
         ("/metadata/namespace", json!("leno-system")),
         ("/spec/serviceAccountName", json!("leno-control")),
     ];
-    let refused = member(&pod(&taken)).unwrap_err().to_string();
+    let refused = read_pod(&pod_with_changes(&taken)).unwrap_err().to_string();
     assert!(refused.starts_with("Pod leno-system/reviews-7d4-x2: spec.serviceAccountName:"));
 }
 
@@ -230,7 +230,7 @@ fn ports_of_services_need_not_be_declared() {
             "spec": {"clusterIP": "10.0.0.1", "selector": selector,
                      "ports": [{"port": 80, "targetPort": target}]},
         });
-        match service(&serde_json::from_value(object).unwrap()) {
+        match read_service(&serde_json::from_value(object).unwrap()) {
             ServiceReading::Ours(service, _) => service,
             other => panic!("{other:?}"),
         }
@@ -244,9 +244,9 @@ fn ports_of_services_need_not_be_declared() {
     let gateway = json!({
         "app": "reviews", "leno.dev/meshed": "gateway", "gateway.networking.k8s.io/gateway-name": "g",
     });
-    let gateway = workload(&[("/metadata/labels", gateway)]).unwrap();
+    let gateway = workload_with_changes(&[("/metadata/labels", gateway)]).unwrap();
     assert_eq!(with_target_ports(&gateway, services.iter()).ports, gateway.ports);
-    let bare = workload(&[]).unwrap();
+    let bare = workload_with_changes(&[]).unwrap();
     let found = with_target_ports(&bare, services.iter());
     let numbers: Vec<u16> = found.ports.iter().map(|port| port.port).collect();
     assert_eq!(numbers, [5170, 7000, 9080, 9100]);
@@ -260,7 +260,11 @@ fn ports_of_services_need_not_be_declared() {
 fn the_annotation_for_the_mode_is_kept_beside() {
     let annotated = |value: &str| {
         let annotations = json!({"leno.dev/traffic-mode": value});
-        member(&pod(&[("/metadata/annotations", annotations)])).unwrap().unwrap().admission.mode
+        read_pod(&pod_with_changes(&[("/metadata/annotations", annotations)]))
+            .unwrap()
+            .unwrap()
+            .admission
+            .mode
     };
     assert_eq!(annotated("strict"), Ok(Some(TrafficMode::Strict)));
     assert!(annotated("of-course").is_err());

@@ -8,8 +8,8 @@ use leno_model::{
 };
 use leno_registry::NODE_NETWORK_LABEL;
 
-use super::{ObjectStore, Origin, smallest};
-use crate::read::{selects, with_target_ports};
+use super::{ObjectStore, Origin, smallest_name};
+use crate::read::{matches_selector, with_target_ports};
 
 impl ObjectStore {
     /// Marks custom resources that may have changed.
@@ -19,7 +19,7 @@ impl ObjectStore {
             boundary |= matches!(key, ObjectKey::Ingress(_));
             self.unjudged |= matches!(key, ObjectKey::HttpRouteGroup(_));
             if matches!(key, ObjectKey::AccessCert(_) | ObjectKey::MeshConfig) {
-                self.external_principals.touch();
+                self.external_principals.mark_changed();
             }
             if key == ObjectKey::MeshConfig {
                 self.touch_floor();
@@ -33,9 +33,9 @@ impl ObjectStore {
 
     /// Returns true if a workload is behind a service that is the source of an ingress policy.
     pub(super) fn is_let_in(&self, workload: &Workload) -> bool {
-        let near = self.services.near(workload).chain(self.listed.near(workload));
+        let near = self.services.may_select(workload).chain(self.listed.may_select(workload));
         let mut near = near.filter(|it| self.let_in.contains(&it.name));
-        near.any(|service| selects(&service.selector, &workload.labels))
+        near.any(|service| matches_selector(&service.selector, &workload.labels))
     }
 
     /// Marks statuses as changed if the pods behind the services of an ingress policy change.
@@ -45,7 +45,7 @@ impl ObjectStore {
             return;
         }
         let near = |it: &Workload| -> BTreeSet<ServiceName> {
-            self.services.near(it).map(|service| service.name.clone()).collect()
+            self.services.may_select(it).map(|service| service.name.clone()).collect()
         };
         let near: BTreeSet<ServiceName> = before.into_iter().chain(now).flat_map(near).collect();
         let is_named = |policy: &IngressPolicy| {
@@ -54,8 +54,8 @@ impl ObjectStore {
             names.into_iter().any(|name| near.contains(&name))
         };
         let is_source = near.iter().any(|name| self.let_in.contains(name));
-        self.unjudged |=
-            is_source || (!near.is_empty() && self.customs.all().filter_map(opening).any(is_named));
+        self.unjudged |= is_source
+            || (!near.is_empty() && self.customs.all().filter_map(as_ingress).any(is_named));
     }
 
     /// Returns the pods that a service selects.
@@ -64,16 +64,16 @@ impl ObjectStore {
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
         let own = self.workloads.range(first..);
         let own = own.take_while(move |(name, _)| name.namespace == namespace);
-        own.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
+        own.map(|(_, it)| it).filter(|it| matches_selector(&service.selector, &it.labels))
     }
 
     /// Returns the reason that a port of an ingress policy is not open: another policy takes precedence, or an
     /// object is missing.
-    pub(super) fn shut(&self, origin: &Origin) -> Option<String> {
-        let Some(Object::Ingress(policy)) = self.customs.said(origin) else { return None };
+    pub(super) fn closed_reason(&self, origin: &Origin) -> Option<String> {
+        let Some(Object::Ingress(policy)) = self.customs.get_by_origin(origin) else { return None };
         for backend in &policy.backends {
             let same = |other: &IngressPolicy| {
                 let mut theirs = other.backends.iter();
@@ -81,7 +81,7 @@ impl ObjectStore {
                     && other.precedence() < policy.precedence()
                     && theirs.any(|it| (&it.service, it.port) == (&backend.service, backend.port))
             };
-            let others = self.customs.all().filter_map(opening);
+            let others = self.customs.all().filter_map(as_ingress);
             if let Some(first) = others.filter(|it| same(it)).min_by_key(|it| it.precedence()) {
                 return Some(format!(
                     "spec.backends: the {} opens port {} of {}; merge the sources of both",
@@ -105,7 +105,7 @@ impl ObjectStore {
 
     /// Returns the reason that a service that is a source lets no client in.
     fn absent_source(&self, name: &ServiceName) -> Option<String> {
-        let service = self.services.get(name).cloned().or_else(|| self.offered(name));
+        let service = self.services.get(name).cloned().or_else(|| self.configured_service(name));
         let sources = service.iter().flat_map(|it| self.endpoints_of(it));
         let mut sources = sources.filter(|it| !self.is_borrowed(it)).peekable();
         let is_on_node = sources.peek().is_some();
@@ -132,26 +132,27 @@ impl ObjectStore {
         let members = || self.pods_behind(service).filter(|it| it.sidecar);
         let has_port = |it: &Workload| {
             let listed = self.offered_near(it);
-            let reported = with_target_ports(it, self.services.near(it).chain(&listed));
+            let reported = with_target_ports(it, self.services.may_select(it).chain(&listed));
             reported.ports.iter().any(|known| known.port == port)
         };
         if members().next().is_some() && !members().any(has_port) {
             return Some(format!("no pod of the Service {name} has the port {port}"));
         }
-        let contradicted = |it: &Workload| self.contradicted(it, (policy, backend));
+        let contradicted = |it: &Workload| self.contradicting_policy(it, (policy, backend));
         let first = members().find_map(contradicted)?;
         Some(format!("the {first} opens port {port} of pods of {name} with other settings"))
     }
 
     /// Returns the policy that already opens a port of a pod differently, through another service.
-    fn contradicted<'a>(
+    fn contradicting_policy<'a>(
         &'a self,
         pod: &Workload,
         (policy, backend): (&IngressPolicy, &IngressBackend),
     ) -> Option<IngressName> {
-        let near = self.services.near(pod).filter(|it| selects(&it.selector, &pod.labels));
+        let near =
+            self.services.may_select(pod).filter(|it| matches_selector(&it.selector, &pod.labels));
         let near: BTreeSet<&ServiceName> = near.map(|it| &it.name).collect();
-        let all = self.customs.all().filter_map(opening);
+        let all = self.customs.all().filter_map(as_ingress);
         let all = all.filter(|it| it.name.namespace == policy.name.namespace);
         let how = |it: &'a IngressPolicy| {
             let mut those = it.backends.iter();
@@ -166,7 +167,7 @@ impl ObjectStore {
     fn touch_let_in(&mut self) {
         // Another policy may be in force or in conflict now.
         self.unjudged = true;
-        let sources = self.customs.all().filter_map(opening).flat_map(|policy| &policy.sources);
+        let sources = self.customs.all().filter_map(as_ingress).flat_map(|policy| &policy.sources);
         let services = sources.filter_map(|source| match source {
             IngressSource::Service(service) => Some(service.clone()),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
@@ -188,7 +189,7 @@ fn service_of(policy: &IngressPolicy, backend: &IngressBackend) -> ServiceName {
     ServiceName { namespace: policy.name.namespace.clone(), name: backend.service.clone() }
 }
 
-fn opening(object: &Object) -> Option<&IngressPolicy> {
+fn as_ingress(object: &Object) -> Option<&IngressPolicy> {
     match object {
         Object::Ingress(policy) => Some(policy),
         _ => None,

@@ -11,7 +11,7 @@ use leno_model::{
 };
 
 use super::ObjectStore;
-use crate::read::{preference_name, preferring};
+use crate::read::{preference_name, service_of_preference};
 
 /// The objects in force, indexed by target to find conflicts efficiently.
 #[derive(Default)]
@@ -32,8 +32,8 @@ type Deciding = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
 
 impl<'a> ConflictIndex<'a> {
     /// Adds an object. Within each kind, objects are added in order of their names.
-    pub(super) fn put(&mut self, object: &'a Object) {
-        for parent in parents(object) {
+    pub(super) fn add_object(&mut self, object: &'a Object) {
+        for parent in route_parents(object) {
             let near = self.routes.entry(&parent.service).or_default();
             // A route may be attached to several ports of a service.
             if near.last().is_none_or(|last| !std::ptr::eq(*last, object)) {
@@ -48,11 +48,11 @@ impl<'a> ConflictIndex<'a> {
                 self.retries.entry(&policy.source).or_default().push(policy);
             }
             Object::TagRoute(route) => {
-                self.tags.entry(traffic(&route.scope)).or_default().push(route);
+                self.tags.entry(without_port(&route.scope)).or_default().push(route);
             }
             Object::SermantRouteRule(rule) => {
                 for (scope, _) in &rule.entries {
-                    let first = self.published.entry(traffic(scope)).or_insert(rule);
+                    let first = self.published.entry(without_port(scope)).or_insert(rule);
                     if rule.precedence() < first.precedence() {
                         *first = rule;
                     }
@@ -63,7 +63,7 @@ impl<'a> ConflictIndex<'a> {
     }
 
     /// Returns the routes and splits that are attached to a service.
-    pub(super) fn attached(&self, service: &ServiceName) -> AttachedRoutes<'a> {
+    pub(super) fn attached_routes(&self, service: &ServiceName) -> AttachedRoutes<'a> {
         let mut attached = AttachedRoutes::default();
         attached.splits.extend(self.splits.get(service).into_iter().flatten());
         for route in self.routes.get(service).into_iter().flatten() {
@@ -108,18 +108,24 @@ impl<'a> ConflictIndex<'a> {
     }
 
     /// Returns the routes of a namespace that are attached to a port.
-    pub(super) fn at(&self, service: &ServiceName, port: u16, namespace: &Name) -> Vec<&'a Object> {
+    pub(super) fn routes_at_port(
+        &self,
+        service: &ServiceName,
+        port: u16,
+        namespace: &Name,
+    ) -> Vec<&'a Object> {
         let near = self.routes.get(service).into_iter().flatten().copied();
         let is_there = |route: &&Object| {
-            let mut parents = parents(route).iter();
-            of_namespace(route) == Some(namespace) && parents.any(|it| it.has(service, port))
+            let mut parents = route_parents(route).iter();
+            of_namespace(route) == Some(namespace)
+                && parents.any(|it| it.includes_port(service, port))
         };
         near.filter(is_there).collect()
     }
 
     /// Returns the object that takes precedence over a route at a port.
     fn of_route(&self, route: &Object, service: &ServiceName, port: u16) -> Option<ObjectKey> {
-        let near = self.at(service, port, of_namespace(route)?);
+        let near = self.routes_at_port(service, port, of_namespace(route)?);
         let mut near = near.iter().copied();
         match route {
             Object::HttpRoute(own) | Object::GrpcRoute(own) => {
@@ -127,7 +133,7 @@ impl<'a> ConflictIndex<'a> {
                     Object::HttpRoute(it) | Object::GrpcRoute(it) => it.goes_before(own),
                     _ => false,
                 };
-                near.find(goes_before).map(Object::key)
+                near.find(goes_before).map(Object::object_key)
             }
             Object::GatewayTcpRoute(own) => {
                 let before = near.filter_map(|it| match it {
@@ -142,14 +148,14 @@ impl<'a> ConflictIndex<'a> {
                     Object::TlsRoute(it) => Some(it),
                     _ => None,
                 });
-                own.conflict(all).map(|it| ObjectKey::TlsRoute(it.rule.route.clone()))
+                own.find_conflict(all).map(|it| ObjectKey::TlsRoute(it.rule.route.clone()))
             }
             _ => None,
         }
     }
 
     /// Returns true if the lanes of an object apply to a service.
-    pub(super) fn marks(&self, object: &Object, traffic: &TagScope) -> bool {
+    pub(super) fn applies_lanes(&self, object: &Object, traffic: &TagScope) -> bool {
         let Object::SermantRouteRule(own) = object else { return false };
         let is_first = self.published.get(traffic).is_some_and(|first| first.name == own.name);
         let has_lanes = |rules: &SermantRules| !rules.lanes.is_empty();
@@ -167,7 +173,7 @@ impl ObjectStore {
         (service, port): (&ServiceName, Option<u16>),
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
-        let ports = self.ports(service, port);
+        let ports = self.ports_of_service(service, port);
         let all: Option<Vec<ObjectKey>> =
             ports.map(|port| conflicts.of_route(route, service, port)).collect();
         let first = all?.into_iter().next()?;
@@ -186,20 +192,22 @@ impl ObjectStore {
         if let Some(first) = before.min_by_key(|it| it.precedence()) {
             let (name, why) = (&first.name, first_because(first.created, split.created));
             let first = Object::TrafficSplit((*first).clone());
-            let problem =
-                self.dangling(&first).map(|it| format!("; it has an error of its own: {it}"));
+            let problem = self
+                .missing_reference(&first)
+                .map(|it| format!("; it has an error of its own: {it}"));
             let problem = problem.unwrap_or_default();
             return Some(format!(
                 "TrafficSplit {name} is for the same service, and {why}{problem}"
             ));
         }
-        let ports = self.ports(root, None);
-        let attached = |port| conflicts.at(root, port, &root.namespace).first().copied();
+        let ports = self.ports_of_service(root, None);
+        let attached =
+            |port| conflicts.routes_at_port(root, port, &root.namespace).first().copied();
         let all: Option<Vec<&Object>> = ports.map(attached).collect();
         let first = all?.into_iter().next()?;
         let problem = self.missing_backend(first);
         let problem = problem.map(|it| format!("; it has an error of its own: {it}"));
-        let (first, problem) = (first.key(), problem.unwrap_or_default());
+        let (first, problem) = (first.object_key(), problem.unwrap_or_default());
         Some(format!("{first} is attached to {root} and takes precedence{problem}"))
     }
 
@@ -227,17 +235,19 @@ impl ObjectStore {
         object: &Object,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
-        let own = object.key();
+        let own = object.object_key();
         let mut first = None;
-        for scope in scopes(object) {
+        for scope in target_scopes(object) {
             let only = match scope {
                 TagScope::Service(_, only) => *only,
                 TagScope::Namespace(_) | TagScope::Mesh => None,
             };
             for service in self.services_of(scope) {
-                for port in self.ports(&service.name, only) {
-                    let deciding = self.deciding((&service.name, port), conflicts);
-                    if deciding.contains(&own) || conflicts.marks(object, &traffic(scope)) {
+                for port in self.ports_of_service(&service.name, only) {
+                    let deciding = self.rules_in_force((&service.name, port), conflicts);
+                    if deciding.contains(&own)
+                        || conflicts.applies_lanes(object, &without_port(scope))
+                    {
                         return None;
                     }
                     first = first.or_else(|| deciding.first().cloned());
@@ -248,7 +258,7 @@ impl ObjectStore {
         Some(match &first {
             // A generated rule, without an object in the cluster.
             ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
-                let service = preferring(name)?;
+                let service = service_of_preference(name)?;
                 format!("the traffic distribution of the Service {service} takes precedence")
             }
             _ => format!("{first} takes precedence"),
@@ -256,28 +266,28 @@ impl ObjectStore {
     }
 
     /// Returns the objects with tag rules in force at a port.
-    pub(super) fn deciding(
+    pub(super) fn rules_in_force(
         &self,
         at: (&ServiceName, u16),
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let place = (at.0.clone(), at.1);
         let mut known = conflicts.deciding.borrow_mut();
-        known.entry(place).or_insert_with(|| self.decide(at, conflicts)).clone()
+        known.entry(place).or_insert_with(|| self.compute_in_force(at, conflicts)).clone()
     }
 
-    fn decide(
+    fn compute_in_force(
         &self,
         (service, port): (&ServiceName, u16),
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let preference = preference_name(service).and_then(|name| {
             let is_written = self.customs.get(&ObjectKey::TagRoute(name.clone())).is_some();
-            self.preference(&name).filter(|_| !is_written)
+            self.zone_preference(&name).filter(|_| !is_written)
         });
         let near = TagScope::Service(service.clone(), None);
         let all = [near, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
-        let found = TagRules::nearest(all.iter().flat_map(|traffic| {
+        let found = TagRules::most_specific(all.iter().flat_map(|traffic| {
             let written = conflicts.tags.get(traffic).into_iter().flatten().copied();
             let written = written.filter(|route| match route.scope {
                 TagScope::Service(_, only) => only.is_none_or(|only| only == port),
@@ -290,10 +300,10 @@ impl ObjectStore {
             let published = conflicts.published.get(traffic);
             let published = published.and_then(|rule| said_of(rule, traffic));
             let published = published.map(|said| said.rules.clone());
-            [TagRules::joined(written.chain(asked))].into_iter().chain(published)
+            [TagRules::merge_routes(written.chain(asked))].into_iter().chain(published)
         }));
-        let by_request = found.rules.iter().map(|it| it.origin.object());
-        by_request.chain(found.by_caller.iter().map(|it| it.origin.object())).collect()
+        let by_request = found.rules.iter().map(|it| it.origin.object_key());
+        by_request.chain(found.by_caller.iter().map(|it| it.origin.object_key())).collect()
     }
 
     /// Returns the services that a scope covers.
@@ -309,7 +319,7 @@ impl ObjectStore {
     }
 
     /// Returns the ports of a service, or one of them.
-    pub(super) fn ports(
+    pub(super) fn ports_of_service(
         &self,
         service: &ServiceName,
         only: Option<u16>,
@@ -320,7 +330,7 @@ impl ObjectStore {
 }
 
 /// Returns the targets of tag rules.
-fn scopes(object: &Object) -> Vec<&TagScope> {
+fn target_scopes(object: &Object) -> Vec<&TagScope> {
     match object {
         Object::TagRoute(route) => vec![&route.scope],
         Object::SermantRouteRule(rule) => rule.entries.iter().map(|(scope, _)| scope).collect(),
@@ -329,7 +339,7 @@ fn scopes(object: &Object) -> Vec<&TagScope> {
 }
 
 /// Returns the same scope for every port.
-pub(super) fn traffic(scope: &TagScope) -> TagScope {
+pub(super) fn without_port(scope: &TagScope) -> TagScope {
     match scope {
         TagScope::Service(service, _) => TagScope::Service(service.clone(), None),
         TagScope::Namespace(_) | TagScope::Mesh => scope.clone(),
@@ -338,11 +348,11 @@ pub(super) fn traffic(scope: &TagScope) -> TagScope {
 
 fn said_of<'a>(rule: &'a SermantRouteRule, wanted: &TagScope) -> Option<&'a SermantRules> {
     let mut entries = rule.entries.iter();
-    entries.find(|(scope, _)| traffic(scope) == *wanted).map(|(_, said)| said)
+    entries.find(|(scope, _)| without_port(scope) == *wanted).map(|(_, said)| said)
 }
 
 /// Returns the parents of a Gateway API route.
-fn parents(object: &Object) -> &[RouteParent] {
+fn route_parents(object: &Object) -> &[RouteParent] {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => &route.parents,
         Object::TlsRoute(route) => &route.parents,

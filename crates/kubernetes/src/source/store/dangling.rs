@@ -6,7 +6,7 @@ use super::ObjectStore;
 
 impl ObjectStore {
     /// Returns the first missing reference of a valid object; `None` if all targets exist.
-    pub(super) fn dangling(&self, object: &Object) -> Option<String> {
+    pub(super) fn missing_reference(&self, object: &Object) -> Option<String> {
         let problem = match object {
             Object::TrafficSplit(split) => {
                 let backends = split.backends.iter().enumerate();
@@ -15,7 +15,7 @@ impl ObjectStore {
                 let root = ("spec.service".to_owned(), &split.root.service);
                 let mut services = [root].into_iter().chain(backends);
                 let missing =
-                    services.find_map(|(field, it)| Some((field, self.missing(it, None)?)));
+                    services.find_map(|(field, it)| Some((field, self.missing_part(it, None)?)));
                 let groups = split.groups.iter().flatten();
                 missing.or_else(|| self.missing_group("spec.matches", groups))
             }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use leno_model::{Gateway, GatewayName, Name, ObjectKey, ServiceName};
 
 use super::{ObjectStore, Origin};
-use crate::gateway::{Before, DesiredGateway, Fact, Facts, Resolved, RouteId, resolve, secrets_of};
+use crate::gateway::{
+    Before, DesiredGateway, Fact, Facts, Resolved, RouteId, resolve_gateways, secrets_of,
+};
 use crate::source::Id;
 
 /// The state of gateways: facts and the resolved configuration.
@@ -54,19 +56,19 @@ impl Edge {
     }
 
     /// Returns the reason for rejection of a route that refers to a gateway of ours.
-    pub(super) fn refusal(&self, kind: &'static str, id: &Id) -> Option<String> {
+    pub(super) fn rejection_reason(&self, kind: &'static str, id: &Id) -> Option<String> {
         let id = RouteId { kind, id: id.clone() };
         self.resolved.parents.get(&id)?;
         self.facts.routes.get(&id)?.refusal.clone()
     }
 
     /// Marks a change outside the facts on which gateways depend.
-    pub(super) fn touch(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.unresolved = true;
     }
 
     /// Returns the referenced Secrets that have not been read yet.
-    fn pending(&self) -> BTreeSet<Id> {
+    fn pending_secrets(&self) -> BTreeSet<Id> {
         match self.is_blind {
             true => BTreeSet::new(),
             false => self.wanted.difference(&self.covered).cloned().collect(),
@@ -79,7 +81,7 @@ impl Edge {
         !self.is_blind && !self.has_failed && !self.wanted.is_subset(&self.covered)
     }
 
-    pub(super) fn fail(&mut self) {
+    pub(super) fn mark_failed(&mut self) {
         self.has_failed = true;
     }
 
@@ -93,7 +95,7 @@ impl Edge {
         }
     }
 
-    pub(super) fn cover(&mut self, ids: Arc<BTreeSet<Id>>) {
+    pub(super) fn set_covered(&mut self, ids: Arc<BTreeSet<Id>>) {
         self.covered = ids;
         self.is_blind = false;
         self.unresolved = true;
@@ -112,14 +114,14 @@ impl Edge {
     }
 
     /// Returns the addresses of a pod.
-    fn pod(&self, origin: &Origin) -> BTreeSet<IpAddr> {
+    fn pod_addresses(&self, origin: &Origin) -> BTreeSet<IpAddr> {
         match self.kept.get(origin) {
             Some(Kept::Pod(addresses, _)) => addresses.clone(),
             _ => BTreeSet::new(),
         }
     }
 
-    pub(super) fn put(&mut self, origin: &Origin, fact: Fact) {
+    pub(super) fn store_fact(&mut self, origin: &Origin, fact: Fact) {
         // Gateways do not depend on pods alone, of which there are many.
         self.unresolved |= !matches!(fact, Fact::Pod(_));
         let (id, facts) = (origin.id.clone(), &mut self.facts);
@@ -205,7 +207,7 @@ impl Edge {
 impl ObjectStore {
     /// Resolves gateways if the result may have changed. Gateways with pending Secrets keep their previous
     /// result.
-    pub(crate) fn resolve(&mut self) {
+    pub(crate) fn resolve_gateways(&mut self) {
         let is_settled = self.is_settled();
         let Some(edge) = self.edge.as_mut().filter(|edge| edge.unresolved && is_settled) else {
             return;
@@ -213,11 +215,11 @@ impl ObjectStore {
         edge.wanted = Arc::new(secrets_of(&edge.facts));
         edge.forget_unwanted();
         edge.unresolved = false;
-        let pending = edge.pending();
+        let pending = edge.pending_secrets();
         let (own, listed) = (&self.services, &self.listed);
         let services = |name: &ServiceName| own.get(name).or_else(|| listed.service(name));
         let before = Before { resolved: &edge.resolved, pending: &pending };
-        let resolved = resolve(&edge.facts, &services, &before);
+        let resolved = resolve_gateways(&edge.facts, &services, &before);
         let before = std::mem::replace(&mut edge.resolved, resolved);
         let now = &edge.resolved;
         let gateways = before.gateways.keys().chain(now.gateways.keys());
@@ -225,7 +227,7 @@ impl ObjectStore {
         let led_to: Vec<ServiceName> =
             before.backends.symmetric_difference(&now.backends).cloned().collect();
         for name in led_to {
-            let service = self.service(&name).cloned();
+            let service = self.mesh_service(&name).cloned();
             self.touch_selected(&name, &[service.as_ref()]);
             self.dirty.insert(ObjectKey::Service(name));
         }
@@ -233,12 +235,12 @@ impl ObjectStore {
     }
 
     /// Returns the Secrets that gateways refer to.
-    pub(crate) fn secrets(&self) -> Arc<BTreeSet<Id>> {
+    pub(crate) fn referenced_secrets(&self) -> Arc<BTreeSet<Id>> {
         self.edge.as_ref().map(|edge| Arc::clone(&edge.wanted)).unwrap_or_default()
     }
 
     /// Returns the desired objects of gateways.
-    pub(crate) fn desired(&self) -> &[DesiredGateway] {
+    pub(crate) fn desired_gateways(&self) -> &[DesiredGateway] {
         self.edge.as_ref().map(|edge| edge.resolved.desired.as_slice()).unwrap_or_default()
     }
 
@@ -250,7 +252,7 @@ impl ObjectStore {
     /// Updates the fact of an object that concerns gateways.
     pub(super) fn see_fact(&mut self, origin: &Origin, listing: u64, fact: Option<Fact>) {
         let Some(edge) = &mut self.edge else { return };
-        let mut addresses = edge.pod(origin);
+        let mut addresses = edge.pod_addresses(origin);
         // A route keeps its last valid version, which is part of the previous fact.
         if fact.is_none() || !addresses.is_empty() {
             edge.remove(origin);
@@ -259,7 +261,7 @@ impl ObjectStore {
             if let Fact::Pod(now) = &fact {
                 addresses.extend(now);
             }
-            edge.put(origin, fact);
+            edge.store_fact(origin, fact);
             self.seen.insert(origin.clone(), listing);
         }
         addresses.into_iter().for_each(|address| self.touch_address(address));
@@ -267,7 +269,7 @@ impl ObjectStore {
 
     pub(super) fn forget_fact(&mut self, origin: &Origin) {
         let Some(edge) = &mut self.edge else { return };
-        let addresses = edge.pod(origin);
+        let addresses = edge.pod_addresses(origin);
         edge.remove(origin);
         addresses.into_iter().for_each(|address| self.touch_address(address));
     }

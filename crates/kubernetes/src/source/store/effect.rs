@@ -6,7 +6,7 @@ use leno_model::{HttpRoute, Object, ServiceName, Workload, first_because};
 
 use super::ObjectStore;
 use super::conflicts::ConflictIndex;
-use super::judge::{OVERRIDDEN, backends};
+use super::judge::{OVERRIDDEN, route_backends};
 use crate::status::Condition;
 
 impl ObjectStore {
@@ -21,7 +21,7 @@ impl ObjectStore {
         {
             Some(first) => (OVERRIDDEN, format!("none of its rules has an effect: {first}")),
             None => {
-                let (_, backends) = backends(route);
+                let (_, backends) = route_backends(route);
                 let mut all = backends.iter().map(|(_, _, backend, _)| *backend).chain([service]);
                 let is_outside = all.all(|it| self.is_outside(it));
                 let message = format!(
@@ -42,8 +42,8 @@ impl ObjectStore {
     ) -> Option<String> {
         let (Object::HttpRoute(own) | Object::GrpcRoute(own)) = route else { return None };
         let mut first = None;
-        for port in self.ports(service, port) {
-            let near = conflicts.at(service, port, &own.name.namespace);
+        for port in self.ports_of_service(service, port) {
+            let near = conflicts.routes_at_port(service, port, &own.name.namespace);
             let before: Vec<&HttpRoute> = near
                 .into_iter()
                 .filter_map(|it| match it {
@@ -65,7 +65,10 @@ impl ObjectStore {
         }
         let first = first?;
         let why = first_because(first.created, own.created);
-        Some(format!("{} has the same matches, and {why}", first.kind.key(first.name.clone())))
+        Some(format!(
+            "{} has the same matches, and {why}",
+            first.kind.object_key(first.name.clone())
+        ))
     }
 
     /// Returns true for a service with pods of which none has a sidecar: sidecars pass connections to it through,
@@ -91,7 +94,7 @@ impl ObjectStore {
             return;
         }
         let near = |it: &Workload| -> BTreeSet<ServiceName> {
-            self.services.near(it).map(|service| service.name.clone()).collect()
+            self.services.may_select(it).map(|service| service.name.clone()).collect()
         };
         let near: BTreeSet<ServiceName> = before.into_iter().chain(now).flat_map(near).collect();
         for name in near {

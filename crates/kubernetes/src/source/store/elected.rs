@@ -29,11 +29,16 @@ impl Elected {
     }
 
     /// Stores a valid version; returns the keys that may have changed.
-    pub(super) fn put(&mut self, origin: &Origin, object: Object, created: i64) -> Vec<ObjectKey> {
-        let key = object.key();
+    pub(super) fn store_version(
+        &mut self,
+        origin: &Origin,
+        object: Object,
+        created: i64,
+    ) -> Vec<ObjectKey> {
+        let key = object.object_key();
         let before = self.held.insert(origin.clone(), Held { object, created });
         let mut touched = vec![key.clone()];
-        if let Some(before) = before.map(|held| held.object.key())
+        if let Some(before) = before.map(|held| held.object.object_key())
             && before != key
         {
             self.unlist(&before, origin);
@@ -45,24 +50,24 @@ impl Elected {
 
     /// Removes one; returns the key that may have changed.
     pub(super) fn remove(&mut self, origin: &Origin) -> Option<ObjectKey> {
-        let key = self.held.remove(origin)?.object.key();
+        let key = self.held.remove(origin)?.object.object_key();
         self.unlist(&key, origin);
         Some(key)
     }
 
     /// Returns the ones that are not in force because another one is.
-    pub(super) fn duplicates(&self) -> Vec<Rejected> {
+    pub(super) fn list_duplicates(&self) -> Vec<Rejected> {
         let contested = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
         let losers = contested.flat_map(|(key, origins)| {
             let winner = self.in_force(key);
             let losers = origins.iter().filter(move |origin| Some(*origin) != winner);
-            losers.filter_map(move |loser| Some(duplicate(key, loser, winner?)))
+            losers.filter_map(move |loser| Some(duplicate_rejection(key, loser, winner?)))
         });
         losers.collect()
     }
 
     /// Returns the object of a custom resource, in force or not.
-    pub(super) fn said(&self, origin: &Origin) -> Option<&Object> {
+    pub(super) fn get_by_origin(&self, origin: &Origin) -> Option<&Object> {
         self.held.get(origin).map(|held| &held.object)
     }
 
@@ -81,10 +86,10 @@ impl Elected {
     }
 
     /// Returns the reason that a valid custom resource is not in force.
-    pub(super) fn duplicate(&self, origin: &Origin) -> Option<Rejected> {
-        let key = self.held.get(origin)?.object.key();
+    pub(super) fn duplicate_reason(&self, origin: &Origin) -> Option<Rejected> {
+        let key = self.held.get(origin)?.object.object_key();
         let winner = self.in_force(&key)?;
-        (winner != origin).then(|| duplicate(&key, origin, winner))
+        (winner != origin).then(|| duplicate_rejection(&key, origin, winner))
     }
 
     /// Returns the custom resource that is in force.
@@ -103,7 +108,7 @@ impl Elected {
     }
 }
 
-fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Rejected {
+fn duplicate_rejection(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Rejected {
     let printed = key.to_string();
     let kind = printed.split(' ').next().unwrap_or_default();
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());

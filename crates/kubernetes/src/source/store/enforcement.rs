@@ -6,20 +6,22 @@ use leno_model::{
 };
 
 use super::ObjectStore;
-use crate::read::selects;
+use crate::read::matches_selector;
 use crate::status::Condition;
 
 impl ObjectStore {
     /// Returns the condition `Enforced` of a policy that sidecars enforce, or `None` for other objects.
     /// `accepted` is its `Accepted` condition.
-    pub(super) fn enforced(
+    pub(super) fn enforced_condition(
         &self,
         object: &Object,
         config: &MeshConfig,
         accepted: &Condition,
     ) -> Option<Condition> {
         let pods = match object {
-            Object::ServicePolicy(policy) if policy.rule.is_inbound() => self.unenforced(policy),
+            Object::ServicePolicy(policy) if policy.rule.is_inbound() => {
+                self.unmeshed_endpoints(policy)
+            }
             Object::AccessPolicy(policy) => self.unenforced_access(policy, config),
             _ => return None,
         };
@@ -54,16 +56,16 @@ impl ObjectStore {
 
     /// Returns true if a service of the pod also has a pod without a sidecar.
     fn has_unmeshed(&self, workload: &Workload) -> bool {
-        let services = self.services.near(workload).chain(self.listed.near(workload));
-        let mut services = services.filter(|it| selects(&it.selector, &workload.labels));
+        let services = self.services.may_select(workload).chain(self.listed.may_select(workload));
+        let mut services = services.filter(|it| matches_selector(&it.selector, &workload.labels));
         services.any(|service| self.endpoints_of(service).any(|it| !it.sidecar))
     }
 
     /// Returns the endpoints without a sidecar that clients exclude because of a policy, by name.
-    fn unenforced<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
+    fn unmeshed_endpoints<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
-                parents.iter().filter_map(|it| self.service(&it.service)).collect()
+                parents.iter().filter_map(|it| self.mesh_service(&it.service)).collect()
             }
             PolicyScope::Namespace => {
                 let listed = self.listed.services_of(&policy.name.namespace);

@@ -7,7 +7,7 @@ use leno_registry::Warning;
 
 use super::{ObjectStore, Origin};
 use crate::external_principals::{
-    DesiredCertificate, DesiredCertificates, Grants, Judged, Outcomes, Owner, judge,
+    DesiredCertificate, DesiredCertificates, Grants, Judged, Outcomes, Owner, validate_requests,
 };
 use crate::source::record::Record;
 
@@ -22,7 +22,7 @@ pub(super) struct ExternalPrincipals {
 }
 
 impl ExternalPrincipals {
-    pub(super) fn touch(&mut self) {
+    pub(super) fn mark_changed(&mut self) {
         self.unsettled = true;
     }
 
@@ -35,9 +35,9 @@ impl ExternalPrincipals {
 
 impl ObjectStore {
     /// Sets the namespaces in which this control plane may write Secrets.
-    pub(crate) fn grant(&mut self, grants: Grants) {
+    pub(crate) fn set_grants(&mut self, grants: Grants) {
         self.external_principals.grants = grants;
-        self.external_principals.touch();
+        self.external_principals.mark_changed();
     }
 
     /// Updates the outcomes of requested certificates.
@@ -60,7 +60,7 @@ impl ObjectStore {
         let domain =
             config.map_or_else(|| MeshConfig::default().trust_domain, |it| it.trust_domain);
         let all = self.wished_by_certs(&domain).chain(self.wished_by_settings(&domain)).collect();
-        let mut judged = judge(all, &self.external_principals.grants, &domain);
+        let mut judged = validate_requests(all, &self.external_principals.grants, &domain);
         let unread = self.unread_gateways().filter_map(|origin| self.records.get(origin));
         judged.desired.left.extend(unread.map(|record| record.target.uid.clone()));
         self.unjudged |= judged != self.external_principals.judged;
@@ -73,7 +73,7 @@ impl ObjectStore {
             let namespace = cert.name.namespace.clone();
             let secret = SecretName { namespace, name: cert.secret.clone() };
             Some(DesiredCertificate {
-                owner: owner(self.records.get(origin)?),
+                owner: owner_of(self.records.get(origin)?),
                 id: ExternalPrincipalId { trust_domain: domain.clone(), secret },
                 names: cert.subjects.clone(),
                 lifetime: None,
@@ -85,7 +85,7 @@ impl ObjectStore {
     fn wished_by_settings(&self, domain: &TrustDomain) -> impl Iterator<Item = DesiredCertificate> {
         self.ingress_gateways().filter_map(|(origin, wanted, created)| {
             Some(DesiredCertificate {
-                owner: owner(self.records.get(origin)?),
+                owner: owner_of(self.records.get(origin)?),
                 id: ExternalPrincipalId {
                     trust_domain: domain.clone(),
                     secret: wanted.secret.clone(),
@@ -104,21 +104,21 @@ impl ObjectStore {
 
     /// Returns the reason that another mesh's settings have no certificate for their ingress gateway, if they
     /// request one.
-    pub(super) fn unmet(&self, origin: &Origin) -> Option<Warning> {
+    pub(super) fn missing_certificate(&self, origin: &Origin) -> Option<Warning> {
         let record = self.records.get(origin)?;
         let why = self.external_principals.outcome(&record.target.uid)?.err()?;
         let (field, rest) =
             why.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &why));
         let (problem, remedy) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
         Some(Warning {
-            at: super::mesh_config::place(origin, field),
+            at: super::mesh_config::place_of_field(origin, field),
             problem: problem.to_owned(),
             remedy: remedy.to_owned(),
         })
     }
 }
 
-fn owner(record: &Record) -> Owner {
+fn owner_of(record: &Record) -> Owner {
     Owner {
         api_version: record.resource.api_version.clone(),
         kind: record.target.kind,

@@ -32,11 +32,11 @@ impl ObjectStore {
         let own = self.floors.repository.as_deref();
         choices.images.retain(|image| Some(repository_of(image)) != own);
         let choices = Some(choices).filter(|it| it.says_something() || !it.images.is_empty());
-        replace(&mut self.floors.pods, name, choices);
+        set_choices(&mut self.floors.pods, name, choices);
     }
 
     pub(super) fn see_choices_of_namespace(&mut self, name: &Name, choices: Option<Choices>) {
-        replace(&mut self.floors.namespaces, name, choices);
+        set_choices(&mut self.floors.namespaces, name, choices);
     }
 
     pub(super) fn forget_pod_choices(&mut self, name: &WorkloadName) {
@@ -60,7 +60,7 @@ impl ObjectStore {
     }
 
     /// Returns the floor for sidecar injection.
-    pub(crate) fn floor(&self) -> Floor {
+    pub(crate) fn injection_floor(&self) -> Floor {
         self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
     }
 
@@ -87,7 +87,7 @@ impl ObjectStore {
 
     /// Returns the warnings of all pods and namespaces.
     pub(super) fn all_below_floor(&self) -> Vec<Warning> {
-        if self.floor() == Floor::default() {
+        if self.injection_floor() == Floor::default() {
             return Vec::new();
         }
         let differing = |(_, workload): &(_, &Workload)| workload.admission != Admission::default();
@@ -113,7 +113,7 @@ impl ObjectStore {
             problem: format!(
                 "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
                  the pod is not a member of the mesh",
-                listed(&choices.images)
+                join_images(&choices.images)
             ),
             remedy: "create the pod again with a permitted image".to_owned(),
         })
@@ -126,9 +126,9 @@ impl ObjectStore {
         let admission = workload.map(|it| it.admission).unwrap_or_default();
         let overruled = config.overruled_in(&name.namespace, admission);
         let at = |field: &str| of_pod(name, field);
-        let mut all = admissions(&overruled, at);
+        let mut all = admission_warnings(&overruled, at);
         let Some(choices) = self.floors.pods.get(name) else { return all };
-        all.extend(self.annotations(floor, choices, at));
+        all.extend(self.annotation_warnings(floor, choices, at));
         let around = self.floors.namespaces.get(&name.namespace);
         let has_injection = around.is_some_and(|it| it.has_injection);
         let is_out = floor.injection_required && has_injection && !choices.has_sidecar;
@@ -156,14 +156,16 @@ impl ObjectStore {
             field: Some(field.to_owned()),
             ..Place::default()
         };
-        let mut all = admissions(&config.overruled_in(name, admission), at);
+        let mut all = admission_warnings(&config.overruled_in(name, admission), at);
         let choices = self.floors.namespaces.get(name);
-        all.extend(choices.into_iter().flat_map(|choices| self.annotations(floor, choices, at)));
+        all.extend(
+            choices.into_iter().flat_map(|choices| self.annotation_warnings(floor, choices, at)),
+        );
         all
     }
 
     /// Returns warnings about annotations that the floor overrides.
-    fn annotations(
+    fn annotation_warnings(
         &self,
         floor: &Floor,
         choices: &Choices,
@@ -207,7 +209,7 @@ impl ObjectStore {
             _ => return None,
         };
         (!self.may_set_all(namespace)).then(|| Rejected {
-            at: Place::of(&object.key(), field),
+            at: Place::for_object(&object.object_key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
             remedy: format!(
                 "move the object into its target namespace or into that of the control plane, or \
@@ -217,7 +219,7 @@ impl ObjectStore {
     }
 }
 
-fn admissions(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Vec<Warning> {
+fn admission_warnings(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Vec<Warning> {
     let warning = |it: &Overruled| {
         let key = if it.field == "plaintext" { PLAINTEXT } else { TRAFFIC_MODE };
         Warning {
@@ -242,14 +244,14 @@ fn of_pod(name: &WorkloadName, field: &str) -> Place {
     }
 }
 
-fn replace<K: Ord + Clone>(all: &mut BTreeMap<K, Choices>, key: &K, choices: Option<Choices>) {
+fn set_choices<K: Ord + Clone>(all: &mut BTreeMap<K, Choices>, key: &K, choices: Option<Choices>) {
     match choices {
         Some(choices) => drop(all.insert(key.clone(), choices)),
         None => drop(all.remove(key)),
     }
 }
 
-fn listed(images: &BTreeSet<String>) -> String {
+fn join_images(images: &BTreeSet<String>) -> String {
     let shown: Vec<&str> = images.iter().take(IMAGES_SHOWN_MAX).map(String::as_str).collect();
     shown.join(", ")
 }

@@ -3,7 +3,7 @@
 use leno_model::{Idle, Object, ServiceName, TagEffects, TagRules, TagScope};
 
 use super::ObjectStore;
-use super::conflicts::traffic;
+use super::conflicts::without_port;
 use super::judge::Around;
 
 impl ObjectStore {
@@ -16,19 +16,19 @@ impl ObjectStore {
                 Idle::of_all_retries(ports, around)
             }
             Object::TagRoute(route) => {
-                let effects = TagEffects::of(&route.rules, &[]);
+                let effects = TagEffects::from_rules(&route.rules, &[]);
                 self.idle_tags(object, &[(&route.scope, effects)], around)
             }
             Object::SermantRouteRule(rule) => {
                 let entries = rule.entries.iter();
-                let entries =
-                    entries.map(|(scope, it)| (scope, TagEffects::of(&it.rules, &it.lanes)));
+                let entries = entries
+                    .map(|(scope, it)| (scope, TagEffects::from_rules(&it.rules, &it.lanes)));
                 self.idle_tags(object, &entries.collect::<Vec<_>>(), around)
             }
             Object::Lane(lane) => {
-                let effects = TagEffects::of(&TagRules::default(), &lane.rules);
+                let effects = TagEffects::from_rules(&TagRules::default(), &lane.rules);
                 let mut found = None;
-                for port in self.ports(&lane.service, None) {
+                for port in self.ports_of_service(&lane.service, None) {
                     let idle = Idle::of_tags(effects, (&lane.service, port), around)?;
                     found = found.or(Some(idle));
                 }
@@ -44,7 +44,7 @@ impl ObjectStore {
         entries: &[(&TagScope, TagEffects)],
         around: &Around<'_, '_>,
     ) -> Option<Idle> {
-        let own = object.key();
+        let own = object.object_key();
         let mut found = None;
         for (scope, effects) in entries {
             let only = match scope {
@@ -52,13 +52,14 @@ impl ObjectStore {
                 TagScope::Namespace(_) | TagScope::Mesh => None,
             };
             for service in self.services_of(scope) {
-                for port in self.ports(&service.name, only) {
+                for port in self.ports_of_service(&service.name, only) {
                     let place: (&ServiceName, u16) = (&service.name, port);
-                    let decides = self.deciding(place, around.conflicts()).contains(&own);
+                    let decides = self.rules_in_force(place, around.conflicts()).contains(&own);
                     let here = TagEffects {
                         by_request: effects.by_request && decides,
                         by_caller: effects.by_caller && decides,
-                        marks: effects.marks && around.conflicts().marks(object, &traffic(scope)),
+                        marks: effects.marks
+                            && around.conflicts().applies_lanes(object, &without_port(scope)),
                     };
                     if !here.is_none() {
                         let idle = Idle::of_tags(here, place, around)?;

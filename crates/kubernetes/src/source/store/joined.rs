@@ -2,8 +2,8 @@
 
 use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
-use super::{ObjectStore, Origin, smallest};
-use crate::read::selects;
+use super::{ObjectStore, Origin, smallest_name};
+use crate::read::matches_selector;
 use crate::source::event::Id;
 use crate::source::kinds::Watched;
 
@@ -14,7 +14,7 @@ impl ObjectStore {
         if !workload.sidecar {
             return;
         }
-        let near = self.services.near(workload).chain(self.listed.near(workload));
+        let near = self.services.may_select(workload).chain(self.listed.may_select(workload));
         let in_front = near.filter(|it| is_in_front(it, workload));
         let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
         for service in joining.collect::<Vec<_>>() {
@@ -55,7 +55,7 @@ impl ObjectStore {
     /// Returns true if the namespace of a service has a pod with a sidecar.
     fn has_sidecars(&self, service: &ServiceName) -> bool {
         let namespace = &service.namespace;
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
         let pods = self.workloads.range(first..);
         let mut pods = pods.take_while(|(name, _)| name.namespace == *namespace);
         pods.any(|(_, pod)| is_member(pod))
@@ -97,7 +97,8 @@ impl ObjectStore {
 
     /// Returns true if a service of the pod has had a pod with a sidecar.
     pub(super) fn has_joined(&self, workload: &Workload) -> bool {
-        let mut services = self.services.near(workload).chain(self.listed.near(workload));
+        let mut services =
+            self.services.may_select(workload).chain(self.listed.may_select(workload));
         services.any(|it| self.joined.contains(&it.name) && is_in_front(it, workload))
     }
 }
@@ -109,5 +110,5 @@ fn is_member(pod: &Workload) -> bool {
 
 fn is_in_front(service: &Service, workload: &Workload) -> bool {
     service.name.namespace == workload.name.namespace
-        && selects(&service.selector, &workload.labels)
+        && matches_selector(&service.selector, &workload.labels)
 }

@@ -14,34 +14,34 @@ use super::conflicts::ConflictIndex;
 use super::{ObjectStore, Origin};
 use crate::external_principals::ACCESS_CERT;
 use crate::gateway::{ParentSaid, RouteId};
-use crate::read::selects;
+use crate::read::matches_selector;
 use crate::source::record::Record;
-use crate::status::event::shortened;
+use crate::status::event::shorten_middle;
 use crate::status::{CONTROLLER, Condition, Form, Said, Statement};
 
 impl ObjectStore {
     /// Returns the statuses to write. Returns `None` if they are unchanged, and before the first update.
-    pub(crate) fn statements(&mut self) -> Option<Vec<Statement>> {
+    pub(crate) fn changed_statements(&mut self) -> Option<Vec<Statement>> {
         if !self.has_reported() || !std::mem::take(&mut self.unjudged) {
             return None;
         }
-        let others = self.others();
+        let others = self.shared_data();
         let all = self
             .records
             .iter()
-            .filter_map(|(origin, record)| self.statement(origin, record, &others));
+            .filter_map(|(origin, record)| self.object_statement(origin, record, &others));
         Some(all.filter(Statement::is_due).collect())
     }
 
     /// Collects data that is shared between the statuses of many objects.
-    fn others(&self) -> Others<'_> {
+    fn shared_data(&self) -> Others<'_> {
         let mut others =
             Others { config: self.mesh_config().unwrap_or_default(), ..Others::default() };
         for (_, object, _) in self.customs.in_force_all() {
-            others.conflicts.put(object);
+            others.conflicts.add_object(object);
             match object {
                 Object::ReferenceGrant(grant) => others.grants.push(grant),
-                Object::ServicePolicy(policy) => others.put(policy),
+                Object::ServicePolicy(policy) => others.add_policy(policy),
                 _ => {}
             }
         }
@@ -49,13 +49,13 @@ impl ObjectStore {
     }
 
     /// Returns the status of an object; `None` for gateways of other classes.
-    fn statement(
+    fn object_statement(
         &self,
         origin: &Origin,
         record: &Record,
         others: &Others<'_>,
     ) -> Option<Statement> {
-        let duplicate = self.customs.duplicate(origin);
+        let duplicate = self.customs.duplicate_reason(origin);
         let refusals = self.diagnostics.get(origin).map(|(refusals, _)| refusals.as_slice());
         let refusals: Vec<String> = refusals
             .unwrap_or_default()
@@ -67,7 +67,7 @@ impl ObjectStore {
                 format!("{field}: {}; {}", it.problem, it.remedy)
             })
             .collect();
-        let refusal = (!refusals.is_empty()).then(|| cut(&refusals.join("\n")));
+        let refusal = (!refusals.is_empty()).then(|| truncate_message(&refusals.join("\n")));
         let id = &origin.id;
         let gateways = self.edge.as_ref();
         let said = match record.form {
@@ -79,25 +79,28 @@ impl ObjectStore {
             }
             Form::Current if record.target.kind == ACCESS_CERT => {
                 // No status before the outcome is known.
-                Said::Current(
-                    refusal.clone().map(Err).or_else(|| self.external_principal_outcome(record))?,
-                )
+                let refused = refusal.clone().map(Err);
+                Said::Current(refused.or_else(|| self.external_principal_outcome(record))?)
             }
             Form::Current => {
-                let idle = || self.shut(origin).or_else(|| self.idle(origin, others));
+                let idle =
+                    || self.closed_reason(origin).or_else(|| self.idle_reason(origin, others));
                 Said::Current(refusal.clone().or_else(idle).map_or(Ok(()), Err))
             }
             Form::Conditions => {
                 let reason = if duplicate.is_some() { CONFLICTED } else { "Invalid" };
-                let refused = refusal.as_deref().map(|refusal| refused(refusal, reason));
-                Said::Conditions(self.conditions(origin, refused, others))
+                let refused =
+                    refusal.as_deref().map(|refusal| rejected_conditions(refusal, reason));
+                Said::Conditions(self.policy_conditions(origin, refused, others))
             }
             Form::Parents => {
-                let resolved = self.resolved(origin, refusal.as_deref(), &others.grants);
+                let resolved = self.route_references(origin, refusal.as_deref(), &others.grants);
                 let parents = record.parents.iter().map(|parent| {
                     let (accepted, idle) = match refusal.as_deref() {
-                        Some(refusal) => (accepted(Some(refusal), "UnsupportedValue"), None),
-                        None => self.taken(origin, (record, parent), others),
+                        Some(refusal) => {
+                            (accepted_condition(Some(refusal), "UnsupportedValue"), None)
+                        }
+                        None => self.parent_conditions(origin, (record, parent), others),
                     };
                     ParentSaid {
                         parent: parent.clone(),
@@ -118,7 +121,7 @@ impl ObjectStore {
             generation: record.generation,
             standing: record.standing.clone(),
             said,
-            refusal: refusal.or_else(|| gateways?.refusal(record.target.kind, id)),
+            refusal: refusal.or_else(|| gateways?.rejection_reason(record.target.kind, id)),
             diagnostic: self.diagnostics_of(origin),
             conflict: self.unsaid_conflict(origin, record, others),
             dangling: self.unsaid_reference(origin, record),
@@ -126,24 +129,25 @@ impl ObjectStore {
     }
 
     /// Returns the conditions of a policy; `refused` has those of a rejected one.
-    fn conditions(
+    fn policy_conditions(
         &self,
         origin: &Origin,
         refused: Option<[Condition; 2]>,
         others: &Others<'_>,
     ) -> Vec<Condition> {
-        let [accepted, resolved] = refused.unwrap_or_else(|| self.attached(origin, others));
-        let object = self.customs.said(origin);
-        let enforced = object.and_then(|it| self.enforced(it, &others.config, &accepted));
+        let [accepted, resolved] =
+            refused.unwrap_or_else(|| self.attachment_conditions(origin, others));
+        let object = self.customs.get_by_origin(origin);
+        let enforced = object.and_then(|it| self.enforced_condition(it, &others.config, &accepted));
         let idle = object.filter(|_| accepted.status == "True");
-        let idle = idle.and_then(|it| self.unprogrammed(it, others));
-        let programmed = idle.unwrap_or_else(|| Condition::programmed(&accepted, REPORTED));
+        let idle = idle.and_then(|it| self.unprogrammed_condition(it, others));
+        let programmed = idle.unwrap_or_else(|| Condition::from_accepted(&accepted, REPORTED));
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
     }
 
     /// Returns the `Accepted` condition of a valid route for one of its parents, and the reason that the accepted
     /// route has no effect there.
-    fn taken(
+    fn parent_conditions(
         &self,
         origin: &Origin,
         (record, parent): (&Record, &Value),
@@ -151,16 +155,18 @@ impl ObjectStore {
     ) -> (Condition, Option<Condition>) {
         let (service, port) = match parent_of(parent, &record.target.namespace) {
             Ok(known) => known,
-            Err(problem) => return (accepted(Some(&problem), "NoMatchingParent"), None),
+            Err(problem) => return (accepted_condition(Some(&problem), "NoMatchingParent"), None),
         };
-        if let Some(missing) = self.missing(&service, port) {
-            return (accepted(Some(&missing), "NoMatchingParent"), None);
+        if let Some(missing) = self.missing_part(&service, port) {
+            return (accepted_condition(Some(&missing), "NoMatchingParent"), None);
         }
-        let Some(route) = self.customs.said(origin) else { return (accepted(None, ""), None) };
+        let Some(route) = self.customs.get_by_origin(origin) else {
+            return (accepted_condition(None, ""), None);
+        };
         let conflict = self.conflict_of_route(route, (&service, port), &others.conflicts);
         let idle = || self.idle_route(route, (&service, port), &others.conflicts);
         let idle = idle().filter(|_| conflict.is_none());
-        (accepted(conflict.as_deref(), CONFLICTED), idle)
+        (accepted_condition(conflict.as_deref(), CONFLICTED), idle)
     }
 
     /// Returns the object that takes precedence over a valid one, for kinds without a status.
@@ -170,7 +176,7 @@ impl ObjectStore {
         record: &Record,
         others: &Others<'_>,
     ) -> Option<String> {
-        match self.customs.said(origin)? {
+        match self.customs.get_by_origin(origin)? {
             Object::TrafficSplit(split) if record.form == Form::Nothing => {
                 self.conflict_of_split(split, &others.conflicts)
             }
@@ -180,49 +186,54 @@ impl ObjectStore {
 
     /// Returns a missing object that a valid one refers to, for kinds without a status.
     fn unsaid_reference(&self, origin: &Origin, record: &Record) -> Option<String> {
-        let object = self.customs.said(origin).filter(|_| record.form == Form::Nothing)?;
-        self.dangling(object)
+        let object = self.customs.get_by_origin(origin).filter(|_| record.form == Form::Nothing)?;
+        self.missing_reference(object)
     }
 
     /// Returns the conditions `Accepted` and `ResolvedRefs` of a valid object.
-    fn attached(&self, origin: &Origin, others: &Others<'_>) -> [Condition; 2] {
-        let Some(object) = self.customs.said(origin) else {
-            return [accepted(None, ""), resolved("True", "ResolvedRefs", NAMES_NOTHING)];
+    fn attachment_conditions(&self, origin: &Origin, others: &Others<'_>) -> [Condition; 2] {
+        let Some(object) = self.customs.get_by_origin(origin) else {
+            return [
+                accepted_condition(None, ""),
+                references_condition("True", "ResolvedRefs", NAMES_NOTHING),
+            ];
         };
-        let targets = targets(object);
-        let missing: Vec<String> =
-            targets.iter().filter_map(|(service, port)| self.missing(service, *port)).collect();
+        let targets = target_services(object);
+        let missing: Vec<String> = targets
+            .iter()
+            .filter_map(|(service, port)| self.missing_part(service, *port))
+            .collect();
         let is_nowhere = !targets.is_empty() && missing.len() == targets.len();
-        let missing = (!missing.is_empty()).then(|| cut(&missing.join("\n")));
-        let first = match (&missing, self.outdone(object, others)) {
-            (Some(missing), _) if is_nowhere => accepted(Some(missing), "TargetNotFound"),
-            (_, Some(Outdone::Overruled(by))) => accepted(Some(&by), CONFLICTED),
-            (_, Some(Outdone::Idle(..)) | None) => accepted(None, ""),
+        let missing = (!missing.is_empty()).then(|| truncate_message(&missing.join("\n")));
+        let first = match (&missing, self.overruled_reason(object, others)) {
+            (Some(missing), _) if is_nowhere => accepted_condition(Some(missing), "TargetNotFound"),
+            (_, Some(Outdone::Overruled(by))) => accepted_condition(Some(&by), CONFLICTED),
+            (_, Some(Outdone::Idle(..)) | None) => accepted_condition(None, ""),
         };
         // Always written, to replace a previous condition.
         let second = match missing {
-            _ if targets.is_empty() => resolved("True", "ResolvedRefs", NAMES_NOTHING),
-            Some(missing) => resolved("False", "TargetNotFound", &missing),
-            None => resolved("True", "ResolvedRefs", "all targets exist"),
+            _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NAMES_NOTHING),
+            Some(missing) => references_condition("False", "TargetNotFound", &missing),
+            None => references_condition("True", "ResolvedRefs", "all targets exist"),
         };
         [first, second]
     }
 
     /// Returns the reason that a valid object of OSM's kinds has no effect.
-    fn idle(&self, origin: &Origin, others: &Others<'_>) -> Option<String> {
-        let object = self.customs.said(origin)?;
-        let targets = targets(object);
-        let mut missing = targets.iter().map(|(service, port)| self.missing(service, *port));
+    fn idle_reason(&self, origin: &Origin, others: &Others<'_>) -> Option<String> {
+        let object = self.customs.get_by_origin(origin)?;
+        let targets = target_services(object);
+        let mut missing = targets.iter().map(|(service, port)| self.missing_part(service, *port));
         let first = missing.next().flatten().filter(|_| missing.all(|it| it.is_some()));
-        first.or_else(|| self.outdone(object, others).map(Outdone::into_sentence))
+        first.or_else(|| self.overruled_reason(object, others).map(Outdone::into_sentence))
     }
 
     /// Returns the condition `Programmed` of an accepted policy without effect: routes send the traffic of its
     /// targets elsewhere (GEP-713).
-    fn unprogrammed(&self, object: &Object, others: &Others<'_>) -> Option<Condition> {
-        match self.outdone(object, others) {
+    fn unprogrammed_condition(&self, object: &Object, others: &Others<'_>) -> Option<Condition> {
+        match self.overruled_reason(object, others) {
             Some(Outdone::Idle(message, reason)) => {
-                let message = cut(&message);
+                let message = truncate_message(&message);
                 Some(Condition { word: "Programmed", status: "False", reason, message })
             }
             Some(Outdone::Overruled(_)) | None => None,
@@ -230,7 +241,7 @@ impl ObjectStore {
     }
 
     /// Returns the reason that a valid object has no effect although its targets exist.
-    fn outdone(&self, object: &Object, others: &Others<'_>) -> Option<Outdone> {
+    fn overruled_reason(&self, object: &Object, others: &Others<'_>) -> Option<Outdone> {
         let overruled = match object {
             Object::ServicePolicy(policy) => return self.outdone_policy(policy, others),
             Object::Retry(policy) => {
@@ -259,7 +270,7 @@ impl ObjectStore {
         let ports = services
             .iter()
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        match Standing::of(policy, ports, &Around { store: self, others }) {
+        match Standing::for_policy(policy, ports, &Around { store: self, others }) {
             Standing::Overruled(other) => {
                 Some(Outdone::Overruled(format!("{other} takes precedence at all of its targets")))
             }
@@ -269,7 +280,7 @@ impl ObjectStore {
     }
 
     /// Returns the `ResolvedRefs` condition of a route: whether its backends exist and may be used.
-    fn resolved(
+    fn route_references(
         &self,
         origin: &Origin,
         refusal: Option<&str>,
@@ -284,39 +295,41 @@ impl ObjectStore {
                     && (field.ends_with(".kind") || field.ends_with(".group"))
             };
             return match fields.into_iter().any(of_backend) {
-                true => resolved("False", "InvalidKind", refusal),
-                false => resolved("Unknown", "Pending", UNCHECKED),
+                true => references_condition("False", "InvalidKind", refusal),
+                false => references_condition("Unknown", "Pending", UNCHECKED),
             };
         }
-        let Some(object) = self.customs.said(origin) else {
-            return resolved("Unknown", "Pending", UNCHECKED);
+        let Some(object) = self.customs.get_by_origin(origin) else {
+            return references_condition("Unknown", "Pending", UNCHECKED);
         };
-        let (parents, backends) = backends(object);
+        let (parents, backends) = route_backends(object);
         for (kind, own, service, port) in backends {
             let theirs = &service.namespace;
-            let granted = || grants.iter().any(|grant| grant.permits(kind, own, service));
+            let granted = || grants.iter().any(|grant| grant.permits_route(kind, own, service));
             if own != theirs && !leads_back(parents, service) && !granted() {
                 let message = format!(
                     "no ReferenceGrant in {theirs} permits {service} to {}s of {own}",
                     kind.as_str()
                 );
-                return resolved("False", "RefNotPermitted", &message);
+                return references_condition("False", "RefNotPermitted", &message);
             }
-            if let Some(missing) = self.missing(service, Some(port)) {
-                return resolved("False", "BackendNotFound", &missing);
+            if let Some(missing) = self.missing_part(service, Some(port)) {
+                return references_condition("False", "BackendNotFound", &missing);
             }
         }
-        resolved("True", "ResolvedRefs", "all backends exist")
+        references_condition("True", "ResolvedRefs", "all backends exist")
     }
 
     /// Returns the first missing backend of a route.
     pub(super) fn missing_backend(&self, route: &Object) -> Option<String> {
-        let (_, backends) = backends(route);
-        backends.into_iter().find_map(|(_, _, service, port)| self.missing(service, Some(port)))
+        let (_, backends) = route_backends(route);
+        backends
+            .into_iter()
+            .find_map(|(_, _, service, port)| self.missing_part(service, Some(port)))
     }
 
     /// Returns the missing part of a service.
-    pub(super) fn missing(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
+    pub(super) fn missing_part(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(known) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
         };
@@ -340,11 +353,11 @@ fn with_programmed(
     [accepted, resolved]: [Condition; 2],
     idle: Option<Condition>,
 ) -> Vec<Condition> {
-    let programmed = idle.unwrap_or_else(|| Condition::programmed(&accepted, REPORTED));
+    let programmed = idle.unwrap_or_else(|| Condition::from_accepted(&accepted, REPORTED));
     vec![accepted, resolved, programmed]
 }
 
-fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
+fn accepted_condition(refusal: Option<&str>, reason: &'static str) -> Condition {
     match refusal {
         Some(refusal) => {
             Condition { word: "Accepted", status: "False", reason, message: refusal.to_owned() }
@@ -359,12 +372,12 @@ fn accepted(refusal: Option<&str>, reason: &'static str) -> Condition {
 }
 
 /// Returns the conditions of an object that is rejected, or over which another one takes precedence.
-fn refused(refusal: &str, reason: &'static str) -> [Condition; 2] {
-    let unknown = resolved("Unknown", "Pending", "this generation is not in force");
-    [accepted(Some(refusal), reason), unknown]
+fn rejected_conditions(refusal: &str, reason: &'static str) -> [Condition; 2] {
+    let unknown = references_condition("Unknown", "Pending", "this generation is not in force");
+    [accepted_condition(Some(refusal), reason), unknown]
 }
 
-fn resolved(status: &'static str, reason: &'static str, message: &str) -> Condition {
+fn references_condition(status: &'static str, reason: &'static str, message: &str) -> Condition {
     Condition { word: "ResolvedRefs", status, reason, message: message.to_owned() }
 }
 
@@ -406,16 +419,17 @@ impl<'a> Around<'a, '_> {
 
 impl<'a> Surroundings<'a> for Around<'a, '_> {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        self.others.about(service)
+        self.others.policies_for(service)
     }
 
-    fn destinations(&self, service: &ServiceName, port: u16) -> Destinations {
+    fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let Self { store, others } = self;
         let is_opaque = store.is_opaque(service, port);
-        let attached = others.conflicts.attached(service);
-        attached.destinations((service, port), is_opaque, |(kind, name), to| {
+        let attached = others.conflicts.attached_routes(service);
+        attached.compute_destinations((service, port), is_opaque, |(kind, name), to| {
             let own = &name.namespace;
-            *own == to.namespace || others.grants.iter().any(|grant| grant.permits(kind, own, to))
+            *own == to.namespace
+                || others.grants.iter().any(|grant| grant.permits_route(kind, own, to))
         })
     }
 
@@ -427,9 +441,10 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
         // Future pods are unknown.
         behind.peek().is_none()
             || behind.any(|workload| {
-                let others = store.services.near(workload);
-                let others = others
-                    .filter(|it| it.name != *service && selects(&it.selector, &workload.labels));
+                let others = store.services.may_select(workload);
+                let others = others.filter(|it| {
+                    it.name != *service && matches_selector(&it.selector, &workload.labels)
+                });
                 let mut others = others.flat_map(|other| &other.ports);
                 others.any(|it| it.target.is_same_at(&port.target, workload))
             })
@@ -475,8 +490,8 @@ impl ObjectStore {
             return false;
         };
         self.endpoints_of(own).any(|workload| {
-            let others = self.services.near(workload);
-            let others = others.filter(|it| selects(&it.selector, &workload.labels));
+            let others = self.services.may_select(workload);
+            let others = others.filter(|it| matches_selector(&it.selector, &workload.labels));
             let clear = others.flat_map(|it| &it.ports);
             let clear = clear.filter(|it| it.protocol != Some(Protocol::Tcp));
             port.target.sees_requests_at(workload, clear.map(|it| &it.target))
@@ -497,7 +512,7 @@ struct Others<'a> {
 }
 
 impl<'a> Others<'a> {
-    fn put(&mut self, policy: &'a ServicePolicy) {
+    fn add_policy(&mut self, policy: &'a ServicePolicy) {
         match &policy.scope {
             PolicyScope::Namespace => {
                 self.by_namespace.entry(&policy.name.namespace).or_default().push(policy);
@@ -513,7 +528,7 @@ impl<'a> Others<'a> {
     }
 
     /// Returns the policies that may apply to a service.
-    fn about(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
+    fn policies_for(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
         let named = self.by_service.get(service);
         let near = self.by_namespace.get(&service.namespace);
         named.into_iter().chain(near).flatten().copied().collect()
@@ -521,7 +536,7 @@ impl<'a> Others<'a> {
 }
 
 /// Returns the services, with optional ports, that an object other than a route targets by name.
-fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
+fn target_services(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
     let of_scope = |scope| match scope {
         &TagScope::Service(ref service, port) => Some((service, port)),
         TagScope::Namespace(_) | TagScope::Mesh => None,
@@ -543,7 +558,7 @@ fn targets(object: &Object) -> Vec<(&ServiceName, Option<u16>)> {
 }
 
 /// Returns the parents of a route, and the services to which it routes.
-pub(super) fn backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
+pub(super) fn route_backends(object: &Object) -> (&[RouteParent], Vec<Backend<'_>>) {
     match object {
         Object::HttpRoute(route) | Object::GrpcRoute(route) => {
             let all =
@@ -576,8 +591,8 @@ fn of_kind<'a>(
 pub(super) type Backend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
 
 /// Shortens a text to the length of a condition, with room for the rest of the status.
-fn cut(text: &str) -> String {
-    shortened(text, MESSAGE_BYTES_MAX)
+fn truncate_message(text: &str) -> String {
+    shorten_middle(text, MESSAGE_BYTES_MAX)
 }
 
 /// The reason of an object over which another one takes precedence; also the Gateway API's reason for a route

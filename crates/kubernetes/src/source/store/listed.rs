@@ -11,8 +11,8 @@ use leno_model::{
 use leno_registry::{JOINING_LABEL, NODE_NETWORK_LABEL, Place, Warning};
 
 use super::services::Services;
-use super::{ObjectStore, Origin, smallest};
-use crate::read::{listed_for, selects};
+use super::{ObjectStore, Origin, smallest_name};
+use crate::read::{listed_for, matches_selector};
 
 /// Services without selectors, and the content of slices.
 #[derive(Default)]
@@ -41,8 +41,11 @@ impl Listed {
     }
 
     /// Returns the services that may select a workload, a superset of those that do.
-    pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
-        self.services.near(workload)
+    pub(super) fn may_select<'a>(
+        &'a self,
+        workload: &'a Workload,
+    ) -> impl Iterator<Item = &'a Service> {
+        self.services.may_select(workload)
     }
 
     pub(super) fn remove_service(&mut self, name: &ServiceName) -> Option<Service> {
@@ -92,7 +95,7 @@ impl Listed {
 
     /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
     /// names in slices have no meaning for a pod: its containers name their own ports.
-    fn numbered(&self, service: &Service) -> Option<Service> {
+    fn with_port_numbers(&self, service: &Service) -> Option<Service> {
         let numbers = self.numbers.get(&service.name)?;
         let mut service = service.clone();
         let mut is_uniform = true;
@@ -110,7 +113,7 @@ impl Listed {
     fn insert(&mut self, workload: Workload) {
         self.remove(&workload.name);
         self.by_address.entry(workload.address).or_default().insert(workload.name.clone());
-        for (service, port, number) in targets(&workload) {
+        for (service, port, number) in endpoint_ports(&workload) {
             let numbers = self.numbers.entry(service).or_default().entry(port).or_default();
             *numbers.entry(number).or_default() += 1;
         }
@@ -125,7 +128,7 @@ impl Listed {
                 self.by_address.remove(&gone.address);
             }
         }
-        for (service, port, number) in targets(&gone) {
+        for (service, port, number) in endpoint_ports(&gone) {
             let Some(ports) = self.numbers.get_mut(&service) else { continue };
             if let Some(numbers) = ports.get_mut(&port) {
                 match numbers.get_mut(&number) {
@@ -162,7 +165,7 @@ fn service_of(listed: &Workload) -> Option<ServiceName> {
 }
 
 /// Returns the ports of a listed endpoint: the service, the name, and the number.
-fn targets(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
+fn endpoint_ports(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
     let service = service_of(listed);
     listed
         .ports
@@ -173,7 +176,7 @@ fn targets(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> 
 impl ObjectStore {
     /// Returns a service by name, with a selector or without one. Without gateways, a service without a
     /// selector belongs to the mesh if it has or had an endpoint with a sidecar.
-    pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
+    pub(super) fn mesh_service(&self, name: &ServiceName) -> Option<&Service> {
         self.known_service(name).filter(|_| {
             self.edge.is_some() || self.services.get(name).is_some() || self.joined.contains(name)
         })
@@ -186,18 +189,18 @@ impl ObjectStore {
 
     /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
     /// to it and it is no source of an ingress policy.
-    pub(super) fn offered(&self, name: &ServiceName) -> Option<Service> {
+    pub(super) fn configured_service(&self, name: &ServiceName) -> Option<Service> {
         let service = self.listed.service(name)?;
         let has_joined = self.joined.contains(name);
-        let joined = has_joined.then(|| self.listed.numbered(service)).flatten();
+        let joined = has_joined.then(|| self.listed.with_port_numbers(service)).flatten();
         let is_source = !has_joined && self.let_in.contains(name);
         joined.or_else(|| (is_source || self.gateways_lead_to(name)).then(|| service.clone()))
     }
 
     /// Returns the services without a selector that list a pod with a sidecar.
     pub(super) fn offered_near(&self, pod: &Workload) -> Vec<Service> {
-        let near = self.listed.near(pod).filter(|_| pod.sidecar);
-        near.filter_map(|it| self.listed.numbered(it)).collect()
+        let near = self.listed.may_select(pod).filter(|_| pod.sidecar);
+        near.filter_map(|it| self.listed.with_port_numbers(it)).collect()
     }
 
     pub(super) fn see_listed(&mut self, service: Service) {
@@ -218,7 +221,7 @@ impl ObjectStore {
         }
         let room = LISTED_MAX.saturating_sub(self.listed.workloads.len());
         if workloads.len() > room {
-            self.diagnostic(origin, Vec::new(), vec![no_room(origin, workloads.len() - room)]);
+            self.add_diagnostics(origin, Vec::new(), vec![no_room(origin, workloads.len() - room)]);
             workloads.truncate(room);
         }
         if !workloads.is_empty() {
@@ -229,7 +232,7 @@ impl ObjectStore {
             changed.push(workload.clone());
             self.listed.insert(workload);
         }
-        self.relabel(&changed.iter().map(|it| it.address).collect());
+        self.update_labels(&changed.iter().map(|it| it.address).collect());
         let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
         self.dirty.extend(changed.into_iter().map(|it| ObjectKey::Workload(it.name)));
         for name in services {
@@ -246,7 +249,7 @@ impl ObjectStore {
     }
 
     /// Updates the labels by which services without a selector select the pods at these addresses.
-    fn relabel(&mut self, addresses: &BTreeSet<IpAddr>) {
+    fn update_labels(&mut self, addresses: &BTreeSet<IpAddr>) {
         if addresses.is_empty() {
             return;
         }
@@ -300,14 +303,14 @@ impl ObjectStore {
         service: &'a Service,
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
-        let first = WorkloadName { namespace: namespace.clone(), name: smallest() };
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
         let listed = self.listed.workloads_from(first);
         let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
-        listed.map(|(_, it)| it).filter(|it| selects(&service.selector, &it.labels))
+        listed.map(|(_, it)| it).filter(|it| matches_selector(&service.selector, &it.labels))
     }
 
     /// Marks the workload if it is a listed endpoint of a service over which sidecars balance.
-    pub(super) fn marked(&self, mut workload: Workload) -> Workload {
+    pub(super) fn mark_balanced(&self, mut workload: Workload) -> Workload {
         let service = service_of(&workload).filter(|_| !workload.sidecar);
         if service.is_some_and(|it| self.joined.contains(&it)) {
             workload.labels.insert(JOINING_LABEL.to_owned(), String::new());
@@ -329,7 +332,7 @@ impl ObjectStore {
     }
 
     /// Returns the warnings about listed addresses that are excluded.
-    pub(super) fn borrowed(&self) -> impl Iterator<Item = Warning> {
+    pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
         let remedy = match self.edge.is_some() {
             true => "route to a Service there, with a ReferenceGrant",
             false => "call a Service of that namespace",
@@ -350,17 +353,19 @@ impl ObjectStore {
     /// Returns true if gateways or routes of other services lead to a workload, or it is behind a headless
     /// service.
     pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
-        let mut own = self.services.near(workload);
-        own.any(|it| it.addresses.is_empty() && selects(&it.selector, &workload.labels))
+        let mut own = self.services.may_select(workload);
+        own.any(|it| it.addresses.is_empty() && matches_selector(&it.selector, &workload.labels))
             || self.is_behind_gateway(workload)
             || self.is_behind_route(workload)
     }
 
     /// Returns true if a gateway routes to a service of the workload.
     pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
-        let mut services = self.services.near(workload).chain(self.listed.services.near(workload));
+        let mut services =
+            self.services.may_select(workload).chain(self.listed.services.may_select(workload));
         services.any(|service| {
-            self.gateways_lead_to(&service.name) && selects(&service.selector, &workload.labels)
+            self.gateways_lead_to(&service.name)
+                && matches_selector(&service.selector, &workload.labels)
         })
     }
 }

@@ -35,7 +35,7 @@ impl Settings {
 
     /// Returns the settings of other meshes in the permitted namespaces: the oldest of each mesh, so that every
     /// control plane applies the same.
-    fn named(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+    fn permitted_settings(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
         let mut oldest: BTreeMap<usize, (&Origin, &Foreign)> = BTreeMap::new();
         for (origin, foreign) in &self.foreign {
             if !self.is_named(&origin.id.namespace) {
@@ -51,7 +51,7 @@ impl Settings {
 
     /// Returns the reason that settings of another mesh are ignored regardless of ours. `is_weaker` is true if
     /// the mesh is permissive although these settings are strict.
-    fn ignored(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
+    fn ignored_reason(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
         if !self.is_named(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
             let (problem, written) = match is_weaker {
@@ -61,12 +61,17 @@ impl Settings {
             let remedy = format!(
                 "write a MeshConfig of leno.dev{written}, or install with `--settings-namespaces {namespace}`"
             );
-            return Some(Warning { at: place(origin, "metadata.namespace"), problem, remedy });
+            return Some(Warning {
+                at: place_of_field(origin, "metadata.namespace"),
+                problem,
+                remedy,
+            });
         }
-        let (oldest, _) = self.named().find(|(oldest, _)| oldest.kind == origin.kind)?;
+        let (oldest, _) =
+            self.permitted_settings().find(|(oldest, _)| oldest.kind == origin.kind)?;
         (oldest != origin).then(|| Warning {
-            at: place(origin, "metadata.name"),
-            problem: format!("is ignored: {} is older", shown(oldest)),
+            at: place_of_field(origin, "metadata.name"),
+            problem: format!("is ignored: {} is older", describe_origin(oldest)),
             remedy: "remove one of the two".to_owned(),
         })
     }
@@ -86,8 +91,8 @@ impl ObjectStore {
 
     /// Returns the settings of other meshes that apply: none if a `MeshConfig` of ours specifies more than the
     /// trust domain.
-    fn applied(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
-        self.settings.named().filter(|_| !self.is_configured())
+    fn applied_settings(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+        self.settings.permitted_settings().filter(|_| !self.is_configured())
     }
 
     /// Returns true if our MeshConfig specifies more than the trust domain, which is the only field set by
@@ -100,7 +105,7 @@ impl ObjectStore {
     /// Returns true if the mesh is permissive although the settings of another mesh are strict, and no object
     /// of ours specifies a mode.
     fn is_weaker_than(&self, foreign: &Foreign) -> bool {
-        if foreign.mode != TrafficMode::Strict || self.mentions(TRAFFIC_MODE) {
+        if foreign.mode != TrafficMode::Strict || self.is_mentioned(TRAFFIC_MODE) {
             return false;
         }
         let config = self.mesh_config().unwrap_or_default();
@@ -109,13 +114,13 @@ impl ObjectStore {
     }
 
     /// Sets the trust domain for the case that no object of ours specifies it.
-    pub(crate) fn assume(&mut self, trust_domain: TrustDomain) {
+    pub(crate) fn set_trust_domain(&mut self, trust_domain: TrustDomain) {
         self.settings.assumed = Some(trust_domain);
         self.touch_settings();
     }
 
     pub(super) fn see_foreign(&mut self, origin: &Origin, foreign: Foreign) {
-        self.diagnostic(origin, Vec::new(), foreign.warnings.clone());
+        self.add_diagnostics(origin, Vec::new(), foreign.warnings.clone());
         self.settings.foreign.insert(origin.clone(), foreign);
         self.touch_settings();
     }
@@ -134,7 +139,7 @@ impl ObjectStore {
     }
 
     /// Replaces the fields that an object specifies.
-    pub(super) fn mention(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
+    pub(super) fn set_mentioned(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
         let is_new = self
             .settings
             .mentioned
@@ -149,13 +154,13 @@ impl ObjectStore {
     fn touch_settings(&mut self) {
         self.dirty.insert(ObjectKey::MeshConfig);
         self.unjudged = true;
-        self.external_principals.touch();
+        self.external_principals.mark_changed();
     }
 
     /// Returns the exclusions from redirection for all pods of the mesh.
-    pub(crate) fn exclusions(&self) -> Exclusions {
+    pub(crate) fn mesh_exclusions(&self) -> Exclusions {
         let mut all = Exclusions::default();
-        for (_, Foreign { exclusions, .. }) in self.applied() {
+        for (_, Foreign { exclusions, .. }) in self.applied_settings() {
             let exclusions = exclusions.clone();
             all.outbound_ports.extend(exclusions.outbound_ports);
             all.inbound_ports.extend(exclusions.inbound_ports);
@@ -169,7 +174,7 @@ impl ObjectStore {
     /// Returns the certificates for ingress gateways that the settings of other meshes request, each with the
     /// creation time of the settings in Unix seconds.
     pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
-        self.applied().filter_map(|(origin, foreign)| {
+        self.applied_settings().filter_map(|(origin, foreign)| {
             let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
             Some((origin, wanted, foreign.created))
         })
@@ -178,12 +183,14 @@ impl ObjectStore {
     /// Returns the settings with an invalid certificate request.
     pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &Origin> {
         let is_unread = |foreign: &Foreign| matches!(foreign.ingress_gateway, Some(Err(_)));
-        self.applied().filter(move |(_, foreign)| is_unread(foreign)).map(|(origin, _)| origin)
+        self.applied_settings()
+            .filter(move |(_, foreign)| is_unread(foreign))
+            .map(|(origin, _)| origin)
     }
 
     /// Returns the modes of other meshes; the strictest one wins.
     fn of_others(&self) -> Option<(TrafficMode, Egress)> {
-        let all = || self.applied().map(|(_, foreign)| foreign);
+        let all = || self.applied_settings().map(|(_, foreign)| foreign);
         let first = all().next()?;
         let is_strict = all().any(|it| it.mode == TrafficMode::Strict);
         let is_closed = all().any(|it| it.egress == Egress::Deny);
@@ -194,7 +201,7 @@ impl ObjectStore {
     }
 
     /// Returns true if our MeshConfig specifies a field.
-    fn mentions(&self, field: &str) -> bool {
+    fn is_mentioned(&self, field: &str) -> bool {
         self.own_fields().is_some_and(|fields| fields.contains(field))
     }
 
@@ -221,7 +228,7 @@ impl ObjectStore {
             return None;
         }
         let mut config = written.unwrap_or_default();
-        if let Some(assumed) = assumed.filter(|_| !self.mentions(TRUST_DOMAIN)) {
+        if let Some(assumed) = assumed.filter(|_| !self.is_mentioned(TRUST_DOMAIN)) {
             config.trust_domain = assumed.clone();
         }
         if let Some((mode, egress)) = others {
@@ -244,7 +251,7 @@ impl ObjectStore {
 
     /// Returns the reason that another mesh's settings are ignored, or the part of them that cannot be
     /// fulfilled.
-    pub(super) fn overridden(&self, origin: &Origin) -> Vec<Warning> {
+    pub(super) fn overridden_warnings(&self, origin: &Origin) -> Vec<Warning> {
         let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
         let is_weaker = self.is_weaker_than(foreign);
         let by_ours = || {
@@ -255,20 +262,20 @@ impl ObjectStore {
                 false => (String::new(), ""),
             };
             Some(Warning {
-                at: place(origin, "spec"),
+                at: place_of_field(origin, "spec"),
                 problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force{also}"),
                 remedy: format!("move the settings to {name}{such_as}, and remove this one"),
             })
         };
-        let ignored = self.settings.ignored(origin, is_weaker).or_else(by_ours);
-        ignored.or_else(|| self.unmet(origin)).into_iter().collect()
+        let ignored = self.settings.ignored_reason(origin, is_weaker).or_else(by_ours);
+        ignored.or_else(|| self.missing_certificate(origin)).into_iter().collect()
     }
 
     /// Returns the warnings about an object in force, as one text.
     pub(super) fn diagnostics_of(&self, origin: &Origin) -> Option<String> {
         let diagnostics = self.diagnostics.get(origin).filter(|_| self.is_of_mesh(origin));
         let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
-        let mut others = self.overridden(origin);
+        let mut others = self.overridden_warnings(origin);
         others.extend(self.below_floor(origin));
         let all = diagnostics.unwrap_or_default().iter().chain(&others).take(DIAGNOSTICS_MAX);
         let texts: Vec<String> = all
@@ -282,11 +289,11 @@ impl ObjectStore {
 
     /// Returns the warnings of all settings of other meshes.
     pub(super) fn all_overridden(&self) -> impl Iterator<Item = Warning> {
-        self.settings.foreign.keys().flat_map(|origin| self.overridden(origin))
+        self.settings.foreign.keys().flat_map(|origin| self.overridden_warnings(origin))
     }
 
     /// Returns warnings about namespaces with a mode other than the one in the `MeshConfig`.
-    pub(super) fn overruled(&self) -> Vec<Warning> {
+    pub(super) fn mode_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
         let overruled = |(name, wanted): (&Name, &Admission)| {
             let mode = wanted.mode?;
@@ -311,7 +318,7 @@ impl ObjectStore {
 }
 
 /// Returns the place of a field in another mesh's settings.
-pub(super) fn place(origin: &Origin, field: &str) -> Place {
+pub(super) fn place_of_field(origin: &Origin, field: &str) -> Place {
     Place {
         kind: Some("MeshConfig".to_owned()),
         namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),
@@ -321,7 +328,7 @@ pub(super) fn place(origin: &Origin, field: &str) -> Place {
     }
 }
 
-fn shown(origin: &Origin) -> String {
+fn describe_origin(origin: &Origin) -> String {
     match &*origin.id.namespace {
         "" => origin.id.name.clone(),
         namespace => format!("{namespace}/{}", origin.id.name),

@@ -7,7 +7,7 @@ use leno_model::{
 };
 
 use super::{ObjectStore, Origin};
-use crate::read::{Nearness, ZONE, preference, preference_name, preferring};
+use crate::read::{Nearness, ZONE, preference_name, preference_rule, service_of_preference};
 
 /// The zones of workloads, and the zone preferences of services.
 #[derive(Default)]
@@ -44,7 +44,7 @@ impl ObjectStore {
     }
 
     /// Adds the zone of its node to the labels of a workload, unless it has such a label.
-    pub(super) fn placed(&self, mut workload: Workload) -> Workload {
+    pub(super) fn with_zone(&self, mut workload: Workload) -> Workload {
         let node = self.places.nodes.get(&workload.name);
         if let Some(zone) = node.and_then(|node| self.places.zones.get(node)) {
             workload.labels.entry(ZONE.to_owned()).or_insert_with(|| zone.clone());
@@ -63,18 +63,18 @@ impl ObjectStore {
     }
 
     /// Returns the rule for the zone preference of a service; `None` if users have written such rules.
-    pub(super) fn preference(&self, name: &TagRouteName) -> Option<Object> {
-        let service = preferring(name)?;
+    pub(super) fn zone_preference(&self, name: &TagRouteName) -> Option<Object> {
+        let service = service_of_preference(name)?;
         let nearness = *self.places.near.get(&service)?;
         if self.places.counts.contains_key(&service) {
             return None;
         }
-        preference(&service, nearness).map(Object::TagRoute)
+        preference_rule(&service, nearness).map(Object::TagRoute)
     }
 
     /// Updates the rules of an object, and marks the zone preferences that start or cease to apply.
     pub(super) fn see_preferences(&mut self, origin: &Origin, object: Option<&Object>) {
-        let now = object.map(preferred).unwrap_or_default();
+        let now = object.map(preferred_services).unwrap_or_default();
         let before = match now.is_empty() {
             true => self.places.written.remove(origin),
             false => self.places.written.insert(origin.clone(), now.clone()),
@@ -98,7 +98,7 @@ impl ObjectStore {
 }
 
 /// Returns the services for which an object has rules that prefer instances by caller.
-fn preferred(object: &Object) -> BTreeSet<ServiceName> {
+fn preferred_services(object: &Object) -> BTreeSet<ServiceName> {
     let of = |scope: &TagScope, rules: &TagRules| match scope {
         TagScope::Service(service, _) if !rules.by_caller.is_empty() => Some(service.clone()),
         TagScope::Service(..) | TagScope::Namespace(_) | TagScope::Mesh => None,

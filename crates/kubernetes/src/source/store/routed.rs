@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use leno_model::{Object, RouteParent, ServiceName, WeightedBackend, Workload};
 
 use super::{ObjectStore, Origin};
-use crate::read::selects;
+use crate::read::matches_selector;
 
 /// The services that routes and splits name, by object and with the number of objects.
 #[derive(Default)]
@@ -20,7 +20,11 @@ impl Routed {
     }
 
     /// Replaces the services that an object names; returns those that are new or gone.
-    fn replace(&mut self, origin: &Origin, now: BTreeSet<ServiceName>) -> Vec<ServiceName> {
+    fn replace_services(
+        &mut self,
+        origin: &Origin,
+        now: BTreeSet<ServiceName>,
+    ) -> Vec<ServiceName> {
         let before = self.by_object.remove(origin).unwrap_or_default();
         let mut changed = Vec::new();
         for service in now.difference(&before) {
@@ -52,10 +56,10 @@ impl ObjectStore {
         let named = object.map(named_services).unwrap_or_default();
         // An object that names one service does not bring it into the mesh.
         let now = if named.len() < 2 { BTreeSet::new() } else { named.clone() };
-        for name in self.attached.replace(origin, named) {
+        for name in self.attached.replace_services(origin, named) {
             self.note_outside(&name);
         }
-        for name in self.routed.replace(origin, now) {
+        for name in self.routed.replace_services(origin, now) {
             let service = self.services.get(&name).cloned();
             self.touch_selected(&name, &[service.as_ref()]);
             // Endpoints without a sidecar affect policies.
@@ -65,8 +69,10 @@ impl ObjectStore {
 
     /// Returns true if a route of another service names a service of the workload.
     pub(super) fn is_behind_route(&self, workload: &Workload) -> bool {
-        let mut services = self.services.near(workload);
-        services.any(|it| self.routed.contains(&it.name) && selects(&it.selector, &workload.labels))
+        let mut services = self.services.may_select(workload);
+        services.any(|it| {
+            self.routed.contains(&it.name) && matches_selector(&it.selector, &workload.labels)
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{Name, Service, ServiceName, Workload};
 
-use super::smallest;
+use super::smallest_name;
 
 /// Services by name and by one label of their selectors, to find those of a workload efficiently.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Services {
         &'a self,
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
-        let first = ServiceName { namespace: namespace.clone(), name: smallest() };
+        let first = ServiceName { namespace: namespace.clone(), name: smallest_name() };
         let from = self.by_name.range(first..).map(|(_, service)| service);
         from.take_while(move |service| service.name.namespace == *namespace)
     }
@@ -65,7 +65,10 @@ impl Services {
     }
 
     /// Returns the services that may select a workload, a superset of those that do.
-    pub(super) fn near<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Service> {
+    pub(super) fn may_select<'a>(
+        &'a self,
+        workload: &'a Workload,
+    ) -> impl Iterator<Item = &'a Service> {
         let names = workload.labels.iter().filter_map(|(key, value)| {
             let namespace = workload.name.namespace.clone();
             self.by_pair.get(&Pair { namespace, key: key.clone(), value: value.clone() })

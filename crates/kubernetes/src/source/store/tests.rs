@@ -26,36 +26,36 @@ const PODS: usize = 0;
 const SERVICES: usize = 1;
 const NAMESPACES: usize = 2;
 
-fn kinds() -> Vec<Watched> {
-    crate::source::watched(true)
+fn watched_kinds() -> Vec<Watched> {
+    crate::source::watched_kinds(true)
 }
 
 fn index(kind: &str, group: &str) -> usize {
     let is =
         |it: &Watched| matches!(it, Watched::Custom(it) if it.kind == kind && it.group == group);
-    kinds().iter().position(is).unwrap()
+    watched_kinds().iter().position(is).unwrap()
 }
 
 /// Creates an empty store in which every kind has been listed.
-fn settled() -> ObjectStore {
+fn listed_store() -> ObjectStore {
     settled_with(true)
 }
 
 /// Creates one for an installation with or without gateways. Each kind that both watch has the same index.
 fn settled_with(gateways: bool) -> ObjectStore {
-    let watched = crate::source::watched(gateways);
+    let watched = crate::source::watched_kinds(gateways);
     let count = watched.len();
     let mut store = ObjectStore::new(watched);
     store.take_settings_of(["leno-system", "osm-system"].map(|it| Name::new(it).unwrap()).into());
     for kind in 0..count {
-        store.take(kind, WatchEvent::Begin);
-        store.take(kind, WatchEvent::Complete);
+        store.apply_event(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::Complete);
     }
     assert_eq!(store.flush().unwrap().changes, []);
     store
 }
 
-fn pod(name: &str, changes: Value) -> WatchEvent {
+fn pod_event(name: &str, changes: Value) -> WatchEvent {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "shop", "labels": {"app": "web", "leno.dev/meshed": "sidecar"}},
         "spec": {"containers": [{"name": "web"}]},
@@ -65,39 +65,39 @@ fn pod(name: &str, changes: Value) -> WatchEvent {
         pod["metadata"][key] = value.clone();
     }
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    WatchEvent::Seen(Box::new(Seen::pod(pod)))
+    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
 }
 
-fn service(name: &str, target: u16) -> WatchEvent {
+fn service_event(name: &str, target: u16) -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"port": 80, "targetPort": target}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
 /// A headless service.
-fn headless(name: &str) -> WatchEvent {
+fn headless_event(name: &str) -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
-fn namespace(name: &str, mode: &str) -> WatchEvent {
+fn namespace_event(name: &str, mode: &str) -> WatchEvent {
     let namespace: Namespace = serde_json::from_value(json!({
         "metadata": {"name": name, "annotations": {"leno.dev/traffic-mode": mode}},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::namespace(namespace)))
+    WatchEvent::Seen(Box::new(Seen::from_namespace(namespace)))
 }
 
-fn custom(kind: usize, name: &str, created: &str, spec: Value) -> WatchEvent {
-    let Watched::Custom(served) = kinds()[kind] else { panic!() };
+fn custom_event(kind: usize, name: &str, created: &str, spec: Value) -> WatchEvent {
+    let Watched::Custom(served) = watched_kinds()[kind] else { panic!() };
     let mut metadata = json!({
         "name": name, "creationTimestamp": created, "generation": 2, "uid": format!("u-{name}"),
     });
@@ -106,7 +106,7 @@ fn custom(kind: usize, name: &str, created: &str, spec: Value) -> WatchEvent {
         ("MeshConfig", _) => metadata["namespace"] = json!("osm-system"),
         _ => metadata["namespace"] = json!("shop"),
     }
-    made(kind, metadata, spec)
+    object_event(kind, metadata, spec)
 }
 
 /// Returns OSM settings in a namespace.
@@ -115,11 +115,11 @@ fn settings_of_osm(namespace: &str, created: &str, spec: Value) -> (usize, Watch
     let metadata = json!({
         "name": "osm-mesh-config", "namespace": namespace, "uid": "u", "creationTimestamp": created,
     });
-    (kind, made(kind, metadata, spec))
+    (kind, object_event(kind, metadata, spec))
 }
 
-fn made(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
-    let Watched::Custom(served) = kinds()[kind] else { panic!() };
+fn object_event(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
+    let Watched::Custom(served) = watched_kinds()[kind] else { panic!() };
     let mut object = json!({"metadata": metadata, "spec": spec});
     if let Some(status) = object["spec"].as_object_mut().and_then(|spec| spec.remove("status")) {
         object["status"] = status;
@@ -132,23 +132,23 @@ fn made(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
         kind: served.kind.to_owned(),
         plural: "them".to_owned(),
     });
-    WatchEvent::Seen(Box::new(Seen::custom(served, &resource, object)))
+    WatchEvent::Seen(Box::new(Seen::from_custom(served, &resource, object)))
 }
 
-fn gone(namespace: &str, name: &str) -> WatchEvent {
+fn removal_event(namespace: &str, name: &str) -> WatchEvent {
     WatchEvent::Gone(Id { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
-fn shown(update: Option<Update>) -> Vec<String> {
+fn describe_update(update: Option<Update>) -> Vec<String> {
     let changes = update.map(|update| update.changes).unwrap_or_default();
     let line = |change: &Change| match change {
-        Change::Upsert(object) => format!("+ {}", object.key()),
+        Change::Upsert(object) => format!("+ {}", object.object_key()),
         Change::Remove(key) => format!("- {key}"),
     };
     changes.iter().map(line).collect()
 }
 
-fn config(update: Option<Update>) -> MeshConfig {
+fn updated_config(update: Option<Update>) -> MeshConfig {
     let changes = update.unwrap().changes;
     let found = changes.into_iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config),
@@ -159,65 +159,68 @@ fn config(update: Option<Update>) -> MeshConfig {
 
 #[test]
 fn nothing_is_reported_before_every_kind_is_listed() {
-    let mut store = ObjectStore::new(kinds());
-    let last = kinds().len() - 1;
+    let mut store = ObjectStore::new(watched_kinds());
+    let last = watched_kinds().len() - 1;
     for kind in 0..last {
-        store.take(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::Begin);
         if kind == PODS {
-            store.take(kind, pod("a", json!({})));
+            store.apply_event(kind, pod_event("a", json!({})));
         }
-        store.take(kind, WatchEvent::Complete);
+        store.apply_event(kind, WatchEvent::Complete);
         assert!(store.flush().is_none());
     }
     assert_eq!(store.progress().waiting.len(), 1);
-    store.take(last, WatchEvent::Failing("refused".to_owned()));
+    store.apply_event(last, WatchEvent::Failing("refused".to_owned()));
     assert!(store.flush().is_none());
-    store.take(last, WatchEvent::Absent);
+    store.apply_event(last, WatchEvent::Absent);
     assert!(store.progress().is_synced());
-    assert_eq!(shown(store.flush()), ["+ Workload shop/a"]);
+    assert_eq!(describe_update(store.flush()), ["+ Workload shop/a"]);
     assert!(store.flush().is_none(), "nothing is told twice");
 }
 
 #[test]
 fn only_differences_are_reported() {
-    let mut store = settled();
-    store.take(PODS, pod("a", json!({})));
-    store.take(PODS, pod("b", json!({})));
-    assert_eq!(shown(store.flush()), ["+ Workload shop/a", "+ Workload shop/b"]);
-    store.take(PODS, pod("a", json!({"resourceVersion": "7"})));
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
-    store.take(PODS, pod("a", json!({"deletionTimestamp": "2025-01-01T00:00:00Z"})));
-    store.take(PODS, gone("shop", "b"));
-    assert_eq!(shown(store.flush()), ["- Workload shop/b", "+ Workload shop/a"]);
-    store.take(PODS, pod("a", json!({"labels": {}})));
-    assert_eq!(shown(store.flush()), ["- Workload shop/a"]);
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("a", json!({})));
+    store.apply_event(PODS, pod_event("b", json!({})));
+    assert_eq!(describe_update(store.flush()), ["+ Workload shop/a", "+ Workload shop/b"]);
+    store.apply_event(PODS, pod_event("a", json!({"resourceVersion": "7"})));
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
+    store.apply_event(PODS, pod_event("a", json!({"deletionTimestamp": "2025-01-01T00:00:00Z"})));
+    store.apply_event(PODS, removal_event("shop", "b"));
+    assert_eq!(describe_update(store.flush()), ["- Workload shop/b", "+ Workload shop/a"]);
+    store.apply_event(PODS, pod_event("a", json!({"labels": {}})));
+    assert_eq!(describe_update(store.flush()), ["- Workload shop/a"]);
 }
 
 #[test]
 fn a_listing_takes_away_what_it_has_not() {
-    let mut store = settled();
+    let mut store = listed_store();
     for name in ["a", "b", "c"] {
-        store.take(PODS, pod(name, json!({})));
+        store.apply_event(PODS, pod_event(name, json!({})));
     }
     store.flush();
     // An interrupted list, started again.
-    store.take(PODS, WatchEvent::Begin);
-    store.take(PODS, pod("a", json!({})));
-    store.take(PODS, WatchEvent::Failing("reset".to_owned()));
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
-    store.take(PODS, WatchEvent::Begin);
-    store.take(PODS, pod("b", json!({})));
-    store.take(PODS, pod("d", json!({})));
-    store.take(PODS, WatchEvent::Complete);
-    let reported = shown(store.flush());
+    store.apply_event(PODS, WatchEvent::Begin);
+    store.apply_event(PODS, pod_event("a", json!({})));
+    store.apply_event(PODS, WatchEvent::Failing("reset".to_owned()));
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
+    store.apply_event(PODS, WatchEvent::Begin);
+    store.apply_event(PODS, pod_event("b", json!({})));
+    store.apply_event(PODS, pod_event("d", json!({})));
+    store.apply_event(PODS, WatchEvent::Complete);
+    let reported = describe_update(store.flush());
     assert_eq!(reported, ["- Workload shop/a", "- Workload shop/c", "+ Workload shop/d"]);
 }
 
 #[test]
 fn ports_of_services_are_those_of_the_pods_behind_them() {
-    let mut store = settled();
-    store.take(PODS, pod("a", json!({})));
-    store.take(PODS, pod("b", json!({"labels": {"app": "db", "leno.dev/meshed": "sidecar"}})));
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("a", json!({})));
+    store.apply_event(
+        PODS,
+        pod_event("b", json!({"labels": {"app": "db", "leno.dev/meshed": "sidecar"}})),
+    );
     store.flush();
     let ports = |update: &Update| match &update.changes[..] {
         [.., Change::Upsert(Object::Workload(workload))] => {
@@ -226,16 +229,20 @@ fn ports_of_services_are_those_of_the_pods_behind_them() {
         other => panic!("{other:?}"),
     };
     for (event, reported, expected) in [
-        (service("web", 8080), vec!["+ Workload shop/a", "+ Service shop/web"], None),
-        (service("web", 8081), vec!["+ Workload shop/a", "+ Service shop/web"], None),
-        (gone("shop", "web"), vec!["- Service shop/web", "+ Workload shop/a"], Some(vec![])),
+        (service_event("web", 8080), vec!["+ Workload shop/a", "+ Service shop/web"], None),
+        (service_event("web", 8081), vec!["+ Workload shop/a", "+ Service shop/web"], None),
+        (
+            removal_event("shop", "web"),
+            vec!["- Service shop/web", "+ Workload shop/a"],
+            Some(vec![]),
+        ),
     ] {
-        store.take(SERVICES, event);
+        store.apply_event(SERVICES, event);
         let update = store.flush().unwrap();
         if let Some(expected) = expected {
             assert_eq!(ports(&update), expected as Vec<u16>);
         }
-        assert_eq!(shown(Some(update)), reported);
+        assert_eq!(describe_update(Some(update)), reported);
     }
 }
 
@@ -244,31 +251,31 @@ fn the_last_good_version_stays() {
     let kind = index("HTTPRouteGroup", "specs.smi-spec.io");
     let good = json!({"matches": [{"name": "m", "pathRegex": "/a"}]});
     let bad = json!({"matches": [{"name": "m", "pathRegex": "("}]});
-    let mut store = settled();
-    store.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", good.clone()));
-    assert_eq!(shown(store.flush()), ["+ HTTPRouteGroup shop/g"]);
-    store.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", bad.clone()));
+    let mut store = listed_store();
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", good.clone()));
+    assert_eq!(describe_update(store.flush()), ["+ HTTPRouteGroup shop/g"]);
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", bad.clone()));
     let update = store.flush().unwrap();
     assert_eq!((update.changes.len(), update.rejected.len(), update.objects), (0, 1, 1));
     let refusal = update.rejected[0].to_string();
     assert!(refusal.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex: "), "{refusal}");
-    store.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", good));
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", good));
     let update = store.flush().unwrap();
     assert_eq!((update.changes.len(), update.rejected.len()), (0, 0));
-    store.take(kind, custom(kind, "g", "2025-01-01T00:00:00Z", bad));
-    store.take(kind, WatchEvent::Absent);
+    store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", bad));
+    store.apply_event(kind, WatchEvent::Absent);
     let update = store.flush().unwrap();
     assert_eq!(update.rejected, []);
-    assert_eq!(shown(Some(update)), ["- HTTPRouteGroup shop/g"]);
+    assert_eq!(describe_update(Some(update)), ["- HTTPRouteGroup shop/g"]);
 }
 
 #[test]
 fn of_two_mesh_configs_the_older_is_in_force() {
     let kind = index("MeshConfig", "leno.dev");
-    let mut store = settled();
+    let mut store = listed_store();
     let strict = json!({"trafficMode": "strict"});
-    store.take(kind, custom(kind, "a", "2025-01-02T00:00:00Z", json!({})));
-    store.take(kind, custom(kind, "b", "2025-01-01T00:00:00Z", strict));
+    store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", json!({})));
+    store.apply_event(kind, custom_event(kind, "b", "2025-01-01T00:00:00Z", strict));
     let update = store.flush().unwrap();
     let refusals: Vec<String> = update.rejected.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -278,13 +285,13 @@ fn of_two_mesh_configs_the_older_is_in_force() {
           the two, or rename it"
         ]
     );
-    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
-    store.take(kind, gone("", "b"));
+    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Strict);
+    store.apply_event(kind, removal_event("", "b"));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected, []);
-    assert_eq!(config(Some(update)).mode, TrafficMode::Permissive);
-    store.take(kind, gone("", "a"));
-    assert_eq!(shown(store.flush()), ["- MeshConfig"]);
+    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Permissive);
+    store.apply_event(kind, removal_event("", "a"));
+    assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
 }
 
 #[test]
@@ -293,13 +300,13 @@ fn one_name_in_two_groups_is_one_object() {
     let theirs = index("UpstreamTrafficSetting", "policy.flomesh.io");
     let spec = json!({"host": "web.shop.svc.cluster.local",
                       "connectionSettings": {"tcp": {"maxConnections": 3}}});
-    let mut store = settled();
-    store.take(theirs, custom(theirs, "s", "2025-01-01T00:00:00Z", spec.clone()));
-    store.take(ours, custom(ours, "s", "2025-01-02T00:00:00Z", spec));
+    let mut store = listed_store();
+    store.apply_event(theirs, custom_event(theirs, "s", "2025-01-01T00:00:00Z", spec.clone()));
+    store.apply_event(ours, custom_event(ours, "s", "2025-01-02T00:00:00Z", spec));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 1, "{:?}", update.rejected);
-    assert_eq!(shown(Some(update)), ["+ UpstreamTrafficSetting shop/s"]);
-    store.take(theirs, WatchEvent::Absent);
+    assert_eq!(describe_update(Some(update)), ["+ UpstreamTrafficSetting shop/s"]);
+    store.apply_event(theirs, WatchEvent::Absent);
     assert_eq!(store.flush().unwrap().rejected, []);
 }
 
@@ -307,45 +314,45 @@ fn one_name_in_two_groups_is_one_object() {
 fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
     let kind = index("MeshConfig", "leno.dev");
     let mode = |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
-    let mut store = settled();
-    store.take(NAMESPACES, namespace("shop", "strict"));
-    store.take(NAMESPACES, namespace("bank", "audit"));
-    let found = config(store.flush());
+    let mut store = listed_store();
+    store.apply_event(NAMESPACES, namespace_event("shop", "strict"));
+    store.apply_event(NAMESPACES, namespace_event("bank", "audit"));
+    let found = updated_config(store.flush());
     assert_eq!(found.mode, TrafficMode::Permissive);
     assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
     let listed = json!({"namespaces": [{"name": "bank", "trafficMode": "strict"}]});
-    store.take(kind, custom(kind, "mesh", "2025-01-01T00:00:00Z", listed));
+    store.apply_event(kind, custom_event(kind, "mesh", "2025-01-01T00:00:00Z", listed));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings.len(), 1);
-    let found = config(Some(update));
+    let found = updated_config(Some(update));
     assert_eq!(mode(&found, "bank"), TrafficMode::Strict);
     assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
     // An invalid mode is ignored; without a previous valid one the mode is strict.
-    store.take(NAMESPACES, namespace("shop", "permisive"));
-    store.take(NAMESPACES, namespace("new", "permisive"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "permisive"));
+    store.apply_event(NAMESPACES, namespace_event("new", "permisive"));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 2);
-    let found = config(Some(update));
+    let found = updated_config(Some(update));
     assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
     assert_eq!(mode(&found, "new"), TrafficMode::Strict);
-    store.take(kind, gone("", "mesh"));
+    store.apply_event(kind, removal_event("", "mesh"));
     for name in ["shop", "bank", "new"] {
-        store.take(NAMESPACES, gone("", name));
+        store.apply_event(NAMESPACES, removal_event("", name));
     }
-    assert_eq!(shown(store.flush()), ["- MeshConfig"]);
+    assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
 }
 
 fn annotated_namespace(name: &str, annotations: Value) -> WatchEvent {
     let object = json!({"metadata": {"name": name, "annotations": annotations}});
-    WatchEvent::Seen(Box::new(Seen::namespace(serde_json::from_value(object).unwrap())))
+    WatchEvent::Seen(Box::new(Seen::from_namespace(serde_json::from_value(object).unwrap())))
 }
 
 /// An invalid object never replaces a working one.
 #[test]
 fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
-    let mut store = settled();
+    let mut store = listed_store();
     let mut admission_after = |name: &str, annotations: Value, rejected: usize| {
-        store.take(NAMESPACES, annotated_namespace(name, annotations));
+        store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
         let update = store.flush();
         if let Some(update) = update {
             assert_eq!(update.rejected.len(), rejected, "{:?}", update.rejected);
@@ -368,9 +375,9 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
 /// After a restart the last valid value is unknown, and the invalid one may be meant as a strict one.
 #[test]
 fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
-    let mut store = settled();
+    let mut store = listed_store();
     let mut first = |name: &str, annotations: Value| {
-        store.take(NAMESPACES, annotated_namespace(name, annotations));
+        store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
         store.namespaces.get(&Name::new(name).unwrap()).copied()
     };
     let of = |mode, plaintext| Some(Admission { mode, plaintext });
@@ -388,12 +395,12 @@ fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
 
 #[test]
 fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
-    let mut store = settled();
+    let mut store = listed_store();
     let mut admission_after = |uid: &str, annotations: Value| {
-        store.take(PODS, pod("a", json!({"annotations": annotations, "uid": uid})));
+        store.apply_event(PODS, pod_event("a", json!({"annotations": annotations, "uid": uid})));
         store.flush();
         let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
-        match store.current(&key) {
+        match store.current_object(&key) {
             Some(Object::Workload(workload)) => workload.admission,
             other => panic!("{other:?}"),
         }
@@ -408,20 +415,20 @@ fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
 
 #[test]
 fn an_image_of_another_mesh_is_reported_beside_the_namespace() {
-    let mut store = settled();
+    let mut store = listed_store();
     let annotated = |annotations: Value| {
         let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
-        WatchEvent::Seen(Box::new(Seen::namespace(serde_json::from_value(object).unwrap())))
+        WatchEvent::Seen(Box::new(Seen::from_namespace(serde_json::from_value(object).unwrap())))
     };
     store.flush();
-    store.take(NAMESPACES, annotated(json!({"flomesh.io/sidecar-image": "pipy"})));
+    store.apply_event(NAMESPACES, annotated(json!({"flomesh.io/sidecar-image": "pipy"})));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings.len(), 1);
     assert!(update.changes.is_empty() && update.rejected.is_empty());
-    let statement = store.statements().unwrap().pop().unwrap();
+    let statement = store.changed_statements().unwrap().pop().unwrap();
     assert_eq!(statement.target.kind, "Namespace");
     assert!(statement.diagnostic.unwrap().contains("flomesh.io/sidecar-image"));
-    store.take(NAMESPACES, annotated(json!({})));
+    store.apply_event(NAMESPACES, annotated(json!({})));
     assert_eq!(store.flush().unwrap().warnings, []);
 }
 
@@ -429,19 +436,19 @@ fn an_image_of_another_mesh_is_reported_beside_the_namespace() {
 fn what_may_not_be_read_is_reported_and_the_rest_goes_on() {
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let mesh = index("MeshConfig", "leno.dev");
-    let mut store = settled();
-    store.take(routes, WatchEvent::Forbidden("no".to_owned()));
-    store.take(PODS, pod("a", json!({})));
+    let mut store = listed_store();
+    store.apply_event(routes, WatchEvent::Forbidden("no".to_owned()));
+    store.apply_event(PODS, pod_event("a", json!({})));
     let update = store.flush().unwrap();
     assert_eq!(
         update.warnings[0].to_string(),
         "HTTPRoute: the API server denies read access (no); allow the control plane's \
          ServiceAccount to list and watch it"
     );
-    assert_eq!(shown(Some(update)), ["+ Workload shop/a"]);
-    store.take(routes, WatchEvent::Begin);
+    assert_eq!(describe_update(Some(update)), ["+ Workload shop/a"]);
+    store.apply_event(routes, WatchEvent::Begin);
     assert_eq!(store.flush().unwrap().warnings, []);
-    store.take(mesh, WatchEvent::Forbidden("no".to_owned()));
+    store.apply_event(mesh, WatchEvent::Forbidden("no".to_owned()));
     let update = store.flush().unwrap();
     assert_eq!(update.mesh_config_in_doubt().count(), 1, "what is enforced is not known");
 }
@@ -449,35 +456,35 @@ fn what_may_not_be_read_is_reported_and_the_rest_goes_on() {
 #[test]
 fn nothing_is_reported_while_policies_may_not_be_read() {
     let targets = index("TrafficTarget", "access.smi-spec.io");
-    let mut store = ObjectStore::new(kinds());
-    for kind in 0..kinds().len() {
+    let mut store = ObjectStore::new(watched_kinds());
+    for kind in 0..watched_kinds().len() {
         let settled = if kind == targets {
             WatchEvent::Forbidden("no".to_owned())
         } else {
             WatchEvent::Absent
         };
-        store.take(kind, settled);
+        store.apply_event(kind, settled);
     }
     assert_eq!(store.flush(), None, "that none may be seen is not that there is none");
     let progress = store.progress();
     assert!(!progress.is_synced());
     let reported = progress.to_string();
     assert!(reported.contains("denies listing TrafficTarget"), "{reported}");
-    store.take(targets, WatchEvent::Begin);
-    store.take(targets, WatchEvent::Complete);
+    store.apply_event(targets, WatchEvent::Begin);
+    store.apply_event(targets, WatchEvent::Complete);
     assert!(store.progress().is_synced());
     assert!(store.flush().is_some());
 }
 
 #[test]
 fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
-    let mut store = settled();
+    let mut store = listed_store();
     let annotated = |mode: &str| json!({"annotations": {"leno.dev/traffic-mode": mode}});
     let mut mode_after = |mode: &str| {
-        store.take(PODS, pod("a", annotated(mode)));
+        store.apply_event(PODS, pod_event("a", annotated(mode)));
         store.flush();
         let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
-        match store.current(&key) {
+        match store.current_object(&key) {
             Some(Object::Workload(workload)) => workload.admission.mode.unwrap(),
             other => panic!("{other:?}"),
         }
@@ -488,8 +495,8 @@ fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
 }
 
 /// Returns the conditions of the first object, each with its status and reason.
-fn conditions(store: &mut ObjectStore) -> Vec<(&'static str, &'static str, &'static str)> {
-    let statements = store.statements().unwrap();
+fn first_conditions(store: &mut ObjectStore) -> Vec<(&'static str, &'static str, &'static str)> {
+    let statements = store.changed_statements().unwrap();
     let Some(statement) = statements.first() else { return Vec::new() };
     let all = match &statement.said {
         Said::Parents(parents) => parents.iter().flat_map(|it| it.conditions.clone()).collect(),
@@ -502,7 +509,7 @@ fn conditions(store: &mut ObjectStore) -> Vec<(&'static str, &'static str, &'sta
 const PROGRAMMED: (&str, &str, &str) = ("Programmed", "True", "Programmed");
 const NOT_PROGRAMMED: (&str, &str, &str) = ("Programmed", "False", "Invalid");
 
-fn route(parent: Value, backend: Value) -> Value {
+fn route_spec(parent: Value, backend: Value) -> Value {
     json!({"parentRefs": [parent, {"name": "edge"}], "rules": [{"backendRefs": [backend]}]})
 }
 
@@ -510,24 +517,29 @@ fn route(parent: Value, backend: Value) -> Value {
 fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     let kind = index("OutlierRemoval", "leno.dev");
     let removal = |name: &str, targets: Value| {
-        custom(kind, name, "2025-01-01T00:00:00Z", json!({"targetRefs": targets, "consecutive": 3}))
+        custom_event(
+            kind,
+            name,
+            "2025-01-01T00:00:00Z",
+            json!({"targetRefs": targets, "consecutive": 3}),
+        )
     };
     let web = || json!([{"kind": "Service", "name": "web"}]);
-    let mut store = settled();
-    store.take(kind, removal("b", web()));
+    let mut store = listed_store();
+    store.apply_event(kind, removal("b", web()));
     let nowhere = [
         ("Accepted", "False", "TargetNotFound"),
         ("ResolvedRefs", "False", "TargetNotFound"),
         NOT_PROGRAMMED,
     ];
-    assert_eq!(conditions(&mut store), nowhere);
-    store.take(SERVICES, service("web", 8080));
+    assert_eq!(first_conditions(&mut store), nowhere);
+    store.apply_event(SERVICES, service_event("web", 8080));
     let well =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
-    assert_eq!(conditions(&mut store), well);
+    assert_eq!(first_conditions(&mut store), well);
     // Another one is first in alphabetical order, and is in force alone.
-    store.take(kind, removal("a", web()));
-    let statements = store.statements().unwrap();
+    store.apply_event(kind, removal("a", web()));
+    let statements = store.changed_statements().unwrap();
     let said = statements.iter().map(|it| match &it.said {
         Said::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
         other => panic!("{other:?}"),
@@ -537,7 +549,7 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     let other = "OutlierRemoval shop/a takes precedence at all of its targets".to_owned();
     assert_eq!(said[1], ("False", "Conflicted", other));
     // One of two targets is missing: the other one counts.
-    store.take(
+    store.apply_event(
         kind,
         removal(
             "a",
@@ -546,7 +558,7 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     );
     let half =
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "False", "TargetNotFound"), PROGRAMMED];
-    assert_eq!(conditions(&mut store), half);
+    assert_eq!(first_conditions(&mut store), half);
 }
 
 #[test]
@@ -555,19 +567,19 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let removal = |name: &str, target: &str| {
         let spec = json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutive": 3});
-        custom(kind, name, "2025-01-01T00:00:00Z", spec)
+        custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
     };
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(SERVICES, service("next", 8080));
-    store.take(kind, removal("a", "web"));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(SERVICES, service_event("next", 8080));
+    store.apply_event(kind, removal("a", "web"));
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let spec = json!({
         "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
     });
-    store.take(routes, custom(routes, "away", "2025-01-01T00:00:00Z", spec));
+    store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
     let said = |store: &mut ObjectStore| {
-        let statements = store.statements().unwrap();
+        let statements = store.changed_statements().unwrap();
         let said = statements.iter().find_map(|it| match &it.said {
             Said::Conditions(all) if it.target.name == "a" => Some(all.clone()),
             _ => None,
@@ -582,7 +594,7 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     };
     // It is the default of a backend without such a policy.
     assert_eq!(programmed(&mut store), PROGRAMMED);
-    store.take(kind, removal("own", "next"));
+    store.apply_event(kind, removal("own", "next"));
     let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierRemoval shop/own";
     let unprogrammed = ("Programmed", "False", "Overridden", message.to_owned());
     assert_eq!(said(&mut store)[1], unprogrammed);
@@ -592,19 +604,19 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
 fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
     let kind = index("TagRoute", "leno.dev");
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(SERVICES, service("next", 8080));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(SERVICES, service_event("next", 8080));
     let rules = json!([{"split": [{"tags": {"version": "2"}}]}]);
     let spec = json!({"service": "web", "otherwise": "any", "rules": rules});
-    store.take(kind, custom(kind, "a", "2025-01-01T00:00:00Z", spec));
-    assert_eq!(conditions(&mut store)[2], PROGRAMMED);
+    store.apply_event(kind, custom_event(kind, "a", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(first_conditions(&mut store)[2], PROGRAMMED);
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let spec = json!({
         "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
     });
-    store.take(routes, custom(routes, "away", "2025-01-01T00:00:00Z", spec));
-    let statements = store.statements().unwrap();
+    store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
+    let statements = store.changed_statements().unwrap();
     let said = statements.iter().find_map(|it| match &it.said {
         Said::Conditions(all) if it.target.name == "a" => Some(all),
         _ => None,
@@ -616,7 +628,7 @@ fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
 #[test]
 fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp() {
     let kind = index("Hedging", "leno.dev");
-    let mut store = settled();
+    let mut store = listed_store();
     let service = |protocol: &str| {
         let service: Served = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop"},
@@ -625,28 +637,28 @@ fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp
                                {"name": "b", "port": 80, "appProtocol": protocol}]},
         }))
         .unwrap();
-        WatchEvent::Seen(Box::new(Seen::service(service)))
+        WatchEvent::Seen(Box::new(Seen::from_service(service)))
     };
-    store.take(SERVICES, service("tcp"));
+    store.apply_event(SERVICES, service("tcp"));
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"});
-    store.take(kind, custom(kind, "a", "2025-01-01T00:00:00Z", spec));
+    store.apply_event(kind, custom_event(kind, "a", "2025-01-01T00:00:00Z", spec));
     let not_programmed = ("Programmed", "False", "NoRequests");
-    let said = conditions(&mut store);
+    let said = first_conditions(&mut store);
     assert_eq!((said[0], said[2]), (("Accepted", "True", "Accepted"), not_programmed));
-    store.take(SERVICES, service("http"));
-    assert_eq!(conditions(&mut store)[2], PROGRAMMED);
+    store.apply_event(SERVICES, service("http"));
+    assert_eq!(first_conditions(&mut store)[2], PROGRAMMED);
 }
 
 #[test]
 fn a_lane_whose_service_is_not_there_is_reported_so() {
     let kind = index("Lane", "leno.dev");
-    let mut store = settled();
+    let mut store = listed_store();
     let rules = json!([{"marks": [{"percent": 60, "headers": {"x-lane": "gray"}}]}]);
     let spec = json!({"service": "web", "rules": rules});
-    store.take(kind, custom(kind, "gray", "2025-01-01T00:00:00Z", spec));
-    assert_eq!(conditions(&mut store)[0], ("Accepted", "False", "TargetNotFound"));
-    store.take(SERVICES, service("web", 8080));
-    assert_eq!(conditions(&mut store)[0], ("Accepted", "True", "Accepted"));
+    store.apply_event(kind, custom_event(kind, "gray", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(first_conditions(&mut store)[0], ("Accepted", "False", "TargetNotFound"));
+    store.apply_event(SERVICES, service_event("web", 8080));
+    assert_eq!(first_conditions(&mut store)[0], ("Accepted", "True", "Accepted"));
 }
 
 #[test]
@@ -660,42 +672,45 @@ fn routes_are_reported_whether_what_they_name_is_there() {
     let text = json!({"name": "web", "port": "80"});
     for (spec, expected) in [
         (
-            route(parent("web", 80), backend("web", 80)),
+            route_spec(parent("web", 80), backend("web", 80)),
             ("True", "Accepted", "True", "ResolvedRefs"),
         ),
         (
-            route(parent("web", 81), backend("web", 80)),
+            route_spec(parent("web", 81), backend("web", 80)),
             ("False", "NoMatchingParent", "True", "ResolvedRefs"),
         ),
         (
-            route(parent("wob", 80), backend("web", 80)),
+            route_spec(parent("wob", 80), backend("web", 80)),
             ("False", "NoMatchingParent", "True", "ResolvedRefs"),
         ),
         (
-            route(parent("web", 80), backend("wob", 80)),
+            route_spec(parent("web", 80), backend("wob", 80)),
             ("True", "Accepted", "False", "BackendNotFound"),
         ),
         (
-            route(parent("web", 80), backend("web", 81)),
+            route_spec(parent("web", 80), backend("web", 81)),
             ("True", "Accepted", "False", "BackendNotFound"),
         ),
         (
-            route(parent("web", 80), other_namespace),
+            route_spec(parent("web", 80), other_namespace),
             ("True", "Accepted", "False", "RefNotPermitted"),
         ),
-        (route(parent("web", 80), bucket), ("False", "UnsupportedValue", "False", "InvalidKind")),
-        (route(parent("web", 80), text), ("False", "UnsupportedValue", "Unknown", "Pending")),
+        (
+            route_spec(parent("web", 80), bucket),
+            ("False", "UnsupportedValue", "False", "InvalidKind"),
+        ),
+        (route_spec(parent("web", 80), text), ("False", "UnsupportedValue", "Unknown", "Pending")),
     ] {
-        let mut store = settled();
-        store.take(SERVICES, service("web", 8080));
-        store.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec.clone()));
+        let mut store = listed_store();
+        store.apply_event(SERVICES, service_event("web", 8080));
+        store.apply_event(kind, custom_event(kind, "r", "2025-01-01T00:00:00Z", spec.clone()));
         store.flush();
         let (accepted, why, resolved, reason) = expected;
         let programmed = if accepted == "True" { PROGRAMMED } else { NOT_PROGRAMMED };
         let expected =
             [("Accepted", accepted, why), ("ResolvedRefs", resolved, reason), programmed];
-        assert_eq!(conditions(&mut store), expected, "{spec}");
-        assert!(store.statements().is_none(), "nothing is new");
+        assert_eq!(first_conditions(&mut store), expected, "{spec}");
+        assert!(store.changed_statements().is_none(), "nothing is new");
     }
 }
 
@@ -703,14 +718,14 @@ fn routes_are_reported_whether_what_they_name_is_there() {
 fn what_is_said_follows_services_and_grants() {
     let kind = index("HTTPRoute", "gateway.networking.k8s.io");
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
-    let spec = route(parent, json!({"name": "web", "port": 80}));
-    let mut store = settled();
-    store.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec));
-    assert_eq!(conditions(&mut store)[0].2, "NoMatchingParent");
-    store.take(SERVICES, service("web", 8080));
-    assert_eq!(conditions(&mut store)[0].2, "Accepted");
-    store.take(PODS, pod("a", json!({})));
-    assert!(store.statements().is_none(), "pods change nothing of it");
+    let spec = route_spec(parent, json!({"name": "web", "port": 80}));
+    let mut store = listed_store();
+    store.apply_event(kind, custom_event(kind, "r", "2025-01-01T00:00:00Z", spec));
+    assert_eq!(first_conditions(&mut store)[0].2, "NoMatchingParent");
+    store.apply_event(SERVICES, service_event("web", 8080));
+    assert_eq!(first_conditions(&mut store)[0].2, "Accepted");
+    store.apply_event(PODS, pod_event("a", json!({})));
+    assert!(store.changed_statements().is_none(), "pods change nothing of it");
 }
 
 #[test]
@@ -720,21 +735,21 @@ fn what_stands_in_a_status_is_not_said_again() {
         let targets = json!([{"kind": "Service", "group": "", "name": "web"}]);
         json!({"targetRefs": targets, "limits": {"connections": most}, "status": status})
     };
-    let mut store = settled();
+    let mut store = listed_store();
     let first = spec(json!("many"), json!({}));
-    store.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", first));
+    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", first));
     let unread =
         [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending"), NOT_PROGRAMMED];
-    assert_eq!(conditions(&mut store), unread);
+    assert_eq!(first_conditions(&mut store), unread);
     let statement = |store: &mut ObjectStore| {
         store.unjudged = true;
-        store.statements().unwrap().pop()
+        store.changed_statements().unwrap().pop()
     };
-    let written = statement(&mut store).unwrap().status(&json!("now")).unwrap();
+    let written = statement(&mut store).unwrap().changed_status(&json!("now")).unwrap();
     let again = spec(json!("many"), written);
-    store.take(kind, custom(kind, "c", "2025-01-01T00:00:00Z", again));
+    store.apply_event(kind, custom_event(kind, "c", "2025-01-01T00:00:00Z", again));
     let left = statement(&mut store).unwrap();
-    assert_eq!(left.status(&json!("later")), None);
+    assert_eq!(left.changed_status(&json!("later")), None);
     assert!(
         left.refusal.unwrap().starts_with("spec.limits.connections: "),
         "there is still an event"
@@ -744,7 +759,7 @@ fn what_stands_in_a_status_is_not_said_again() {
 #[test]
 fn what_no_longer_holds_is_taken_back() {
     let kind = index("TagRoute", "leno.dev");
-    let mut store = settled();
+    let mut store = listed_store();
     let mut written = json!({});
     for (scope, resolved) in [
         (json!({"service": "web"}), "False"),
@@ -753,10 +768,10 @@ fn what_no_longer_holds_is_taken_back() {
     ] {
         let mut spec = json!({"sameTag": [{"tags": ["rack"]}], "status": written});
         spec.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
-        store.take(kind, custom(kind, "t", "2025-01-01T00:00:00Z", spec));
+        store.apply_event(kind, custom_event(kind, "t", "2025-01-01T00:00:00Z", spec));
         store.unjudged = true;
-        let statement = store.statements().unwrap().pop().unwrap();
-        written = statement.status(&json!("now")).unwrap();
+        let statement = store.changed_statements().unwrap().pop().unwrap();
+        written = statement.changed_status(&json!("now")).unwrap();
         let conditions = written["conditions"].as_array().unwrap();
         assert_eq!(conditions.len(), 3, "{written}");
         assert_eq!(conditions[1]["status"], resolved, "{written}");
@@ -770,22 +785,22 @@ fn policies_are_judged_beside_those_of_their_services() {
     let removal = |name: &str, service: &str| {
         let targets = json!([{"kind": "Service", "name": service}]);
         let spec = json!({"targetRefs": targets, "consecutive": 3});
-        custom(kind, name, "2025-01-01T00:00:00Z", spec)
+        custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
     };
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(SERVICES, service("db", 8080));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(SERVICES, service_event("db", 8080));
     let config = "enableRemoval: true\nexceptions: [java.net.ConnectException]\n\
                   recoveryTime: 30000\nwindowsTime: 1000\nwindowsNum: 10\nrules:\n\
                   - {key: default-rule, scaleUpLimit: 0.6, minInstanceNum: 1, errorRate: 0.6}\n";
     let published = json!({"compat": "sermant", "config": config});
-    let published = custom(of_namespace, "a", "2025-01-01T00:00:00Z", published);
-    store.take(of_namespace, published);
-    store.take(kind, removal("b", "web"));
-    store.take(kind, removal("c", "web"));
+    let published = custom_event(of_namespace, "a", "2025-01-01T00:00:00Z", published);
+    store.apply_event(of_namespace, published);
+    store.apply_event(kind, removal("b", "web"));
+    store.apply_event(kind, removal("c", "web"));
     let said = |store: &mut ObjectStore| -> BTreeMap<String, &'static str> {
         store.unjudged = true;
-        let statements = store.statements().unwrap();
+        let statements = store.changed_statements().unwrap();
         let said = statements.iter().map(|it| match &it.said {
             Said::Conditions(all) => {
                 assert_eq!(it.refusal, None);
@@ -801,7 +816,7 @@ fn policies_are_judged_beside_those_of_their_services() {
     let both = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
     assert_eq!(said(&mut store), expected(&both));
     // When each service has a policy of its own, nothing is left for that of the namespace.
-    store.take(kind, removal("d", "db"));
+    store.apply_event(kind, removal("d", "db"));
     let all = [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
     assert_eq!(said(&mut store), expected(&all));
 }
@@ -814,37 +829,41 @@ fn a_route_that_went_over_to_gateways_says_nothing_of_ours() {
     let theirs = json!({"controllerName": "x/y", "parentRef": {}, "conditions": []});
     let spec =
         |parents: Value| json!({"parentRefs": [{"name": "edge"}], "status": {"parents": parents}});
-    let mut store = settled();
-    store.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs, ours]))));
-    let statement = store.statements().unwrap().pop().unwrap();
-    assert_eq!(statement.status(&Value::Null), Some(json!({"parents": [theirs]})));
-    store.take(kind, custom(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs]))));
-    assert!(store.statements().unwrap().is_empty());
+    let mut store = listed_store();
+    store.apply_event(
+        kind,
+        custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs, ours]))),
+    );
+    let statement = store.changed_statements().unwrap().pop().unwrap();
+    assert_eq!(statement.changed_status(&Value::Null), Some(json!({"parents": [theirs]})));
+    store.apply_event(kind, custom_event(kind, "r", "2025-01-01T00:00:00Z", spec(json!([theirs]))));
+    assert!(store.changed_statements().unwrap().is_empty());
 }
 
 #[test]
 fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
-    let member = || pod("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
-    let plain = || pod("plain", json!({"labels": {"app": "web"}}));
+    let member =
+        || pod_event("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
+    let plain = || pod_event("plain", json!({"labels": {"app": "web"}}));
     let sorted = |update: Option<Update>| {
-        let mut reported = shown(update);
+        let mut reported = describe_update(update);
         reported.sort();
         reported
     };
-    let mut store = settled();
-    store.take(SERVICES, service("web", 80));
-    store.take(PODS, plain());
-    assert_eq!(shown(store.flush()), ["+ Service shop/web"]);
-    store.take(PODS, member());
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 80));
+    store.apply_event(PODS, plain());
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
+    store.apply_event(PODS, member());
     assert_eq!(sorted(store.flush()), ["+ Workload shop/meshed", "+ Workload shop/plain"]);
     // Clients keep connections to the service when the last sidecar is gone.
-    store.take(PODS, gone("shop", "meshed"));
-    assert_eq!(shown(store.flush()), ["- Workload shop/meshed"]);
+    store.apply_event(PODS, removal_event("shop", "meshed"));
+    assert_eq!(describe_update(store.flush()), ["- Workload shop/meshed"]);
     // In another order, as after a start of the control plane.
-    let mut store = settled();
-    store.take(PODS, member());
-    store.take(PODS, plain());
-    store.take(SERVICES, service("web", 80));
+    let mut store = listed_store();
+    store.apply_event(PODS, member());
+    store.apply_event(PODS, plain());
+    store.apply_event(SERVICES, service_event("web", 80));
     let all = ["+ Service shop/web", "+ Workload shop/meshed", "+ Workload shop/plain"];
     assert_eq!(sorted(store.flush()), all);
 }
@@ -857,19 +876,19 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
         "status": {"podIP": "192.0.2.7", "conditions": [{"type": "Ready", "status": "True"}]},
     }))
     .unwrap();
-    let mut store = settled();
-    store.take(SERVICES, service("web", 80));
-    store.take(PODS, WatchEvent::Seen(Box::new(Seen::pod(plain))));
-    assert_eq!(shown(store.flush()), ["+ Service shop/web"]);
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 80));
+    store.apply_event(PODS, WatchEvent::Seen(Box::new(Seen::from_pod(plain))));
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
     // Its image cannot be pulled.
-    let mut broken = pod("broken", json!({}));
+    let mut broken = pod_event("broken", json!({}));
     if let WatchEvent::Seen(seen) = &mut broken
         && let Some(Item::Pod(Ok(member))) = &mut seen.item
     {
         member.workload.ready = false;
     }
-    store.take(PODS, broken);
-    let mut reported = shown(store.flush());
+    store.apply_event(PODS, broken);
+    let mut reported = describe_update(store.flush());
     reported.sort();
     assert_eq!(reported, ["+ Workload shop/agent", "+ Workload shop/broken"]);
 }
@@ -877,16 +896,16 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
 #[test]
 fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
     let sorted = |update: Option<Update>| {
-        let mut reported = shown(update);
+        let mut reported = describe_update(update);
         reported.sort();
         reported
     };
-    let mut store = settled();
-    store.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
-    store.take(SERVICES, service("web", 80));
-    assert_eq!(shown(store.flush()), ["+ Service shop/web"]);
-    store.take(SERVICES, headless("peers"));
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
+    store.apply_event(SERVICES, service_event("web", 80));
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
+    store.apply_event(SERVICES, headless_event("peers"));
     assert_eq!(sorted(store.flush()), ["+ Service shop/peers", "+ Workload shop/plain"]);
-    store.take(SERVICES, service("peers", 80));
+    store.apply_event(SERVICES, service_event("peers", 80));
     assert_eq!(sorted(store.flush()), ["+ Service shop/peers", "- Workload shop/plain"]);
 }

@@ -3,7 +3,12 @@
 use super::super::protobuf::{Flag, HeaderValue, Status};
 use super::*;
 
-fn option(key: &str, value: &str, append: Option<bool>, append_action: i32) -> HeaderValueOption {
+fn header_option(
+    key: &str,
+    value: &str,
+    append: Option<bool>,
+    append_action: i32,
+) -> HeaderValueOption {
     let header = HeaderValue { key: key.to_owned(), value: value.to_owned(), raw_value: vec![] };
     let append = append.map(|value| Flag { value });
     HeaderValueOption { header: Some(header), append, append_action }
@@ -13,10 +18,10 @@ fn read(response: &CheckResponse) -> Result<Verdict, NoAnswer> {
     let fields: Vec<(String, String)> = vec![("x-there".to_owned(), "1".to_owned())];
     let view =
         RequestView { method: "GET", path: "/", query: None, authority: "a", fields: &fields };
-    verdict(response.encode_to_vec().into(), &view)
+    parse_verdict(response.encode_to_vec().into(), &view)
 }
 
-fn lines(edits: &HeaderEdits) -> Vec<String> {
+fn edit_lines(edits: &HeaderEdits) -> Vec<String> {
     let set = edits.set.iter().map(|it| format!("set {}={}", it.name, it.value));
     let add = edits.add.iter().map(|it| format!("add {}={}", it.name, it.value));
     set.chain(add).chain(edits.remove.iter().map(|it| format!("remove {it}"))).collect()
@@ -26,12 +31,12 @@ fn lines(edits: &HeaderEdits) -> Vec<String> {
 fn an_allowed_request_is_changed_as_the_service_says() {
     let ok = Okay {
         headers: vec![
-            option("X-User", "ann", None, 0),
-            option("x-role", "reader", Some(true), 0),
-            option("x-there", "2", None, 1),
+            header_option("X-User", "ann", None, 0),
+            header_option("x-role", "reader", Some(true), 0),
+            header_option("x-there", "2", None, 1),
         ],
         headers_to_remove: vec!["Cookie".to_owned(), "host".to_owned()],
-        response_headers_to_add: vec![option("x-told", "yes", None, 0)],
+        response_headers_to_add: vec![header_option("x-told", "yes", None, 0)],
         ..Okay::default()
     };
     let status = Some(Status { code: 0 });
@@ -39,16 +44,19 @@ fn an_allowed_request_is_changed_as_the_service_says() {
     let Ok(Verdict::Allowed { request, response: answer }) = read(&response) else {
         panic!("not allowed")
     };
-    assert_eq!(lines(&request), ["set x-user=ann", "add x-role=reader", "remove cookie"]);
-    assert_eq!(lines(&answer), ["add x-told=yes"]);
+    assert_eq!(edit_lines(&request), ["set x-user=ann", "add x-role=reader", "remove cookie"]);
+    assert_eq!(edit_lines(&answer), ["add x-told=yes"]);
     let bare = CheckResponse::default();
     assert!(matches!(read(&bare), Ok(Verdict::Allowed { .. })));
     for wrong in [
         Okay { query_parameters_to_remove: vec!["a".to_owned()], ..Okay::default() },
-        Okay { headers: vec![option("content-length", "1", None, 0)], ..Okay::default() },
-        Okay { headers: vec![option("x-a", "b\r\nc: d", None, 0)], ..Okay::default() },
-        Okay { headers: vec![option("x-a", "b", None, 9)], ..Okay::default() },
-        Okay { response_headers_to_add: vec![option("x-a", "b", None, 1)], ..Okay::default() },
+        Okay { headers: vec![header_option("content-length", "1", None, 0)], ..Okay::default() },
+        Okay { headers: vec![header_option("x-a", "b\r\nc: d", None, 0)], ..Okay::default() },
+        Okay { headers: vec![header_option("x-a", "b", None, 9)], ..Okay::default() },
+        Okay {
+            response_headers_to_add: vec![header_option("x-a", "b", None, 1)],
+            ..Okay::default()
+        },
     ] {
         let response = CheckResponse { ok: Some(wrong), ..CheckResponse::default() };
         assert!(matches!(read(&response), Err(NoAnswer::Unusable(_))), "{response:?}");
@@ -62,7 +70,8 @@ fn a_denied_request_is_answered_as_the_service_says() {
         denied: Some(Denied { status: Some(Status { code }), headers, body: body.to_owned() }),
         ..CheckResponse::default()
     };
-    let said = denied(401, vec![option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
+    let said =
+        denied(401, vec![header_option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
     let Ok(Verdict::Denied(answer)) = read(&said) else { panic!("not denied") };
     assert_eq!((answer.status, answer.body.as_deref()), (Some(401), Some("who are you?")));
     assert_eq!(answer.headers[0].name, "www-authenticate");
@@ -73,7 +82,8 @@ fn a_denied_request_is_answered_as_the_service_says() {
         assert_eq!((answer.status, answer.body), (Some(status), None));
     }
     // Invalid headers do not turn a denial into anything else.
-    let wrong = vec![option("x-a", "b", None, 9), option("connection", "close", None, 0)];
+    let wrong =
+        vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
     let Ok(Verdict::Denied(answer)) = read(&denied(401, wrong, "")) else { panic!("not denied") };
     assert_eq!((answer.status, answer.headers), (Some(401), Vec::new()));
     // An error of the service itself does not allow the request.
@@ -82,7 +92,7 @@ fn a_denied_request_is_answered_as_the_service_says() {
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
     assert!(matches!(read(&bare), Ok(Verdict::Denied(_))));
     // The service must not change the framing; the request is denied all the same.
-    let odd = denied(403, vec![option("transfer-encoding", "chunked", None, 0)], "");
+    let odd = denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
     let Ok(Verdict::Denied(answer)) = read(&odd) else { panic!("not denied") };
     assert!(answer.headers.is_empty());
 }

@@ -30,31 +30,32 @@ fn with_limit(tells: bool, check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
-    let mut plan = fixture::plan("a", leno_model::Access::Permissive);
+    let mut plan = fixture::proxy_config("a", leno_model::Access::Permissive);
     plan.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
     let guards = Guards::build(&plan).unwrap().unwrap();
     let fields: Vec<(String, String)> = Vec::new();
     let view =
         RequestView { method: "GET", path: "/a", query: None, authority: "a", fields: &fields };
     let asking = Asking { account: None, address: [127, 0, 0, 1].into() };
-    let (limit, described) = guards.at(80).unwrap().limits(&view, asking).next().unwrap();
+    let (limit, described) =
+        guards.for_port(80).unwrap().required_limits(&view, asking).next().unwrap();
     check(limit, &view, described);
 }
 
 #[test]
 fn hits_are_said_once_where_they_are_the_same() {
     with_limit(false, |limit, _, described| {
-        let one = question(limit, described[..1].to_vec());
+        let one = build_request(limit, described[..1].to_vec());
         let one = RateLimitRequest::decode(&*one).unwrap();
         assert_eq!((one.domain.as_str(), one.hits_addend), ("shop", 1));
         assert_eq!(one.descriptors[0].hits_addend, None);
-        let both = RateLimitRequest::decode(&*question(limit, described)).unwrap();
+        let both = RateLimitRequest::decode(&*build_request(limit, described)).unwrap();
         let hits = both.descriptors.iter().map(|it| it.hits_addend.as_ref().unwrap().value);
         assert_eq!(hits.collect::<Vec<_>>(), [1, 3]);
     });
 }
 
-fn status(code: i32, limit: u32, remaining: u32, seconds: i64) -> DescriptorStatus {
+fn descriptor_status(code: i32, limit: u32, remaining: u32, seconds: i64) -> DescriptorStatus {
     DescriptorStatus {
         code,
         current_limit: Some(CurrentLimit {
@@ -71,12 +72,12 @@ fn status(code: i32, limit: u32, remaining: u32, seconds: i64) -> DescriptorStat
 fn clients_are_reported_the_limit_that_has_least_left() {
     let response = RateLimitResponse {
         overall_code: OK,
-        statuses: vec![status(OK, 10, 4, 7), status(OK, 100, 90, 30)],
+        statuses: vec![descriptor_status(OK, 10, 4, 7), descriptor_status(OK, 100, 90, 30)],
         ..RateLimitResponse::default()
     };
     for tells in [true, false] {
         with_limit(tells, |limit, view, _| {
-            let verdict = verdict(response.encode_to_vec().into(), limit, view).unwrap();
+            let verdict = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
             let Verdict::Room { response, .. } = verdict else { panic!("{verdict:?}") };
             let reported: Vec<_> =
                 response.set.iter().map(|it| format!("{}: {}", it.name, it.value)).collect();
@@ -94,17 +95,17 @@ fn clients_are_reported_the_limit_that_has_least_left() {
 fn what_is_too_much_is_answered_as_the_policy_says() {
     let response = RateLimitResponse {
         overall_code: OVER_LIMIT,
-        statuses: vec![status(OVER_LIMIT, 10, 0, 7), status(OK, 100, 90, 30)],
+        statuses: vec![descriptor_status(OVER_LIMIT, 10, 0, 7), descriptor_status(OK, 100, 90, 30)],
         raw_body: b"slowly".to_vec(),
         ..RateLimitResponse::default()
     };
     with_limit(false, |limit, view, _| {
-        let full = verdict(response.encode_to_vec().into(), limit, view).unwrap();
+        let full = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
         let Verdict::Full { answer, wait } = full else { panic!("{full:?}") };
         assert_eq!((answer.status, answer.body.as_deref()), (Some(503), Some("slowly")));
         assert_eq!(wait, Some(Duration::from_secs(7)));
         let unknown = RateLimitResponse::default();
-        let unknown = verdict(unknown.encode_to_vec().into(), limit, view);
+        let unknown = parse_verdict(unknown.encode_to_vec().into(), limit, view);
         assert!(matches!(unknown, Err(NoAnswer::Unusable(_))));
         // Invalid headers do not lift the limit.
         let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
@@ -113,7 +114,7 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
             response_headers_to_add: vec![wrong],
             ..RateLimitResponse::default()
         };
-        let full = verdict(response.encode_to_vec().into(), limit, view);
+        let full = parse_verdict(response.encode_to_vec().into(), limit, view);
         assert!(matches!(full, Ok(Verdict::Full { .. })), "{full:?}");
     });
 }

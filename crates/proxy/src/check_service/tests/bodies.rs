@@ -11,21 +11,22 @@ use leno_telemetry::Gauge;
 
 use super::super::protobuf::HttpRequest;
 use super::*;
-use crate::tests::fixture::{Answer, End, plan, settled};
+use crate::tests::fixture::{Answer, End, proxy_config, wait_until_stable};
 use crate::tests::http2;
-use crate::tests::routes::{routed, rule};
+use crate::tests::routes::{path_rule, routed_services};
 
 const TEXT: ShownBody = ShownBody { bytes_max: 8, longer: LongerBody::Refused, as_bytes: false };
 const BEGUN: ShownBody = ShownBody { longer: LongerBody::Begun, ..TEXT };
 const BYTES: ShownBody = ShownBody { as_bytes: true, ..TEXT };
 
-fn shown(check_service: CheckService, body: ShownBody) -> PortGuard {
-    guard(Authorization { body: Some(body), ..authorization(check_service) })
+fn guard_with_body(check_service: CheckService, body: ShownBody) -> PortGuard {
+    port_guard(Authorization { body: Some(body), ..authorization_rule(check_service) })
 }
 
 /// Returns the request that the service received, and the value of the partial body header.
-fn heard(asked: &Asked) -> (HttpRequest, Option<String>) {
-    let http = asked.checks().pop().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
+fn received_request(asked: &Asked) -> (HttpRequest, Option<String>) {
+    let http =
+        asked.check_requests().pop().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
     let mut reported = http.headers.iter().filter(|it| it.key == "x-envoy-auth-partial-body");
     let partial = reported.next().map(|it| it.value.clone());
     assert!(reported.next().is_none(), "told once");
@@ -36,10 +37,10 @@ fn heard(asked: &Asked) -> (HttpRequest, Option<String>) {
 fn by_body(question: &[u8]) -> Option<Vec<u8>> {
     let question = CheckRequest::decode(question).unwrap();
     let http = question.attributes.unwrap().request.unwrap().http.unwrap();
-    Some(if http.body.contains("no") { denied() } else { allowed() })
+    Some(if http.body.contains("no") { deny_response() } else { allow_response() })
 }
 
-fn post(body: &str) -> String {
+fn post_request(body: &str) -> String {
     let length = body.len();
     format!("POST /ratings/1 HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
 }
@@ -47,44 +48,47 @@ fn post(body: &str) -> String {
 #[test]
 fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), TEXT)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            Vec::new(),
+        );
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(&post("yes")).await.status, 200);
-        let (http, partial) = heard(&asked);
+        assert_eq!(client.send_request(&post_request("yes")).await.status, 200);
+        let (http, partial) = received_request(&asked);
         assert_eq!((http.body.as_str(), http.size, partial.as_deref()), ("yes", 3, Some("false")));
         assert!(http.raw_body.is_empty());
         // The check request waits for the last byte, also with chunked encoding; trailers are forwarded.
         const CHUNKED: &str = "POST /ratings/1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\
                                x-envoy-auth-partial-body: true\r\n\r\n";
-        client.send(CHUNKED).await;
+        client.send_bytes(CHUNKED).await;
         for piece in ["1\r\na\r\n", "2\r\nbc\r\n", "5\r\ndefgh\r\n", "0\r\nx-sum: 8\r\n\r\n"] {
             assert_eq!(asked.questions.borrow().len(), 1);
-            client.send(piece).await;
-            settled(|| asked.questions.borrow().len()).await;
+            client.send_bytes(piece).await;
+            wait_until_stable(|| asked.questions.borrow().len()).await;
         }
-        assert_eq!(client.answer().await.status, 200);
-        let (http, partial) = heard(&asked);
+        assert_eq!(client.read_response().await.status, 200);
+        let (http, partial) = received_request(&asked);
         let reported = (http.body.as_str(), http.size, partial.as_deref());
         assert_eq!(reported, ("abcdefgh", 8, Some("false")));
         // Without a body no excerpt is sent, even if the client sets the header.
         let bare = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-envoy-auth-partial-body: true\r\n\r\n";
-        assert_eq!(client.ask(bare).await.status, 200);
-        let (http, partial) = heard(&asked);
+        assert_eq!(client.send_request(bare).await.status, 200);
+        let (http, partial) = received_request(&asked);
         assert_eq!((http.body.as_str(), http.size, partial), ("", -1, None));
 
-        let requests = app.requests();
-        let bodies: Vec<&str> = requests.iter().map(Answer::text).collect();
+        let requests = app.received_requests();
+        let bodies: Vec<&str> = requests.iter().map(Answer::body_text).collect();
         assert_eq!(bodies, ["yes", "abcdefgh", ""]);
         assert_eq!(requests[1].trailers, "x-sum: 8");
-        assert_eq!(requests[0].field("x-user"), Some("ann"));
+        assert_eq!(requests[0].field_value("x-user"), Some("ann"));
         // A denied request does not reach the application, and its connection stays open.
-        let answer = client.ask(&post("no")).await;
+        let answer = client.send_request(&post_request("no")).await;
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
-        assert_eq!(client.ask(&post("yes")).await.status, 200);
-        assert_eq!(app.requests().len(), 4);
+        assert_eq!(client.send_request(&post_request("yes")).await.status, 200);
+        assert_eq!(app.received_requests().len(), 4);
         assert_eq!(mesh.server.worker.check_services.ahead.all.get(), 0);
     });
 }
@@ -92,10 +96,13 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
 #[test]
 fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Allow), TEXT)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            Vec::new(),
+        );
         // A body that declares its excessive length is rejected at once, without an interim response.
         const SAYS: &str = "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
                             content-length: 9\r\n\r\n";
@@ -103,22 +110,25 @@ fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
                              5\r\nabcde\r\n4\r\nfghi\r\n";
         for request in [SAYS, TELLS] {
             let mut client = Client::connect(mesh.listener).await;
-            let answer = client.ask(request).await;
+            let answer = client.send_request(request).await;
             assert_eq!(answer.verdict(), (413, Some("body-too-large")));
-            assert!(answer.text().contains("ExternalAuthorization bookinfo/ask"), "{answer:?}");
-            assert_eq!(client.end().await, End::Clean);
+            assert!(
+                answer.body_text().contains("ExternalAuthorization bookinfo/ask"),
+                "{answer:?}"
+            );
+            assert_eq!(client.read_end().await, End::Clean);
         }
-        assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
-        until(|| mesh.server.failures() == [("body-too-large", 2)].into()).await;
+        assert!(asked.questions.borrow().is_empty() && app.received_requests().is_empty());
+        wait_until(|| mesh.server.failure_counts() == [("body-too-large", 2)].into()).await;
     });
 }
 
 /// An HTTP/2 application that echoes requests.
-async fn echo() -> Application {
-    http2::application(|request, mut respond| async move {
+async fn echo_application() -> Application {
+    http2::start_application(|request, mut respond| async move {
         let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
-        let (heard, _) = http2::whole(request.into_body()).await;
-        http2::send(&mut stream, heard.into(), true).await;
+        let (heard, _) = http2::read_body(request.into_body()).await;
+        http2::send_data(&mut stream, heard.into(), true).await;
     })
     .await
 }
@@ -126,12 +136,16 @@ async fn echo() -> Application {
 #[test]
 fn a_call_whose_message_is_longer_hears_of_it_in_its_own_words() {
     run(async {
-        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Allow), TEXT)], Vec::new());
-        let mut client = http2::connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
-        http2::send(&mut stream, Bytes::from_static(b"too long a message"), false).await;
+        let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            Vec::new(),
+        );
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) =
+            client.send_request(http2::grpc_request("/Rate"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::from_static(b"too long a message"), false).await;
         let response = response.await.unwrap();
         assert_eq!(
             (response.status().as_u16(), response.headers()["grpc-status"].as_bytes()),
@@ -144,10 +158,13 @@ fn a_call_whose_message_is_longer_hears_of_it_in_its_own_words() {
 #[test]
 fn a_service_may_decide_by_the_beginning() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), BEGUN)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Deny), BEGUN)],
+            Vec::new(),
+        );
         let mut client = Client::connect(mesh.listener).await;
         for (body, reported, partial) in [
             ("yes", "yes", "false"),
@@ -156,63 +173,67 @@ fn a_service_may_decide_by_the_beginning() {
             // A character is not truncated.
             ("1234567\u{e9}", "1234567", "true"),
         ] {
-            assert_eq!(client.ask(&post(body)).await.status, 200);
-            let (http, is_partial) = heard(&asked);
+            assert_eq!(client.send_request(&post_request(body)).await.status, 200);
+            let (http, is_partial) = received_request(&asked);
             assert_eq!((http.body.as_str(), is_partial.as_deref()), (reported, Some(partial)));
             assert_eq!(http.size, i64::try_from(body.len()).unwrap());
-            assert_eq!(app.requests().last().unwrap().text(), body);
+            assert_eq!(app.received_requests().last().unwrap().body_text(), body);
         }
         // Once the excerpt is complete, the rest of the body is not awaited.
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
-        client.send("8\r\n12345678\r\n").await;
-        until(|| asked.questions.borrow().len() == 5).await;
-        let (http, partial) = heard(&asked);
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").await;
+        client.send_bytes("8\r\n12345678\r\n").await;
+        wait_until(|| asked.questions.borrow().len() == 5).await;
+        let (http, partial) = received_request(&asked);
         assert_eq!((http.size, partial.as_deref()), (-1, Some("true")));
-        client.send("2\r\nno\r\n0\r\n\r\n").await;
-        assert_eq!(client.answer().await.status, 200);
-        assert_eq!(app.requests().last().unwrap().text(), "12345678no");
+        client.send_bytes("2\r\nno\r\n0\r\n\r\n").await;
+        assert_eq!(client.read_response().await.status, 200);
+        assert_eq!(app.received_requests().last().unwrap().body_text(), "12345678no");
         // A denied request gets its response while its body is in progress.
         let begun = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nno, no, no";
-        let answer = client.ask(begun).await;
+        let answer = client.send_request(begun).await;
         assert_eq!(answer.verdict(), (401, Some("denied-by-service")));
-        assert_eq!(client.end().await, End::Clean);
+        assert_eq!(client.read_end().await, End::Clean);
     });
 }
 
 #[test]
 fn a_call_that_waits_for_an_answer_is_asked_about_in_time() {
     run(async {
-        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
-        let asked = Asked::answering(by_body).await;
+        let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
+        let asked = Asked::respond_with(by_body).await;
         let soon = Duration::from_secs(2);
         let check_service = CheckService { timeout: soon, ..asked.check_service(Unanswered::Deny) };
-        mesh.guard(vec![shown(check_service, BEGUN)], Vec::new());
-        let mut client = http2::connect(mesh.listener).await;
-        let (response, mut stream) = client.send_request(http2::call("/Rate"), false).unwrap();
-        http2::send(&mut stream, Bytes::from_static(b"hey"), false).await;
+        mesh.set_guards(vec![guard_with_body(check_service, BEGUN)], Vec::new());
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) =
+            client.send_request(http2::grpc_request("/Rate"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::from_static(b"hey"), false).await;
         let response = response.await.unwrap();
-        let (http, partial) = heard(&asked);
+        let (http, partial) = received_request(&asked);
         assert_eq!((http.body.as_str(), partial.as_deref()), ("hey", Some("true")));
-        http2::send(&mut stream, Bytes::from_static(b", more"), true).await;
-        assert_eq!(http2::whole(response.into_body()).await.0, b"hey, more");
+        http2::send_data(&mut stream, Bytes::from_static(b", more"), true).await;
+        assert_eq!(http2::read_body(response.into_body()).await.0, b"hey, more");
     });
 }
 
 #[test]
 fn bytes_are_shown_as_they_are_and_text_as_text() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
+        let asked = Asked::respond_with(by_body).await;
         let odd = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
         for (body, text, bytes) in [(BYTES, "", &b"a\xffb"[..]), (TEXT, "a\u{fffd}b", b"")] {
-            mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), body)], Vec::new());
+            mesh.set_guards(
+                vec![guard_with_body(asked.check_service(Unanswered::Deny), body)],
+                Vec::new(),
+            );
             let mut client = Client::connect(mesh.listener).await;
-            client.send(odd.concat()).await;
-            assert_eq!(client.answer().await.status, 200);
-            let (http, _) = heard(&asked);
+            client.send_bytes(odd.concat()).await;
+            assert_eq!(client.read_response().await.status, 200);
+            let (http, _) = received_request(&asked);
             assert_eq!((http.body.as_str(), &*http.raw_body), (text, bytes));
-            assert_eq!(app.requests().pop().unwrap().body, b"a\xffb");
+            assert_eq!(app.received_requests().pop().unwrap().body, b"a\xffb");
         }
     });
 }
@@ -220,29 +241,32 @@ fn bytes_are_shown_as_they_are_and_text_as_text() {
 #[test]
 fn a_client_that_waits_for_a_word_is_reported_to_go_on() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), TEXT)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            Vec::new(),
+        );
         const EXPECT: &str =
             "POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n";
         let mut client = Client::connect(mesh.listener).await;
         for (body, status) in [("yes", 200), ("no!", 401)] {
-            assert_eq!(client.ask(EXPECT).await.status, 100);
-            assert_eq!(client.ask(body).await.status, status);
+            assert_eq!(client.send_request(EXPECT).await.status, 100);
+            assert_eq!(client.send_request(body).await.status, status);
         }
-        let [request] = &app.requests()[..] else { panic!("one request") };
+        let [request] = &app.received_requests()[..] else { panic!("one request") };
         // The sidecar has already sent 100 Continue; the application must not repeat it.
-        assert_eq!((request.text(), request.field("expect")), ("yes", None));
+        assert_eq!((request.body_text(), request.field_value("expect")), ("yes", None));
     });
 }
 
 #[test]
 fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_waited_for() {
     run(async {
-        let app = http2::application(|request, mut respond| async move {
+        let app = http2::start_application(|request, mut respond| async move {
             let (parts, body) = request.into_parts();
-            let (heard, _) = http2::whole(body).await;
+            let (heard, _) = http2::read_body(body).await;
             let reported = |name: &str| {
                 let all = parts.headers.get_all(name).iter();
                 all.map(|it| it.to_str().unwrap()).collect::<Vec<_>>().join(",")
@@ -252,12 +276,15 @@ fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_w
                 .header("saw-cookie", reported("cookie"))
                 .header("saw-expect", reported("expect"));
             let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
-            http2::send(&mut stream, heard.into(), true).await;
+            http2::send_data(&mut stream, heard.into(), true).await;
         });
-        let mesh = http2::mesh(app.await.address, Protocol::Http2).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), TEXT)], Vec::new());
-        let mut client = http2::connect(mesh.listener).await;
+        let mesh = http2::http2_mesh(app.await.address, Protocol::Http2).await;
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            Vec::new(),
+        );
+        let mut client = http2::connect_client(mesh.listener).await;
         let request = http::Request::post("http://ratings.bookinfo:9080/")
             .header("x-user", "eve")
             .header("cookie", "c")
@@ -266,24 +293,24 @@ fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_w
         let (mut response, mut stream) = client.send_request(request, false).unwrap();
         let word = poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
         assert_eq!(word.status(), 100);
-        http2::send(&mut stream, Bytes::from_static(b"yes"), true).await;
+        http2::send_data(&mut stream, Bytes::from_static(b"yes"), true).await;
         assert!(poll_fn(|cx| response.poll_informational(cx)).await.is_none(), "told once");
         let response = response.await.unwrap();
         let reported = ["saw-user", "saw-cookie", "saw-expect", "x-decided"]
             .map(|name| response.headers()[name].to_str().unwrap().to_owned());
         assert_eq!(reported, ["ann", "", "", "yes"]);
-        assert_eq!(http2::whole(response.into_body()).await.0, b"yes");
+        assert_eq!(http2::read_body(response.into_body()).await.0, b"yes");
     });
 }
 
 #[test]
 fn a_client_that_is_slow_does_not_get_around_the_question() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mut setup = Setup::default();
         setup.limits.body_stall_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
-        let asked = Asked::answering(by_body).await;
+        let asked = Asked::respond_with(by_body).await;
         // The server must be the one that times out, not the client's sidecar.
         let at = mesh.inbound;
         let check_service = CheckService {
@@ -291,24 +318,24 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
             ..asked.check_service(Unanswered::Allow)
         };
         for body in [TEXT, BEGUN] {
-            take_plaintext(&mesh, vec![shown(check_service.clone(), body)]);
+            take_plaintext(&mesh, vec![guard_with_body(check_service.clone(), body)]);
             // On HTTP/1.1 the content type does not make a request a gRPC call.
             for kind in ["text/plain", "application/grpc"] {
                 let begun = format!(
                     "POST / HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 3\r\n\r\nab"
                 );
                 let mut client = Client::connect(at).await;
-                let answer = client.ask(&begun).await;
+                let answer = client.send_request(&begun).await;
                 assert_eq!(answer.verdict(), (408, Some("body-stalled")));
-                assert_eq!(client.end().await, End::Clean);
+                assert_eq!(client.read_end().await, End::Clean);
             }
         }
-        assert!(asked.questions.borrow().is_empty() && app.requests().is_empty());
+        assert!(asked.questions.borrow().is_empty() && app.received_requests().is_empty());
         // No check request is sent for a client that disconnects.
         let mut client = Client::connect(at).await;
-        client.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
+        client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
         drop(client);
-        until(|| mesh.server.failures().contains_key("downstream-closed")).await;
+        wait_until(|| mesh.server.failure_counts().contains_key("downstream-closed")).await;
         assert!(asked.questions.borrow().is_empty());
         assert_eq!(mesh.server.worker.check_services.ahead.all.get(), 0);
     });
@@ -317,18 +344,24 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
 #[test]
 fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Allow), TEXT)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            Vec::new(),
+        );
         let ahead = mesh.server.worker.check_services.ahead.clone();
         ahead.all.set(16 << 20);
         let mut client = Client::connect(mesh.listener).await;
-        let answer = client.ask(&post("yes")).await;
+        let answer = client.send_request(&post_request("yes")).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
-        assert_eq!(counted(&mesh, Count::AuthorizationUnanswered), 1);
+        assert_eq!(server_count(&mesh, Count::AuthorizationUnanswered), 1);
         ahead.all.set(0);
-        assert_eq!(Client::connect(mesh.listener).await.ask(&post("yes")).await.status, 200);
+        assert_eq!(
+            Client::connect(mesh.listener).await.send_request(&post_request("yes")).await.status,
+            200
+        );
     });
 }
 
@@ -337,13 +370,13 @@ fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
     let protocol = mesh.setup.protocol;
     let port = mesh.server.port;
     let ports = vec![WorkloadPort { name: None, port, protocol }];
-    mesh.server.know(
+    mesh.server.apply_config(
         WorkloadPlan {
             ports,
-            served: BTreeMap::from([(port, service())]),
+            served: BTreeMap::from([(port, test_service())]),
             plaintext: Plaintext::Accept,
             guards: [(port, guards)].into(),
-            ..plan("ratings", Access::Permissive)
+            ..proxy_config("ratings", Access::Permissive)
         },
         Vec::new(),
     );
@@ -352,34 +385,34 @@ fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
 #[test]
 fn those_without_a_sidecar_are_asked_about_in_either_version() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
+        let asked = Asked::respond_with(by_body).await;
         let whole = ShownBody { bytes_max: ShownBody::BYTES_MAX, ..TEXT };
-        take_plaintext(&mesh, vec![shown(asked.check_service(Unanswered::Deny), whole)]);
+        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(Unanswered::Deny), whole)]);
         // Longer than any window or buffer.
         let long = "abcdefg ".repeat(100_000);
         let mut client = Client::connect(mesh.inbound).await;
         for (body, status) in [("yes", 200), ("no", 401), (&*long, 200), ("yes", 200)] {
-            assert_eq!(client.ask(&post(body)).await.status, status);
+            assert_eq!(client.send_request(&post_request(body)).await.status, status);
         }
-        assert_eq!(heard(&asked).0.body, "yes");
-        let bodies: Vec<usize> = app.requests().iter().map(|it| it.body.len()).collect();
+        assert_eq!(received_request(&asked).0.body, "yes");
+        let bodies: Vec<usize> = app.received_requests().iter().map(|it| it.body.len()).collect();
         assert_eq!(bodies, [3, long.len(), 3]);
-        assert!(app.requests()[1].text() == long);
+        assert!(app.received_requests()[1].body_text() == long);
         assert_eq!(mesh.server.worker.check_services.ahead.all.get(), 0);
 
-        let mesh = http2::mesh(echo().await.address, Protocol::Grpc).await;
-        take_plaintext(&mesh, vec![shown(asked.check_service(Unanswered::Deny), whole)]);
-        let mut client = http2::connect(mesh.inbound).await;
+        let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
+        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(Unanswered::Deny), whole)]);
+        let mut client = http2::connect_client(mesh.inbound).await;
         for (body, status) in [("yes", 200), ("no", 401), (&*long, 200)] {
             let request = http::Request::post("http://ratings/1").body(()).unwrap();
             let (response, mut stream) = client.send_request(request, false).unwrap();
-            http2::send(&mut stream, body.to_owned().into(), true).await;
+            http2::send_data(&mut stream, body.to_owned().into(), true).await;
             let response = response.await.unwrap();
             assert_eq!(response.status(), status);
-            assert!(heard(&asked).0.body == body);
-            let (said, _) = http2::whole(response.into_body()).await;
+            assert!(received_request(&asked).0.body == body);
+            let (said, _) = http2::read_body(response.into_body()).await;
             assert!(status == 401 || said == body.as_bytes());
         }
         assert_eq!(mesh.server.worker.check_services.ahead.all.get(), 0);
@@ -391,44 +424,60 @@ fn each_attempt_is_asked_about_with_its_body() {
     run(async {
         const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
         let first = Cell::new(true);
-        let app = Application::answering(move |_| {
+        let app = Application::respond_with(move |_| {
             if first.replace(false) { BUSY.to_owned() } else { OK.to_owned() }
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::answering(by_body).await;
-        mesh.guard(vec![shown(asked.check_service(Unanswered::Deny), TEXT)], Vec::new());
+        let asked = Asked::respond_with(by_body).await;
+        mesh.set_guards(
+            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            Vec::new(),
+        );
         let retry = RetryRule { codes: vec![503], attempts: 1, backoff: Duration::from_millis(1) };
         let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
-        let rule = RouteRule { actions, ..rule("/", &[("ratings-v2", 1)]) };
-        mesh.client_knows(routed(&mesh, vec![rule]));
-        assert_eq!(Client::connect(mesh.listener).await.ask(&post("yes")).await.text(), "ok");
+        let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
+        mesh.client_knows(routed_services(&mesh, vec![rule]));
+        assert_eq!(
+            Client::connect(mesh.listener)
+                .await
+                .send_request(&post_request("yes"))
+                .await
+                .body_text(),
+            "ok"
+        );
         assert_eq!(asked.questions.borrow().len(), 2);
-        assert_eq!(heard(&asked).0.body, "yes");
-        assert!(app.requests().iter().all(|it| it.text() == "yes") && app.requests().len() == 2);
+        assert_eq!(received_request(&asked).0.body, "yes");
+        assert!(
+            app.received_requests().iter().all(|it| it.body_text() == "yes")
+                && app.received_requests().len() == 2
+        );
     });
 }
 
 #[test]
 fn services_of_several_policies_see_as_much_as_each_may() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let [none, few, all] = [
-            Asked::answering(by_body).await,
-            Asked::answering(by_body).await,
-            Asked::answering(by_body).await,
+            Asked::respond_with(by_body).await,
+            Asked::respond_with(by_body).await,
+            Asked::respond_with(by_body).await,
         ];
         let guards = vec![
-            guard(authorization(none.check_service(Unanswered::Deny))),
-            shown(few.check_service(Unanswered::Deny), ShownBody { bytes_max: 2, ..BEGUN }),
-            shown(all.check_service(Unanswered::Deny), TEXT),
+            port_guard(authorization_rule(none.check_service(Unanswered::Deny))),
+            guard_with_body(
+                few.check_service(Unanswered::Deny),
+                ShownBody { bytes_max: 2, ..BEGUN },
+            ),
+            guard_with_body(all.check_service(Unanswered::Deny), TEXT),
         ];
-        mesh.guard(guards, Vec::new());
+        mesh.set_guards(guards, Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        assert_eq!(client.ask(&post("abcd")).await.status, 200);
+        assert_eq!(client.send_request(&post_request("abcd")).await.status, 200);
         let reported = [&none, &few, &all].map(|asked| {
-            let (http, partial) = heard(asked);
+            let (http, partial) = received_request(asked);
             (http.body, partial)
         });
         let said =
@@ -437,14 +486,17 @@ fn services_of_several_policies_see_as_much_as_each_may() {
             reported,
             [said("", None), said("ab", Some("true")), said("abcd", Some("false"))]
         );
-        assert_eq!(app.requests()[0].text(), "abcd");
+        assert_eq!(app.received_requests()[0].body_text(), "abcd");
         // A request that waits for its body holds no concurrency permit meanwhile.
-        mesh.guard(vec![shown(all.check_service(Unanswered::Deny), TEXT)], vec![at_once("x", 1)]);
+        mesh.set_guards(
+            vec![guard_with_body(all.check_service(Unanswered::Deny), TEXT)],
+            vec![at_once("x", 1)],
+        );
         let mut slow = Client::connect(mesh.listener).await;
-        slow.send("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
-        until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
-        assert_eq!(client.ask(&post("abcd")).await.status, 200);
-        slow.send("bc").await;
-        assert_eq!(slow.answer().await.status, 200);
+        slow.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
+        wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
+        assert_eq!(client.send_request(&post_request("abcd")).await.status, 200);
+        slow.send_bytes("bc").await;
+        assert_eq!(slow.read_response().await.status, 200);
     });
 }

@@ -4,16 +4,16 @@ use leno_wire::link::GoAwayCode;
 
 use super::*;
 use crate::tests::fixture::frames::{
-    self, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, OPENING, PING, RST_STREAM, goaway,
+    self, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, OPENING, PING, RST_STREAM, goaway_frame,
 };
-use crate::tests::fixture::{Short, endpoint};
+use crate::tests::fixture::{Short, meshed_endpoint};
 
 /// The frames of a response; true if the connection ends after them.
 type Frames = (Vec<u8>, bool);
 
 /// A check service that responds to each request, given its number and its stream, in handwritten frames.
 /// Counts the requests.
-async fn written(
+async fn start_frame_service(
     answer: impl Fn(usize, u32) -> Frames + 'static,
 ) -> (Application, Rc<Cell<usize>>) {
     let (asked, answer) = (Rc::<Cell<usize>>::default(), Rc::new(answer));
@@ -21,16 +21,16 @@ async fn written(
     let server = Application::start(move |mut client| {
         let (count, answer) = (count.clone(), answer.clone());
         async move {
-            client.bytes(24).await;
-            client.send(&OPENING[24..]).await;
-            while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+            client.read_exactly(24).await;
+            client.send_bytes(&OPENING[24..]).await;
+            while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                 if kind == PING && flags == 0 {
-                    client.send(frames::frame(PING, 1, 0, &payload)).await;
+                    client.send_bytes(frames::encode_frame(PING, 1, 0, &payload)).await;
                 }
                 if kind == DATA && flags & END_STREAM != 0 {
                     count.set(count.get() + 1);
                     let (bytes, ends) = answer(count.get(), stream);
-                    client.send(bytes).await;
+                    client.send_bytes(bytes).await;
                     if ends {
                         return;
                     }
@@ -41,12 +41,12 @@ async fn written(
     (server.await, asked)
 }
 
-pub(super) fn accepted(stream: u32) -> Vec<u8> {
-    let status = frames::block(&[("grpc-status", "0")]);
+pub(super) fn allow_frames(stream: u32) -> Vec<u8> {
+    let status = frames::header_block(&[("grpc-status", "0")]);
     [
-        frames::frame(HEADERS, END_HEADERS, stream, &[0x88]),
-        frames::frame(DATA, 0, stream, &message::framed(&allowed())),
-        frames::frame(HEADERS, END_HEADERS | END_STREAM, stream, &status),
+        frames::encode_frame(HEADERS, END_HEADERS, stream, &[0x88]),
+        frames::encode_frame(DATA, 0, stream, &message::add_frame(&allow_response())),
+        frames::encode_frame(HEADERS, END_HEADERS | END_STREAM, stream, &status),
     ]
     .concat()
 }
@@ -55,35 +55,41 @@ pub(super) fn accepted(stream: u32) -> Vec<u8> {
 fn a_question_that_the_server_did_not_process_is_sent_again() {
     run(async {
         let rejections: [fn(u32) -> Frames; 3] = [
-            |stream| (goaway(stream.saturating_sub(2)), false),
-            |stream| (goaway(stream.saturating_sub(2)), true),
-            |stream| (frames::frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()), false),
+            |stream| (goaway_frame(stream.saturating_sub(2)), false),
+            |stream| (goaway_frame(stream.saturating_sub(2)), true),
+            |stream| (frames::encode_frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()), false),
         ];
         for rejects in rejections {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let (server, asked) = written(move |number, stream| match number {
+            let (server, asked) = start_frame_service(move |number, stream| match number {
                 1 => rejects(stream),
-                _ => (accepted(stream), false),
+                _ => (allow_frames(stream), false),
             })
             .await;
-            mesh.guard(
-                vec![guard(authorization(at(server.address, Unanswered::Deny)))],
+            mesh.set_guards(
+                vec![port_guard(authorization_rule(check_service_at(
+                    server.address,
+                    Unanswered::Deny,
+                )))],
                 Vec::new(),
             );
-            assert_eq!(Client::connect(mesh.listener).await.ask(BARE).await.verdict(), (200, None));
+            assert_eq!(
+                Client::connect(mesh.listener).await.send_request(BARE).await.verdict(),
+                (200, None)
+            );
             assert_eq!(asked.get(), 2);
         }
     });
 }
 
 /// Returns the statuses of this many concurrent requests.
-pub(super) async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
+pub(super) async fn concurrent_statuses(mesh: &Mesh, requests: usize) -> Vec<u16> {
     let listener = mesh.listener;
     let each = (0..requests).map(|_| {
-        tokio::task::spawn_local(
-            async move { Client::connect(listener).await.ask(BARE).await.status },
-        )
+        tokio::task::spawn_local(async move {
+            Client::connect(listener).await.send_request(BARE).await.status
+        })
     });
     let mut given = Vec::new();
     for status in each.collect::<Vec<_>>() {
@@ -96,14 +102,22 @@ pub(super) async fn verdicts(mesh: &Mesh, requests: usize) -> Vec<u16> {
 fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
     run(async {
         for streams in [1, 3, 10] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let server = Short::responding(streams, |stream, _| accepted(stream)).await;
-            let check_service = at(server.application.address, Unanswered::Deny);
-            mesh.guard(vec![guard(authorization(check_service))], Vec::new());
-            assert_eq!(verdicts(&mesh, 60).await, [200; 60], "{streams} streams per connection");
+            let server = Short::with_responses(streams, |stream, _| allow_frames(stream)).await;
+            let check_service = check_service_at(server.application.address, Unanswered::Deny);
+            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+            assert_eq!(
+                concurrent_statuses(&mesh, 60).await,
+                [200; 60],
+                "{streams} streams per connection"
+            );
             assert!(server.take_refused() > 0, "the first connection got more than it took");
-            assert_eq!(verdicts(&mesh, 60).await, [200; 60], "{streams} streams per connection");
+            assert_eq!(
+                concurrent_statuses(&mesh, 60).await,
+                [200; 60],
+                "{streams} streams per connection"
+            );
             assert_eq!(server.take_refused(), 0, "each connection got what it takes");
         }
     });
@@ -112,12 +126,12 @@ fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
 #[test]
 fn a_server_that_processes_no_question_gets_few_connections() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let server = Short::responding(0, |stream, _| accepted(stream)).await;
-        let check_service = at(server.application.address, Unanswered::Deny);
-        mesh.guard(vec![guard(authorization(check_service))], Vec::new());
-        assert_eq!(verdicts(&mesh, 30).await, [403; 30]);
+        let server = Short::with_responses(0, |stream, _| allow_frames(stream)).await;
+        let check_service = check_service_at(server.application.address, Unanswered::Deny);
+        mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+        assert_eq!(concurrent_statuses(&mesh, 30).await, [403; 30]);
         assert_eq!(server.take_refused(), 30 * outside::ATTEMPTS_MAX as usize);
         let opened = server.application.accepted.get();
         assert!(opened <= 10, "{opened} connections");
@@ -127,30 +141,36 @@ fn a_server_that_processes_no_question_gets_few_connections() {
 #[test]
 fn a_connection_that_ends_before_any_question_costs_none() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let connections = Rc::<Cell<usize>>::default();
         let server = Application::start(move |mut client| {
             let number = connections.replace(connections.get() + 1);
             async move {
-                client.bytes(24).await;
+                client.read_exactly(24).await;
                 if number < 4 {
                     return;
                 }
-                client.send(&OPENING[24..]).await;
-                while let Some(Frame { kind, flags, stream, payload }) = client.frame().await {
+                client.send_bytes(&OPENING[24..]).await;
+                while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                     if kind == PING && flags == 0 {
-                        client.send(frames::frame(PING, 1, 0, &payload)).await;
+                        client.send_bytes(frames::encode_frame(PING, 1, 0, &payload)).await;
                     }
                     if kind == DATA && flags & END_STREAM != 0 {
-                        client.send(accepted(stream)).await;
+                        client.send_bytes(allow_frames(stream)).await;
                     }
                 }
             }
         })
         .await;
-        mesh.guard(vec![guard(authorization(at(server.address, Unanswered::Deny)))], Vec::new());
-        assert_eq!(verdicts(&mesh, 10).await, [200; 10]);
+        mesh.set_guards(
+            vec![port_guard(authorization_rule(check_service_at(
+                server.address,
+                Unanswered::Deny,
+            )))],
+            Vec::new(),
+        );
+        assert_eq!(concurrent_statuses(&mesh, 10).await, [200; 10]);
         assert_eq!(server.accepted.get(), 5);
     });
 }
@@ -159,17 +179,22 @@ fn a_connection_that_ends_before_any_question_costs_none() {
 fn a_server_that_goes_away_after_each_answer_loses_no_question() {
     run(async {
         for ends in [false, true] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let (server, asked) =
-                written(move |_, stream| ([accepted(stream), goaway(stream)].concat(), ends)).await;
-            mesh.guard(
-                vec![guard(authorization(at(server.address, Unanswered::Deny)))],
+            let (server, asked) = start_frame_service(move |_, stream| {
+                ([allow_frames(stream), goaway_frame(stream)].concat(), ends)
+            })
+            .await;
+            mesh.set_guards(
+                vec![port_guard(authorization_rule(check_service_at(
+                    server.address,
+                    Unanswered::Deny,
+                )))],
                 Vec::new(),
             );
             let mut client = Client::connect(mesh.listener).await;
             for number in 1..=5 {
-                assert_eq!(client.ask(BARE).await.verdict(), (200, None));
+                assert_eq!(client.send_request(BARE).await.verdict(), (200, None));
                 assert_eq!((asked.get(), server.accepted.get()), (number, number));
             }
         }
@@ -179,49 +204,58 @@ fn a_server_that_goes_away_after_each_answer_loses_no_question() {
 #[test]
 fn a_question_that_the_server_may_have_processed_is_sent_once() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (server, asked) = written(|number, stream| match number {
-            1 => (goaway(stream), true),
-            _ => (accepted(stream), false),
+        let (server, asked) = start_frame_service(|number, stream| match number {
+            1 => (goaway_frame(stream), true),
+            _ => (allow_frames(stream), false),
         })
         .await;
-        mesh.guard(vec![guard(authorization(at(server.address, Unanswered::Deny)))], Vec::new());
+        mesh.set_guards(
+            vec![port_guard(authorization_rule(check_service_at(
+                server.address,
+                Unanswered::Deny,
+            )))],
+            Vec::new(),
+        );
         let mut client = Client::connect(mesh.listener).await;
         let lost = (403, Some("authorization-unavailable"));
-        assert_eq!(client.ask(BARE).await.verdict(), lost);
+        assert_eq!(client.send_request(BARE).await.verdict(), lost);
         assert_eq!(asked.get(), 1);
-        assert_eq!(client.ask(BARE).await.verdict(), (200, None));
+        assert_eq!(client.send_request(BARE).await.verdict(), (200, None));
     });
 }
 
 #[test]
 fn a_question_on_a_link_that_goes_away_is_sent_again_within_a_bound() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let identity = Rc::new(credential(&mesh.authority, "ratings"));
+        let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
         let asked = Rc::<Cell<u32>>::default();
         let count = asked.clone();
         let server = Application::start(move |client| {
             let (identity, count) = (identity.clone(), count.clone());
             async move {
-                let mut peer = Peer::acceptor(client.stream, &identity).await;
+                let mut peer = Peer::accept_link(client.stream, &identity).await;
                 while let Some(event) = peer.next().await {
                     if let Event::Opened { stream, .. } = event {
                         count.set(count.get() + 1);
-                        peer.link.reset(stream, ResetCode::Refused);
+                        peer.link.reset_stream(stream, ResetCode::Refused);
                         peer.link.go_away(GoAwayCode::Drain);
                     }
                 }
             }
         })
         .await;
-        let known = vec![view(Protocol::Grpc, &[endpoint("authz-1", server.address, "ratings")])];
-        let at = CheckServiceAddress::Service { service: service(), port: PORT };
+        let known = vec![service_config(
+            Protocol::Grpc,
+            &[meshed_endpoint("authz-1", server.address, "ratings")],
+        )];
+        let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
         let check_service = CheckService { at, timeout: TIME, unanswered: Unanswered::Deny };
-        mesh.guard_knowing(vec![guard(authorization(check_service))], Vec::new(), known);
-        let answer = Client::connect(mesh.listener).await.ask(BARE).await;
+        mesh.guard_knowing(vec![port_guard(authorization_rule(check_service))], Vec::new(), known);
+        let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
         assert_eq!(asked.get(), outside::ATTEMPTS_MAX);
     });

@@ -1,15 +1,15 @@
 //! Check services that accept one connection with few streams: requests wait for a free stream.
 
-use super::goaway::{accepted, verdicts};
+use super::goaway::{allow_frames, concurrent_statuses};
 use super::*;
 use crate::tests::fixture::frames::{DATA, END_STREAM, Frame};
-use crate::tests::fixture::narrow::{Surplus, narrow};
+use crate::tests::fixture::narrow::{Surplus, start_narrow};
 
 /// A check service that accepts one request at a time, on one connection.
 async fn narrow_check_service(surplus: Surplus, answers: bool) -> Application {
-    narrow(surplus, move |Frame { kind, flags, stream, .. }| {
+    start_narrow(surplus, move |Frame { kind, flags, stream, .. }| {
         let is_whole = *kind == DATA && flags & END_STREAM != 0;
-        (answers && is_whole).then(|| accepted(*stream))
+        (answers && is_whole).then(|| allow_frames(*stream))
     })
     .await
 }
@@ -18,12 +18,12 @@ async fn narrow_check_service(surplus: Surplus, answers: bool) -> Application {
 fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
-            let app = Application::canned(OK).await;
+            let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let server = narrow_check_service(surplus, true).await;
-            let check_service = at(server.address, Unanswered::Deny);
-            mesh.guard(vec![guard(authorization(check_service))], Vec::new());
-            assert_eq!(verdicts(&mesh, 20).await, [200; 20], "{surplus:?}");
+            let check_service = check_service_at(server.address, Unanswered::Deny);
+            mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+            assert_eq!(concurrent_statuses(&mesh, 20).await, [200; 20], "{surplus:?}");
             assert!(server.accepted.get() > 1, "{surplus:?}: nothing was full");
         }
     });
@@ -32,13 +32,14 @@ fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
 #[test]
 fn the_wait_for_room_ends_with_the_time_of_the_question() {
     run(async {
-        let app = Application::canned(OK).await;
+        let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let server = narrow_check_service(Surplus::Closed, false).await;
         let timeout = Duration::from_millis(50);
-        let check_service = CheckService { timeout, ..at(server.address, Unanswered::Deny) };
-        mesh.guard(vec![guard(authorization(check_service))], Vec::new());
-        assert_eq!(verdicts(&mesh, 5).await, [403; 5]);
-        assert_eq!(counted(&mesh, Count::AuthorizationUnanswered), 5);
+        let check_service =
+            CheckService { timeout, ..check_service_at(server.address, Unanswered::Deny) };
+        mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
+        assert_eq!(concurrent_statuses(&mesh, 5).await, [403; 5]);
+        assert_eq!(server_count(&mesh, Count::AuthorizationUnanswered), 5);
     });
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_model::{LogForm, Reason};
 use leno_outside::otlp::{
     AnyValue, ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, any_value, key_value,
-    nanoseconds,
+    unix_nanoseconds,
 };
 use leno_outside::{Source, Value};
 use leno_telemetry::LogValue;
@@ -15,7 +15,7 @@ use crate::access_log;
 use crate::seen::Seen;
 
 /// Encodes the collector's `Export` requests for these entries, each with the number of its records.
-pub(in crate::export) fn encode(
+pub(in crate::export) fn encode_requests(
     source: &Source,
     batch: &[Arc<Seen>],
     form: &LogForm,
@@ -23,38 +23,40 @@ pub(in crate::export) fn encode(
     let mut requests = Vec::new();
     let (mut records, mut bytes) = (Vec::new(), 0);
     for seen in batch {
-        let record = record(seen, form);
+        let record = log_record(seen, form);
         bytes += record.encoded_len() + ELEMENT_BYTES;
         records.push(record);
         if bytes >= REQUEST_BYTES_MAX {
-            requests.push(request(source, std::mem::take(&mut records)));
+            requests.push(encode_request(source, std::mem::take(&mut records)));
             bytes = 0;
         }
     }
     if !records.is_empty() {
-        requests.push(request(source, records));
+        requests.push(encode_request(source, records));
     }
     requests
 }
 
-fn request(source: &Source, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
+fn encode_request(source: &Source, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
     let count = records.len() as u64;
-    let logs = ScopeLogs { scope: Some(Scope::ours()), records };
-    let logs = ResourceLogs { resource: Some(Resource::of(source)), scope_logs: vec![logs] };
+    let logs = ScopeLogs { scope: Some(Scope::own_scope()), records };
+    let logs =
+        ResourceLogs { resource: Some(Resource::from_source(source)), scope_logs: vec![logs] };
     (ExportRequest { resource_logs: vec![logs] }.encode_to_vec(), count)
 }
 
-fn record(seen: &Seen, form: &LogForm) -> LogRecord {
+fn log_record(seen: &Seen, form: &LogForm) -> LogRecord {
     let mut line = String::new();
-    access_log::line(seen, form, &mut line);
+    access_log::append_line(seen, form, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
     let attributes = access_log::with_entry(seen, |entry| {
         // The record has fields of its own for the trace and span IDs.
-        let reported = entry.present().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
+        let reported =
+            entry.present_fields().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
         reported.map(|(name, value)| key_value(name, of_log(value))).collect()
     });
-    let (severity_number, severity_text) = severity(seen);
-    let ended = nanoseconds(seen.ended);
+    let (severity_number, severity_text) = severity_of(seen);
+    let ended = unix_nanoseconds(seen.ended);
     LogRecord {
         time_unix_nano: ended,
         observed_time_unix_nano: ended,
@@ -70,7 +72,7 @@ fn record(seen: &Seen, form: &LogForm) -> LogRecord {
 
 /// Returns the severity: an error if a request failed, a warning if the client caused it or the response status
 /// indicates one.
-fn severity(seen: &Seen) -> (i32, &'static str) {
+fn severity_of(seen: &Seen) -> (i32, &'static str) {
     let outcome = &seen.outcome;
     let gone = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
     let is_clients = outcome.reason.is_some_and(|reason| gone.contains(&reason));

@@ -3,26 +3,26 @@
 use std::sync::Arc;
 
 use leno_outside::Source;
-use leno_outside::otlp::{KeyValue, Resource, Scope, key_value, nanoseconds};
+use leno_outside::otlp::{KeyValue, Resource, Scope, key_value, unix_nanoseconds};
 use prost::Message;
 
-use super::super::source::{attributes, error, is_server, name};
+use super::super::source::{is_server, span_attributes, span_error, span_name};
 use crate::seen::Seen;
 
 /// Encodes the collector's `Export` request.
-pub(in crate::export) fn encode(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
-    let spans = batch.iter().filter_map(|seen| span(seen)).collect();
-    let spans = ScopeSpans { scope: Some(Scope::ours()), spans };
-    let resource = Some(Resource::of(source));
+pub(in crate::export) fn encode_request(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
+    let spans = batch.iter().filter_map(|seen| otlp_span(seen)).collect();
+    let spans = ScopeSpans { scope: Some(Scope::own_scope()), spans };
+    let resource = Some(Resource::from_source(source));
     let spans = ResourceSpans { resource, scope_spans: vec![spans] };
     ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
 }
 
-fn span(seen: &Seen) -> Option<Span> {
+fn otlp_span(seen: &Seen) -> Option<Span> {
     let context = seen.span?;
     let kind = if is_server(seen) { KIND_SERVER } else { KIND_CLIENT };
-    let status = error(seen).map(|message| Status { message, code: STATUS_ERROR });
-    let attributes = attributes(seen).into_iter().map(|(key, value)| key_value(key, value));
+    let status = span_error(seen).map(|message| Status { message, code: STATUS_ERROR });
+    let attributes = span_attributes(seen).into_iter().map(|(key, value)| key_value(key, value));
     Some(Span {
         trace_id: context.trace.0.get().to_be_bytes().into(),
         span_id: context.id.0.get().to_be_bytes().into(),
@@ -30,10 +30,10 @@ fn span(seen: &Seen) -> Option<Span> {
             .parent
             .map(|id| id.0.get().to_be_bytes().into())
             .unwrap_or_default(),
-        name: name(seen),
+        name: span_name(seen),
         kind,
-        start_time_unix_nano: nanoseconds(seen.began()),
-        end_time_unix_nano: nanoseconds(seen.ended),
+        start_time_unix_nano: unix_nanoseconds(seen.started_at()),
+        end_time_unix_nano: unix_nanoseconds(seen.ended),
         attributes: attributes.collect(),
         status,
         flags: u32::from(context.is_sampled),

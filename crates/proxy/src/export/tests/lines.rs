@@ -3,25 +3,25 @@
 use leno_model::{AccessLog, LogForm, LogTemplate};
 use leno_outside::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
 
-use super::receiver::{Receiver, answer};
+use super::receiver::{Receiver, response_with};
 use super::*;
 use crate::export::otlp::records::{self, LogRecord};
 
-fn decoded(bytes: &[u8]) -> Vec<LogRecord> {
+fn decode_records(bytes: &[u8]) -> Vec<LogRecord> {
     let request = records::ExportRequest::decode(bytes).unwrap();
     let [resource] = &request.resource_logs[..] else { panic!("one resource") };
     assert!(resource.resource.is_some());
     resource.scope_logs[0].records.clone()
 }
 
-fn body(record: &LogRecord) -> &str {
+fn record_body(record: &LogRecord) -> &str {
     match record.body.as_ref().and_then(|body| body.value.as_ref()) {
         Some(any_value::Value::Text(text)) => text,
         other => panic!("{other:?}"),
     }
 }
 
-fn attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::Value> {
+fn find_attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::Value> {
     let found = record.attributes.iter().find(|attribute| attribute.key == name)?;
     let Some(AnyValue { value: Some(value) }) = &found.value else { panic!("{found:?}") };
     Some(value)
@@ -30,25 +30,25 @@ fn attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::Val
 #[test]
 fn a_record_is_the_line_and_its_fields() {
     let batch = [
-        seen("inbound", 200, None),
-        seen("inbound", 403, Some("denied")),
-        seen("outbound", 0, Some("connect-failed")),
+        trace_entry("inbound", 200, None),
+        trace_entry("inbound", 403, Some("denied")),
+        trace_entry("outbound", 0, Some("connect-failed")),
     ];
-    let requests = records::encode(&source(), &batch, &LogForm::Json);
+    let requests = records::encode_requests(&source(), &batch, &LogForm::Json);
     let [(bytes, 3)] = &requests[..] else { panic!("one request of three") };
     assert!(!String::from_utf8_lossy(bytes).contains("hunter2"));
-    let records = decoded(bytes);
+    let records = decode_records(bytes);
     let severities: Vec<_> = records.iter().map(|record| &*record.severity_text).collect();
     assert_eq!(severities, ["INFO", "WARN", "ERROR"]);
     let record = &records[0];
     assert_eq!(record.time_unix_nano, 1_000_000_000_000);
     assert_eq!(record.trace_id, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736_u128.to_be_bytes());
     assert_eq!((record.span_id.as_slice(), record.flags), (&7_u64.to_be_bytes()[..], 1));
-    let line: serde_json::Value = serde_json::from_str(body(record)).unwrap();
-    assert!(!body(record).ends_with('\n'));
+    let line: serde_json::Value = serde_json::from_str(record_body(record)).unwrap();
+    assert!(!record_body(record).ends_with('\n'));
     // Every field of the line that is not null is an attribute, except the two of the trace.
     for (name, value) in line.as_object().unwrap() {
-        let reported = attribute(record, name);
+        let reported = find_attribute(record, name);
         match value {
             serde_json::Value::Null => assert_eq!(reported, None, "{name}"),
             _ if name == "trace_id" || name == "span_id" => assert_eq!(reported, None, "{name}"),
@@ -65,45 +65,48 @@ fn a_record_is_the_line_and_its_fields() {
             other => panic!("{name}: {other}"),
         }
     }
-    assert_eq!(attribute(record, "path"), Some(&any_value::Value::Text("/ratings/1".to_owned())));
+    assert_eq!(
+        find_attribute(record, "path"),
+        Some(&any_value::Value::Text("/ratings/1".to_owned()))
+    );
 }
 
 #[test]
 fn a_template_is_for_the_body_alone() {
     let form = LogForm::Template(LogTemplate::parse("{method} {path}").unwrap());
-    let requests = records::encode(&source(), &[seen("inbound", 200, None)], &form);
-    let record = &decoded(&requests[0].0)[0];
-    assert_eq!(body(record), "GET /ratings/1");
-    assert!(attribute(record, "response_code").is_some());
+    let requests = records::encode_requests(&source(), &[trace_entry("inbound", 200, None)], &form);
+    let record = &decode_records(&requests[0].0)[0];
+    assert_eq!(record_body(record), "GET /ratings/1");
+    assert!(find_attribute(record, "response_code").is_some());
 }
 
 #[test]
 fn many_long_lines_go_in_several_requests() {
-    let mut long = Arc::into_inner(seen("inbound", 200, None)).unwrap();
+    let mut long = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
     long.path = "/".repeat(1024);
     long.user_agent = "x".repeat(1024);
     let long = Arc::new(long);
     let batch = vec![long; 1000];
-    let requests = records::encode(&source(), &batch, &LogForm::Json);
+    let requests = records::encode_requests(&source(), &batch, &LogForm::Json);
     assert!(requests.len() > 1);
     assert_eq!(requests.iter().map(|(_, count)| count).sum::<u64>(), 1000);
     assert!(requests.iter().all(|(bytes, _)| bytes.len() < 4 << 20));
 }
 
 /// Sends three entries to a collector; returns the numbers of accepted and rejected records.
-async fn sent(url: &str) -> (u64, u64) {
+async fn export_entries(url: &str) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
     let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
     let collector = Collector::parse(Signal::Logs, CollectorProtocol::OtlpHttp, url).unwrap();
     let log = AccessLog { collector: Some(collector), ..AccessLog::json() };
-    world.sights.say(&Sight { access_log: Some(log), ..Sight::default() });
+    world.sights.apply_settings(&Sight { access_log: Some(log), ..Sight::default() });
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-    let config = Config::sidecar(workload("a"), domain, directory.path().to_owned());
-    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.shard());
+    let config = Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
+    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
     let (queue, intake) = mpsc::channel(4);
     for _ in 0..3 {
-        queue.try_send(seen("inbound", 200, None)).unwrap();
+        queue.try_send(trace_entry("inbound", 200, None)).unwrap();
     }
     drop(queue);
     crate::access_log::write(intake, Rc::new(courier)).await;
@@ -116,12 +119,13 @@ fn lines_go_to_the_collector_where_the_mesh_says_so() {
         let partial = ExportAnswer {
             partial_success: Some(PartialSuccess { rejected: 1, ..PartialSuccess::default() }),
         };
-        let receiver = Receiver::start(vec![answer(200, None, partial.encode_to_vec())]).await;
-        assert_eq!(sent(&format!("http://{}", receiver.address)).await, (2, 1));
-        let arrived = receiver.arrived();
+        let receiver =
+            Receiver::start(vec![response_with(200, None, partial.encode_to_vec())]).await;
+        assert_eq!(export_entries(&format!("http://{}", receiver.address)).await, (2, 1));
+        let arrived = receiver.arrived_requests();
         let [(path, kind, bytes)] = &arrived[..] else { panic!("one request") };
         assert_eq!((&**path, &**kind), ("/v1/logs", "application/x-protobuf"));
-        assert_eq!(decoded(bytes).len(), 3);
-        assert_eq!(sent(&format!("http://{}", closed_port())).await, (0, 3));
+        assert_eq!(decode_records(bytes).len(), 3);
+        assert_eq!(export_entries(&format!("http://{}", closed_port())).await, (0, 3));
     });
 }

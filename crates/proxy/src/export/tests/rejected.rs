@@ -11,15 +11,15 @@ use tokio::sync::mpsc;
 
 use super::super::{otlp, zipkin};
 use super::source;
-use crate::export::source::attributes;
+use crate::export::source::span_attributes;
 use crate::seen::Seen;
-use crate::tests::fixture::{Application, Client, GET, Mesh, OK, Setup, run, until};
-use crate::tests::http2::{call, connect};
-use crate::tests::tracing::tracing;
+use crate::tests::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until};
+use crate::tests::http2::{connect_client, grpc_request};
+use crate::tests::tracing::tracing_settings;
 
 /// Creates a mesh that traces only failures; the server enforces `access`.
-async fn mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
-    let sight = Sight { tracing: Some(tracing("0%")), ..Sight::default() };
+async fn tracing_mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
+    let sight = Sight { tracing: Some(tracing_settings("0%")), ..Sight::default() };
     let setup = Setup { sight, protocol, access, ..Setup::default() };
     Mesh::new(application.address, setup).await
 }
@@ -29,35 +29,43 @@ async fn call_once(mesh: &Mesh, protocol: Protocol) {
     match protocol {
         Protocol::Http2 => {
             let request = Request::get("http://ratings/").body(()).unwrap();
-            let response = connect(mesh.listener).await.send_request(request, true).unwrap().0;
+            let response =
+                connect_client(mesh.listener).await.send_request(request, true).unwrap().0;
             drop(response.await.unwrap());
         }
         Protocol::Grpc => {
-            let response = connect(mesh.listener).await.send_request(call("/"), true).unwrap().0;
+            let response = connect_client(mesh.listener)
+                .await
+                .send_request(grpc_request("/"), true)
+                .unwrap()
+                .0;
             drop(response.await.unwrap());
         }
-        _ => drop(Client::connect(mesh.listener).await.ask(GET).await),
+        _ => drop(Client::connect(mesh.listener).await.send_request(GET).await),
     }
 }
 
 /// Returns the error and the reason of a sidecar's only span, as a collector gets it.
-fn exported(spans: &mut mpsc::Receiver<Arc<Seen>>, about: &str) -> (Option<String>, Option<Value>) {
+fn exported_span(
+    spans: &mut mpsc::Receiver<Arc<Seen>>,
+    about: &str,
+) -> (Option<String>, Option<Value>) {
     let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{about}: a span"))];
     assert!(spans.try_recv().is_err(), "{about}: one span");
-    let reason = attributes(&batch[0]).into_iter().find(|(name, _)| *name == "leno.reason");
-    let request = otlp::spans::encode(&source(), &batch);
+    let reason = span_attributes(&batch[0]).into_iter().find(|(name, _)| *name == "leno.reason");
+    let request = otlp::spans::encode_request(&source(), &batch);
     let request = otlp::spans::ExportRequest::decode(&*request).unwrap();
     let span = &request.resource_spans[0].scope_spans[0].spans[0];
     let status = span.status.as_ref().map(|status| (status.code, status.message.clone()));
     assert!(status.as_ref().is_none_or(|(code, _)| *code == 2), "{about}: STATUS_CODE_ERROR");
     let error = status.map(|(_, message)| message);
     let zipkin: serde_json::Value =
-        serde_json::from_slice(&zipkin::encode(&source(), &batch)).unwrap();
+        serde_json::from_slice(&zipkin::encode_spans(&source(), &batch)).unwrap();
     assert_eq!(zipkin[0]["tags"]["error"].as_str(), error.as_deref(), "{about}: Zipkin");
     (error, reason.map(|(_, value)| value))
 }
 
-fn failed(reason: &str) -> (Option<String>, Option<Value>) {
+fn expected_failure(reason: &str) -> (Option<String>, Option<Value>) {
     (Some(reason.to_owned()), Some(Value::Text(reason.to_owned())))
 }
 
@@ -65,13 +73,17 @@ fn failed(reason: &str) -> (Option<String>, Option<Value>) {
 fn a_rejection_is_a_failed_span_at_both_sidecars_in_every_protocol() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
-            let app = Application::canned(OK).await;
-            let mut mesh = mesh(&app, protocol, Access::Strict(Vec::new())).await;
+            let app = Application::with_response(OK).await;
+            let mut mesh = tracing_mesh(&app, protocol, Access::Strict(Vec::new())).await;
             call_once(&mesh, protocol).await;
-            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for (side, sidecar) in [("server", &mut mesh.server), ("client", &mut mesh.client)] {
                 let about = format!("{protocol:?}, {side}");
-                assert_eq!(exported(&mut sidecar.spans, &about), failed("denied"), "{about}");
+                assert_eq!(
+                    exported_span(&mut sidecar.spans, &about),
+                    expected_failure("denied"),
+                    "{about}"
+                );
             }
         }
     });
@@ -81,13 +93,17 @@ fn a_rejection_is_a_failed_span_at_both_sidecars_in_every_protocol() {
 fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
-            let app = Application::canned(OK).await;
-            let mut mesh = mesh(&app, protocol, Access::Permissive).await;
+            let app = Application::with_response(OK).await;
+            let mut mesh = tracing_mesh(&app, protocol, Access::Permissive).await;
             mesh.route_to(&[]);
             call_once(&mesh, protocol).await;
-            until(|| mesh.client.ended() == 1).await;
+            wait_until(|| mesh.client.ended_count() == 1).await;
             let about = format!("{protocol:?}");
-            assert_eq!(exported(&mut mesh.client.spans, &about), failed("no-endpoint"), "{about}");
+            assert_eq!(
+                exported_span(&mut mesh.client.spans, &about),
+                expected_failure("no-endpoint"),
+                "{about}"
+            );
         }
     });
 }
@@ -95,8 +111,8 @@ fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
 #[test]
 fn a_request_that_cannot_be_read_is_a_failed_span() {
     run(async {
-        let app = Application::canned(OK).await;
-        let mut mesh = mesh(&app, Protocol::Http, Access::Permissive).await;
+        let app = Application::with_response(OK).await;
+        let mut mesh = tracing_mesh(&app, Protocol::Http, Access::Permissive).await;
         for (head, reason) in [
             ("GET / HTTP/1.1\r\nhost : x\r\n\r\n".to_owned(), "bad-request"),
             (
@@ -104,10 +120,10 @@ fn a_request_that_cannot_be_read_is_a_failed_span() {
                 "head-too-large",
             ),
         ] {
-            Client::connect(mesh.listener).await.ask(&head).await;
+            Client::connect(mesh.listener).await.send_request(&head).await;
             let spans = &mut mesh.client.spans;
-            until(|| !spans.is_empty()).await;
-            assert_eq!(exported(spans, reason), failed(reason));
+            wait_until(|| !spans.is_empty()).await;
+            assert_eq!(exported_span(spans, reason), expected_failure(reason));
         }
     });
 }
@@ -120,17 +136,17 @@ fn an_error_of_the_application_has_no_reason_in_its_span() {
             let claims = format!(
                 "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"
             );
-            let app = Application::answering(move |_| claims.clone()).await;
-            let mut mesh = mesh(&app, Protocol::Http, Access::Permissive).await;
-            let sight = Sight { tracing: Some(tracing("100%")), ..Sight::default() };
+            let app = Application::respond_with(move |_| claims.clone()).await;
+            let mut mesh = tracing_mesh(&app, Protocol::Http, Access::Permissive).await;
+            let sight = Sight { tracing: Some(tracing_settings("100%")), ..Sight::default() };
             for sidecar in [&mesh.client, &mesh.server] {
-                sidecar.worker.world.sights.say(&sight);
+                sidecar.worker.world.sights.apply_settings(&sight);
             }
             call_once(&mesh, Protocol::Http).await;
-            until(|| mesh.server.ended() == 1 && mesh.client.ended() == 1).await;
+            wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for sidecar in [&mut mesh.server, &mut mesh.client] {
                 let about = status.to_string();
-                let found = exported(&mut sidecar.spans, &about);
+                let found = exported_span(&mut sidecar.spans, &about);
                 assert_eq!(found, (error.map(str::to_owned), None), "{about}");
             }
         }

@@ -30,7 +30,7 @@ impl Room {
 
     /// A client may use at most as much as it leaves free, so that a slow client with large bodies does not
     /// exclude others.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Unread> {
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), Unread> {
         if bytes == 0 {
             return Ok(());
         }
@@ -46,7 +46,7 @@ impl Room {
         Ok(())
     }
 
-    pub(super) fn give(&mut self, bytes: usize) {
+    pub(super) fn release(&mut self, bytes: usize) {
         self.own -= bytes;
         self.taken.all.set(self.taken.all.get() - bytes);
         let mut each = self.taken.each.borrow_mut();
@@ -61,7 +61,7 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.give(self.own);
+        self.release(self.own);
     }
 }
 
@@ -78,14 +78,14 @@ mod tests {
         let taken: Rc<Taken> = Rc::default();
         let of = |last: u8| Room::new(taken.clone(), IpAddr::from([10, 0, 0, last]));
         let (mut one, mut again, mut other) = (of(1), of(1), of(2));
-        assert!(one.take(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(again.take(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(matches!(again.take(1), Err(Unread::NoRoom)));
-        assert!(other.take(AHEAD_BYTES_MAX / 4).is_ok());
-        assert!(matches!(other.take(1), Err(Unread::NoRoom)));
+        assert!(one.reserve(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(again.reserve(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(matches!(again.reserve(1), Err(Unread::NoRoom)));
+        assert!(other.reserve(AHEAD_BYTES_MAX / 4).is_ok());
+        assert!(matches!(other.reserve(1), Err(Unread::NoRoom)));
         // A forwarded body frees memory, for its own client first.
-        one.give(AHEAD_BYTES_MAX / 4);
-        assert!(again.take(1).is_ok() && other.take(1).is_ok());
+        one.release(AHEAD_BYTES_MAX / 4);
+        assert!(again.reserve(1).is_ok() && other.reserve(1).is_ok());
         drop((one, again, other));
         assert_eq!(taken.all.get(), 0);
         assert!(taken.each.borrow().is_empty());

@@ -6,11 +6,11 @@ use super::*;
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn beginning(taken: &Rc<Taken>, pieces: &[&[u8]]) -> Beginning {
+fn read_beginning(taken: &Rc<Taken>, pieces: &[&[u8]]) -> Beginning {
     let mut beginning = Beginning::new(taken.clone(), CLIENT);
     for piece in pieces {
         let data = Piece::Data(Bytes::copy_from_slice(piece));
-        assert!(beginning.take(Some(data), false).is_ok());
+        assert!(beginning.take_piece(Some(data), false).is_ok());
     }
     beginning
 }
@@ -22,13 +22,13 @@ async fn next(ahead: &mut Ahead<'_>) -> Option<Piece> {
 #[test]
 fn an_excerpt_says_whether_there_may_be_more() {
     let taken = Rc::default();
-    let mut begun = beginning(&taken, &[b"ab", b"", b"cde"]);
+    let mut begun = read_beginning(&taken, &[b"ab", b"", b"cde"]);
     let excerpt = |begun: &Beginning, most| {
         let Excerpt { bytes, is_partial } = begun.excerpt(most);
         (String::from_utf8(bytes.to_vec()).unwrap(), is_partial)
     };
     assert_eq!(excerpt(&begun, 9), ("abcde".to_owned(), true));
-    begun.take(None, true).unwrap();
+    begun.take_piece(None, true).unwrap();
     for (most, text, is_partial) in
         [(9, "abcde", false), (5, "abcde", false), (3, "abc", true), (1, "a", true)]
     {
@@ -41,9 +41,9 @@ async fn what_was_read_goes_on_in_pieces_and_frees_its_memory_as_it_goes() {
     let taken: Rc<Taken> = Rc::default();
     let body: Vec<u8> = (0..BLOCK_BYTES * 2 + 7).map(|at| at.to_le_bytes()[0]).collect();
     let small: Vec<&[u8]> = body.chunks(99).collect();
-    let mut begun = beginning(&taken, &small);
+    let mut begun = read_beginning(&taken, &small);
     let trailers = Bytes::from_static(b"a: b\r\n\r\n");
-    begun.take(Some(Piece::Trailers(trailers.clone())), true).unwrap();
+    begun.take_piece(Some(Piece::Trailers(trailers.clone())), true).unwrap();
     assert_eq!(
         begun.excerpt(usize::MAX),
         Excerpt { bytes: body.clone().into(), is_partial: false }

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use leno_model::{Cors, Reason};
 use leno_telemetry::Count;
 use leno_telemetry::trace::Written;
-use leno_traffic::cors::{CrossOrigin, judge};
+use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::fault::Injected;
 use leno_traffic::traffic_policy::PortTrafficPolicy;
 use leno_traffic::{CompiledActions, FieldEdits, PolicyDecision, Redirection};
@@ -21,7 +21,7 @@ use crate::error::Failure;
 use crate::hits;
 use crate::http::answer::Answer;
 use crate::http::body::Piece;
-use crate::http::forward::edits;
+use crate::http::forward::request_edits;
 use crate::http::mirror::{self, Copies};
 use crate::http::replay::Hold;
 use crate::http::request::Aim;
@@ -30,7 +30,7 @@ use crate::http::trailers;
 
 impl Exchange<'_, '_> {
     /// Responds with a redirect; no part of the request is forwarded.
-    pub(super) async fn redirect(
+    pub(super) async fn send_redirect(
         &mut self,
         redirection: &Redirection,
         actions: Option<&CompiledActions>,
@@ -38,11 +38,11 @@ impl Exchange<'_, '_> {
         let fields = [("location", redirection.location.clone())];
         let cross_origin = self.cross_origin.take();
         let edits = cross_origin.as_ref().or(actions.map(|actions| &actions.response));
-        self.answer(redirection.status, &fields, edits).await
+        self.send_empty(redirection.status, &fields, edits).await
     }
 
     /// Responds without a body; no part of the request is forwarded.
-    pub(super) async fn answer(
+    pub(super) async fn send_empty(
         &mut self,
         status: u16,
         fields: &[(&str, String)],
@@ -72,7 +72,7 @@ impl Exchange<'_, '_> {
     ) -> Option<Vec<(&'static str, String)>> {
         let edits = bound.actions.as_ref().map(|actions| &actions.response);
         let none = FieldEdits::default();
-        match judge(cors, &self.request.view(aim), edits.unwrap_or(&none))? {
+        match apply_cors(cors, &self.request.request_view(aim), edits.unwrap_or(&none))? {
             CrossOrigin::Preflight(fields) => Some(fields),
             CrossOrigin::Actual(edits) => {
                 self.cross_origin = Some(edits);
@@ -87,7 +87,7 @@ impl Exchange<'_, '_> {
         self.cross_origin.as_ref()?;
         let cors = self.actions.as_ref()?.cors.as_ref()?;
         let aim = self.request.aim_of_any_scheme().ok()?;
-        match judge(cors, &self.request.view(&aim), &FieldEdits::default())? {
+        match apply_cors(cors, &self.request.request_view(&aim), &FieldEdits::default())? {
             CrossOrigin::Actual(edits) => Some(edits),
             CrossOrigin::Preflight(_) => None,
         }
@@ -96,27 +96,27 @@ impl Exchange<'_, '_> {
     /// Prepares mirrored copies if rules require them. Copies of a request without a body have been sent when
     /// this returns; the others wait for the body, which is buffered while it is forwarded.
     #[inline]
-    pub(super) fn copies(&mut self, bound: &Bound) -> Option<Copies> {
+    pub(super) fn prepare_mirrors(&mut self, bound: &Bound) -> Option<Copies> {
         let wants = bound.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
         if wants && !self.request.upgrade { self.copies_of(bound) } else { None }
     }
 
     fn copies_of(&mut self, bound: &Bound) -> Option<Copies> {
         let worker = &self.session.worker;
-        let to = mirror::drawn(worker, bound);
+        let to = mirror::select_mirrors(worker, bound);
         if to.is_empty() {
             return None;
         }
         // Edits of the selected backend do not apply to copies.
         let of_rule = bound.actions.as_deref().map(CompiledActions::of_copies);
         let mut aim = self.request.aim_of_any_scheme().ok()?;
-        if let Some(target) = of_rule.and_then(|rule| rule.target(aim.path, aim.query)) {
+        if let Some(target) = of_rule.and_then(|rule| rule.rewritten_target(aim.path, aim.query)) {
             aim.origin = Some(Cow::Owned(target));
         }
-        let head = self.head(&aim, of_rule);
+        let head = self.link_head(&aim, of_rule);
         let copies = Copies::new(worker, &bound.config, to, head);
         if self.body.is_empty() {
-            copies.send(Some(Vec::new()));
+            copies.send_all(Some(Vec::new()));
             return None;
         }
         self.keep_body().keep_to_end();
@@ -125,16 +125,16 @@ impl Exchange<'_, '_> {
 
     /// Returns the body for copies, if all of it was buffered.
     pub(super) fn kept_body(&self) -> Option<Vec<Piece>> {
-        let kept = self.body.kept()?;
+        let kept = self.body.buffered_pieces()?;
         Some(trailers::permitted_of(self.session, self.actions.as_deref(), kept))
     }
 
     /// Returns the head of the request as it is sent on a link, edited by these actions.
-    pub(super) fn head(&self, aim: &Aim<'_>, actions: Option<&CompiledActions>) -> BytesMut {
+    pub(super) fn link_head(&self, aim: &Aim<'_>, actions: Option<&CompiledActions>) -> BytesMut {
         let mut head = BytesMut::new();
-        let context = self.span().map(Written::of);
-        let added = self.added(context.as_ref());
-        let edits = edits(self, (aim, actions), Framing::Outside, &added);
+        let context = self.span().map(Written::from_span);
+        let added = self.added_headers(context.as_ref());
+        let edits = request_edits(self, (aim, actions), Framing::Outside, &added);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }
@@ -145,7 +145,7 @@ impl Exchange<'_, '_> {
             return hold.clone();
         }
         let hold = Rc::new(Hold::default());
-        self.body.keep(hold.clone());
+        self.body.start_buffering(hold.clone());
         self.kept = Some(hold.clone());
         hold
     }
@@ -160,7 +160,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Injects a delay or an error, if a policy requires it.
-    pub(super) async fn inject(
+    pub(super) async fn inject_fault(
         &self,
         aim: &Aim<'_>,
         bound: &Bound,
@@ -168,15 +168,15 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         let worker = self.session.worker.clone();
         let caller = &bound.config.plans.snapshot.plan.account;
-        let view = self.request.view(aim);
-        let chance = &mut || worker.draw();
+        let view = self.request.request_view(aim);
+        let chance = &mut || worker.random_number();
         let injected =
-            traffic_policy.faults.as_ref().and_then(|it| it.inject(&view, caller, chance));
+            traffic_policy.faults.as_ref().and_then(|it| it.draw_faults(&view, caller, chance));
         let Some(Injected { policy, rule, delay, abort, hits: slot }) = injected else {
             return Ok(());
         };
         let decision = PolicyDecision::service_policy(policy, rule, slot);
-        hits::policy(&worker.shard, &decision);
+        hits::count_policy(&worker.shard, &decision);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
             self.while_there(tokio::time::sleep(delay)).await?;
@@ -185,7 +185,7 @@ impl Exchange<'_, '_> {
             None => Ok(()),
             Some(answer) => {
                 worker.shard.add(Count::FaultAnswers, 1);
-                Err(Failure::injected(decision, answer))
+                Err(Failure::from_fault(decision, answer))
             }
         }
     }
@@ -195,7 +195,7 @@ impl Exchange<'_, '_> {
         &self,
         awaited: impl Future<Output = T>,
     ) -> Result<T, Reason> {
-        let client = self.responder.connection();
+        let client = self.responder.client_connection();
         let mut awaited = pin!(awaited);
         poll_fn(|cx| match (awaited.as_mut().poll(cx), &client) {
             (Poll::Ready(over), _) => Poll::Ready(Ok(over)),

@@ -27,7 +27,7 @@ impl Exchange<'_, '_> {
         let most = usize::try_from(shown.bytes_max).unwrap_or(usize::MAX);
         let is_refused = shown.longer == LongerBody::Refused;
         let too_large =
-            || Err(Failure { policy: Some(rule.decision()), ..Reason::BodyTooLarge.into() });
+            || Err(Failure { policy: Some(rule.policy_decision()), ..Reason::BodyTooLarge.into() });
         if let BodyLength::Known(length) = self.request.head.body
             && is_refused
             && length > u64::from(shown.bytes_max)
@@ -60,7 +60,7 @@ impl Exchange<'_, '_> {
             Err(Unread::NoRoom) => {
                 // Many clients together must not bypass the check either.
                 worker.shard.add(Count::AuthorizationUnanswered, 1);
-                let policy = Some(rule.decision());
+                let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }

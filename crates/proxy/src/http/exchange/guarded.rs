@@ -12,7 +12,7 @@ use leno_traffic::{CompiledActions, FieldEdits, Guards, RequestView};
 
 use super::Exchange;
 use super::shown::Claimed;
-use crate::check_service::{NoAnswer, ask, authorization, limit};
+use crate::check_service::{NoAnswer, authorization, limit, send_check};
 use crate::error::Failure;
 use crate::http::ahead::Excerpt;
 use crate::http::request::Aim;
@@ -36,7 +36,7 @@ struct Changes {
 }
 
 impl Changes {
-    fn take(&mut self, (request, response): (HeaderEdits, HeaderEdits)) {
+    fn add_edits(&mut self, (request, response): (HeaderEdits, HeaderEdits)) {
         for (all, more) in [(&mut self.request, request), (&mut self.response, response)] {
             let HeaderEdits { set, add, remove } = more;
             // Later changes override earlier ones.
@@ -62,37 +62,37 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else { return Ok(()) };
         let (request, port) = (self.request, *port);
-        let Some(guards) = guards.at(port) else { return self.authorize(aim, bound) };
-        let view = request.view(aim);
-        let shown = self.shown(guards.tokens(), &view)?;
+        let Some(guards) = guards.for_port(port) else { return self.authorize_request(aim, bound) };
+        let view = request.request_view(aim);
+        let shown = self.verify_tokens(guards.token_validations(), &view)?;
         let with_claims = RequestView { fields: &Claimed { request, shown: &shown }, ..view };
         self.let_in(&with_claims, bound)?;
-        let limited = self.limited(bound);
+        let limited = self.limited_port(bound);
         if let Some(port) = limited {
-            self.admit(port, &with_claims, bound)?;
+            self.take_tokens(port, &with_claims, bound)?;
             // No check request is sent without a free concurrency permit. The permit itself is acquired after
             // the checks.
-            self.enter(port, &with_claims, bound)?;
+            self.acquire_permit(port, &with_claims, bound)?;
             self.observer = None;
         }
         let asked = (&with_claims, &shown.edits);
-        let consulted = self.consult(guards, (asked, port), bound).await?;
+        let consulted = self.run_checks(guards, (asked, port), bound).await?;
         if let Some(port) = limited {
-            self.enter(port, &with_claims, bound)?;
+            self.acquire_permit(port, &with_claims, bound)?;
         }
         let mut changes = Changes::default();
-        changes.take((shown.edits.clone(), HeaderEdits::default()));
-        changes.take((consulted.request, consulted.response));
+        changes.add_edits((shown.edits.clone(), HeaderEdits::default()));
+        changes.add_edits((consulted.request, consulted.response));
         request.remove_similar(&mut changes.request);
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
-                [changes.request, changes.response].map(|it| FieldEdits::wanted(&it));
-            self.actions = Some(Arc::new(CompiledActions::editing(request, response)));
+                [changes.request, changes.response].map(|it| FieldEdits::from_edits(&it));
+            self.actions = Some(Arc::new(CompiledActions::from_edits(request, response)));
         }
         Ok(())
     }
 
-    async fn consult(
+    async fn run_checks(
         &mut self,
         guards: &PortGuards,
         (asked, port): (Reported<'_>, u16),
@@ -101,7 +101,7 @@ impl Exchange<'_, '_> {
         let mut changes = Changes::default();
         let (view, _) = asked;
         let mut beginning = None;
-        for rule in guards.authorizations(view) {
+        for rule in guards.required_authorizations(view) {
             let excerpt = match rule.rule.body {
                 // Boxed to keep the future small for other requests.
                 Some(body) => {
@@ -109,11 +109,11 @@ impl Exchange<'_, '_> {
                 }
                 None => None,
             };
-            changes.take(self.authorized_by(rule, (asked, port), bound, excerpt).await?);
+            changes.add_edits(self.authorized_by(rule, (asked, port), bound, excerpt).await?);
         }
-        let asking = Asking { account: self.caller(), address: self.session.peer.ip() };
-        for (rule, described) in guards.limits(view, asking) {
-            changes.take(self.admitted_by(rule, described, view).await?);
+        let asking = Asking { account: self.caller_account(), address: self.session.peer.ip() };
+        for (rule, described) in guards.required_limits(view, asking) {
+            changes.add_edits(self.admitted_by(rule, described, view).await?);
         }
         if let Some(beginning) = beginning {
             self.body.begin_with(beginning);
@@ -144,10 +144,11 @@ impl Exchange<'_, '_> {
             server: &server,
             service: plan.served.get(&port),
         };
-        let question = authorization::question(rule, (self.request, view, edits), &ends, excerpt);
+        let question =
+            authorization::build_request(rule, (self.request, view, edits), &ends, excerpt);
         let question = (authorization::METHOD, question);
-        let read = |answer| authorization::verdict(answer, view);
-        match ask(worker, &rule.rule.check_service, question, read).await {
+        let read = |answer| authorization::parse_verdict(answer, view);
+        match send_check(worker, &rule.rule.check_service, question, read).await {
             Ok(authorization::Verdict::Allowed { request, response }) => {
                 worker.shard.add(Count::AuthorizationAllowed, 1);
                 Ok((request, response))
@@ -155,7 +156,7 @@ impl Exchange<'_, '_> {
             Ok(authorization::Verdict::Denied(answer)) => {
                 worker.shard.add(Count::AuthorizationDenied, 1);
                 let grpc = answer.status.map(GrpcStatus::of_http);
-                let (policy, answer) = (Some(rule.decision()), Some(Arc::new(answer)));
+                let (policy, answer) = (Some(rule.policy_decision()), Some(Arc::new(answer)));
                 Err(Failure { policy, answer, grpc, ..Reason::DeniedByService.into() })
             }
             Err(none) if may_go_on(&none, rule.rule.check_service.unanswered) => {
@@ -164,7 +165,7 @@ impl Exchange<'_, '_> {
             }
             Err(_) => {
                 worker.shard.add(Count::AuthorizationUnanswered, 1);
-                let policy = Some(rule.decision());
+                let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }
@@ -178,16 +179,16 @@ impl Exchange<'_, '_> {
         view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let question = (limit::METHOD, limit::question(rule, described));
-        let read = |answer| limit::verdict(answer, rule, view);
-        match ask(worker, &rule.rule.check_service, question, read).await {
+        let question = (limit::METHOD, limit::build_request(rule, described));
+        let read = |answer| limit::parse_verdict(answer, rule, view);
+        match send_check(worker, &rule.rule.check_service, question, read).await {
             Ok(limit::Verdict::Room { request, response }) => {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))
             }
             Ok(limit::Verdict::Full { answer, wait }) => {
                 worker.shard.add(Count::GlobalLimitDenied, 1);
-                let (policy, answer) = (Some(rule.decision()), Some(Arc::new(answer)));
+                let (policy, answer) = (Some(rule.policy_decision()), Some(Arc::new(answer)));
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, answer, retry_after, ..Reason::RateLimited.into() })
             }
@@ -197,7 +198,7 @@ impl Exchange<'_, '_> {
             }
             Err(_) => {
                 worker.shard.add(Count::GlobalLimitUnanswered, 1);
-                let policy = Some(rule.decision());
+                let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::RateLimitUnavailable.into() })
             }
         }

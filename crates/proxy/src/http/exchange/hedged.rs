@@ -17,8 +17,8 @@ use leno_wire::http1::{Answers, Parsed, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
 use crate::error::lost_reason;
-use crate::http::again::{self, pays};
-use crate::http::forward::{Progress, answer};
+use crate::http::again::{self, charge_retry};
+use crate::http::forward::{Progress, forward_response};
 use crate::http::grpc;
 use crate::http::mirror::send_whole;
 use crate::http::replay::Hold;
@@ -31,7 +31,7 @@ use crate::record::Hedge;
 use crate::session::Session;
 use crate::upstream::cluster::Trial;
 use crate::upstream::gate::Retrying;
-use crate::upstream::pick::pick;
+use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Destined, Lease, Timed, Upstream, Wait};
 use crate::worker::Worker;
 
@@ -48,12 +48,12 @@ pub(crate) struct Beside {
 
 impl Beside {
     /// Records the endpoint of the first attempt.
-    pub(crate) fn went(&self, to: Option<EndpointId>) {
+    pub(crate) fn record_first(&self, to: Option<EndpointId>) {
         self.first.replace(to);
     }
 
     /// Records that the client receives the response of the first attempt.
-    pub(crate) fn answers(&self) {
+    pub(crate) fn mark_answered(&self) {
         self.is_answered.set(true);
     }
 
@@ -72,7 +72,7 @@ enum Raced {
 impl Exchange<'_, '_> {
     /// Returns the hedging rule that applies to the next attempt.
     #[inline]
-    pub(super) fn hedge<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
+    pub(super) fn hedge_rule<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
         let hedging = bound.unusual.as_ref()?.hedging.as_ref()?;
         // A second attempt would need a connection that does not belong to the client.
         if self.is_private() {
@@ -87,7 +87,7 @@ impl Exchange<'_, '_> {
             method: aim.method,
             waits: self.request.upgrade
                 || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
-            keeps: bound.stay.as_ref().is_some_and(|stay| stay.kept().is_some()),
+            keeps: bound.stay.as_ref().is_some_and(|stay| stay.session_endpoint().is_some()),
             retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         };
         may_hedge(rule, retry, &request)
@@ -95,7 +95,7 @@ impl Exchange<'_, '_> {
 
     /// Makes an attempt, and a second one if the first has no response in time. The client receives the first
     /// response; the other attempt is canceled, and does not count as a failure.
-    pub(super) async fn hedged(
+    pub(super) async fn send_hedged(
         &mut self,
         (aim, bound): (&Aim<'_>, &Bound),
         rule: &HedgeRule,
@@ -108,7 +108,7 @@ impl Exchange<'_, '_> {
             session,
             worker: &session.worker,
             bound,
-            head: self.head(aim, self.actions.as_deref()).freeze(),
+            head: self.link_head(aim, self.actions.as_deref()).freeze(),
             held: has_body.then(|| self.keep_body()),
             service: self.record.subject.service.clone(),
             actions: self.actions.clone(),
@@ -119,7 +119,7 @@ impl Exchange<'_, '_> {
             again::pay_in(&self.session.worker, second.service.as_ref());
         }
         self.observer = Some(ResponseObserver::Beside(beside));
-        let raced = self.race((aim, bound, &mut *tried), (rule.after, second)).await;
+        let raced = self.race_attempts((aim, bound, &mut *tried), (rule.after, second)).await;
         let answered = match raced {
             Raced::First(outcome) => return outcome,
             Raced::Second(answered) => *answered,
@@ -128,7 +128,7 @@ impl Exchange<'_, '_> {
         // The first attempt is not retried, whatever its result; and all of the body was sent.
         self.retrying.give_back();
         self.body.skip_kept();
-        self.settle(Hedge::Won);
+        self.record_hedge(Hedge::Won);
         session.worker.shard.add(Count::HedgesWon, 1);
         self.progress =
             Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
@@ -142,31 +142,31 @@ impl Exchange<'_, '_> {
         if let Some(stay) = &bound.stay {
             self.keeps = self.known_of(stay, tried.as_ref());
         }
-        let outcome = answer(self, &stream).await;
-        Destined::Upstream(upstream).learn(&self.session.worker, outcome);
+        let outcome = forward_response(self, &stream).await;
+        Destined::Upstream(upstream).record_outcome(&self.session.worker, outcome);
         self.end_attempt(outcome);
         outcome
     }
 
     /// Records the result of a second attempt, if there was one.
-    pub(super) fn settle(&mut self, hedge: Hedge) {
-        let hedged = self.observer.take_if(|observer| observer.beside().is_some());
-        if hedged.as_ref().and_then(ResponseObserver::beside).is_some_and(Beside::is_sent) {
+    pub(super) fn record_hedge(&mut self, hedge: Hedge) {
+        let hedged = self.observer.take_if(|observer| observer.hedge_state().is_some());
+        if hedged.as_ref().and_then(ResponseObserver::hedge_state).is_some_and(Beside::is_sent) {
             self.record.retries += 1;
             self.record.hedge = Some(hedge);
         }
     }
 
     /// Runs both attempts until one of them has a response, or both have failed.
-    async fn race(
+    async fn race_attempts(
         &mut self,
         (aim, bound, tried): (&Aim<'_>, &Bound, &mut Option<EndpointId>),
         (after, second): (Duration, Second<'_>),
     ) -> Raced {
-        let client = self.responder.connection();
+        let client = self.responder.client_connection();
         let beside = second.beside.clone();
-        let mut first = Some(Box::pin(self.attempt(aim, bound, tried)));
-        let mut second = Some(Box::pin(second.answered(after)));
+        let mut first = Some(Box::pin(self.send_attempt(aim, bound, tried)));
+        let mut second = Some(Box::pin(second.await_response(after)));
         let mut failed = None;
         let raced = poll_fn(|cx| {
             if let Some(attempt) = &mut first
@@ -185,7 +185,7 @@ impl Exchange<'_, '_> {
             }
             if beside.is_answered.get() && second.is_some() {
                 let _abandoned = cancel::Attempt;
-                cancel::Attempt::abandon();
+                cancel::Attempt::mark_abandoned();
                 second = None;
             }
             if let Some(attempt) = &mut second
@@ -209,7 +209,7 @@ impl Exchange<'_, '_> {
         .await;
         if !matches!(raced, Raced::First(Err(Reason::DownstreamClosed))) {
             let _abandoned = cancel::Attempt;
-            cancel::Attempt::abandon();
+            cancel::Attempt::mark_abandoned();
             drop((first, second));
         }
         raced
@@ -241,36 +241,36 @@ struct Answered {
 
 impl Second<'_> {
     /// Waits, makes the attempt and waits for its response; `None` if there is none.
-    async fn answered(self, after: Duration) -> Option<Answered> {
+    async fn await_response(self, after: Duration) -> Option<Answered> {
         tokio::time::sleep(after).await;
         let body = match &self.held {
             None => Vec::new(),
             Some(held) => {
-                let kept = held.wholly().await?;
+                let kept = held.wait_for_body().await?;
                 trailers::permitted_of(self.session, self.actions.as_deref(), kept)
             }
         };
         let cluster = self.bound.cluster.as_ref();
-        let upstream = self.pick()?;
+        let upstream = self.pick_endpoint()?;
         let retrying = Retrying::default();
-        if !retrying.claim(cluster.map(|cluster| &**cluster)) {
+        if !retrying.try_claim(cluster.map(|cluster| &**cluster)) {
             return None;
         }
         let trial = match cluster {
             None => None,
-            Some(cluster) => Some(cluster.begin(&upstream, Some(|it| &it.requests)).ok()?),
+            Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests)).ok()?),
         };
-        let timed = upstream.time();
-        match self.send((&upstream, trial.as_ref(), &timed), body).await {
+        let timed = upstream.start_timed();
+        match self.send_request((&upstream, trial.as_ref(), &timed), body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
             // No request was sent, so the endpoint has not failed.
             Ok(None) => None,
             Err(ending) => {
                 if let Ending::Broken(reason) = ending {
-                    timed.ends(reason);
+                    timed.record_failure(reason);
                 }
                 if let Some(trial) = trial {
-                    trial.end(self.worker, ending);
+                    trial.finish(self.worker, ending);
                 }
                 None
             }
@@ -278,11 +278,12 @@ impl Second<'_> {
     }
 
     /// Picks an endpoint with a sidecar, other than that of the first attempt; `None` if there is none.
-    fn pick(&self) -> Option<Rc<Upstream>> {
+    fn pick_endpoint(&self) -> Option<Rc<Upstream>> {
         let first = self.beside.first.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
         let (cluster, hashed) = (self.bound.cluster.as_deref(), self.bound.hashed.as_ref());
-        let upstream = pick(self.worker, (priorities, cluster), hashed, Some(&first)).ok()?;
+        let upstream =
+            pick_endpoint(self.worker, (priorities, cluster), hashed, Some(&first)).ok()?;
         let is_fit =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
         is_fit.then_some(upstream)
@@ -290,29 +291,29 @@ impl Second<'_> {
 
     /// Sends the request, and waits for a response that may be forwarded; `None` if there is no link, or if the
     /// retry budget is exhausted.
-    async fn send(
+    async fn send_request(
         &self,
         (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
-        let wait = Wait::under(self.bound.cluster.as_deref(), || Wait::Short);
-        let lease = upstream.lease(self.worker, Some(timed), wait);
+        let wait = Wait::for_cluster(self.bound.cluster.as_deref(), || Wait::Short);
+        let lease = upstream.acquire(self.worker, Some(timed), wait);
         let lease = match &self.bound.cluster {
             None => lease.await,
-            Some(cluster) => cluster.wait(lease).await,
+            Some(cluster) => cluster.wait_for_connection(lease).await,
         };
         let Lease::Link(link) = lease.map_err(Ending::Broken)? else { return Ok(None) };
-        if !pays(self.worker, self.service.as_ref()) {
+        if !charge_retry(self.worker, self.service.as_ref()) {
             return Ok(None);
         }
         self.beside.is_sent.set(true);
         self.worker.shard.add(Count::Hedges, 1);
         let sent = send_whole(self.worker, &link, &self.head, body).await;
         let stream = sent.map_err(Ending::Broken)?;
-        timed.waits();
+        timed.mark_waiting();
         let head = stream.final_head().await;
         let head = head.map_err(|lost| Ending::Broken(lost_reason(lost)))?;
-        match self.judge(&head, (trial, timed)) {
+        match self.check_response(&head, (trial, timed)) {
             Ok(()) => Ok(Some(stream)),
             Err(ending) => {
                 stream.abandon();
@@ -323,7 +324,7 @@ impl Second<'_> {
 
     /// Decides if a response may be forwarded. Malformed and retriable responses are not, nor are errors while
     /// the first attempt is pending: errors are often faster than successes.
-    fn judge(
+    fn check_response(
         &self,
         received: &ReceivedHead,
         (trial, timed): (Option<&Trial>, &Timed),
@@ -334,8 +335,8 @@ impl Second<'_> {
             Ok(Parsed::Complete(_)) => {}
             Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
         }
-        if let (Some(trial), Some(reason)) = (trial, received.rejection(&head)) {
-            trial.rejected(reason);
+        if let (Some(trial), Some(reason)) = (trial, received.rejection_reason(&head)) {
+            trial.record_rejection(reason);
         }
         let status = match self.is_grpc {
             true => grpc::stands_for(bytes, &head),
@@ -344,8 +345,8 @@ impl Second<'_> {
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let is_error = matches!(status, 429 | 500..) && !self.beside.is_alone.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
-            timed.answers(status);
-            let grpc = grpc::reported(bytes, &head).map(GrpcStatus::code);
+            timed.record_response(status);
+            let grpc = grpc::head_status(bytes, &head).map(GrpcStatus::code);
             return Err(Ending::Answered { status: head.status, grpc });
         }
         Ok(())

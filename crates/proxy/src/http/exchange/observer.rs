@@ -32,7 +32,7 @@ impl Drop for Seat {
 
 impl ResponseObserver {
     /// Returns the state shared with a hedged attempt.
-    pub(crate) fn beside(&self) -> Option<&Beside> {
+    pub(crate) fn hedge_state(&self) -> Option<&Beside> {
         match self {
             Self::Beside(beside) => Some(beside),
             Self::Place(_) => None,
@@ -40,18 +40,22 @@ impl ResponseObserver {
     }
 
     /// Records that the whole request has been sent.
-    pub(crate) fn sent(&self) {
+    pub(crate) fn record_sent(&self) {
         match self {
             Self::Beside(_) => {}
-            Self::Place(seat) => seat.place.sent(seat.worker.world.age()),
+            Self::Place(seat) => seat.place.mark_sent(seat.worker.world.age()),
         }
     }
 
     /// Records that the client receives a response with this head.
     #[inline(never)]
-    pub(crate) fn answers(&self, request: &Request<'_>, (bytes, head): (&[u8], &ResponseHead)) {
+    pub(crate) fn record_response(
+        &self,
+        request: &Request<'_>,
+        (bytes, head): (&[u8], &ResponseHead),
+    ) {
         let seat = match self {
-            Self::Beside(beside) => return beside.answers(),
+            Self::Beside(beside) => return beside.mark_answered(),
             Self::Place(seat) => seat,
         };
         let status = match request.is_grpc() {
@@ -61,8 +65,8 @@ impl ResponseObserver {
         let now = seat.worker.world.age();
         // Errors and cache revalidations are fast, and do not measure the capacity of the application.
         match status {
-            304 | ..200 | 400.. => seat.place.failed(now),
-            _ => seat.place.answered(now),
+            304 | ..200 | 400.. => seat.place.record_error(now),
+            _ => seat.place.record_response(now),
         }
     }
 }

@@ -8,7 +8,7 @@ use leno_telemetry::Count;
 use super::Exchange;
 use crate::http::route::{Bound, Destination};
 use crate::upstream::cluster::Trial;
-use crate::upstream::pick::kept;
+use crate::upstream::pick::session_endpoint;
 use crate::upstream::{Destined, Http1Upstream, Lease, Wait};
 
 /// The connections of one client, each to a different server, newest last.
@@ -29,7 +29,7 @@ impl Pins {
         self.is_used.get()
     }
 
-    fn add(&self, pin: Pin) {
+    fn add_pin(&self, pin: Pin) {
         let mut pins = self.pins.borrow_mut();
         if pins.len() >= PINS_MAX {
             pins.remove(0);
@@ -39,7 +39,7 @@ impl Pins {
     }
 
     /// Removes the pins that `choose` accepts, and returns the first result.
-    fn take<T>(&self, mut choose: impl FnMut(&Pin) -> Option<T>) -> Option<(T, Pin)> {
+    fn take_where<T>(&self, mut choose: impl FnMut(&Pin) -> Option<T>) -> Option<(T, Pin)> {
         let mut pins = self.pins.borrow_mut();
         pins.retain(|pin| pin.connection.is_usable());
         let found = pins.iter().enumerate().find_map(|(at, pin)| Some((at, choose(pin)?)));
@@ -60,7 +60,7 @@ impl Exchange<'_, '_> {
     /// connection, and that connection.
     #[cold]
     #[inline(never)]
-    pub(super) fn private(
+    pub(super) fn private_destination(
         &mut self,
         bound: &Bound,
         avoid: Option<&EndpointId>,
@@ -68,13 +68,13 @@ impl Exchange<'_, '_> {
         // Streams of one link or HTTP/2 connection may belong to different clients, and so may the requests of
         // a proxy.
         if !self.session.is_exclusive.get() || self.may_be_pooled() {
-            return Ok((self.pick(bound, avoid)?, None));
+            return Ok((self.pick_destination(bound, avoid)?, None));
         }
-        let pinned = self.session.pinned.take(|pin| self.leads_there(pin, bound, avoid));
+        let pinned = self.session.pinned.take_where(|pin| self.leads_there(pin, bound, avoid));
         self.progress.pins = pinned.is_some() || self.request.head.authenticates_connection;
         match pinned {
             Some((destined, Pin { connection, .. })) => Ok((destined, Some(connection))),
-            None => Ok((self.pick(bound, avoid)?, None)),
+            None => Ok((self.pick_destination(bound, avoid)?, None)),
         }
     }
 
@@ -99,9 +99,9 @@ impl Exchange<'_, '_> {
             }
             (Destination::Endpoints(priorities), Destined::Upstream(pinned)) => {
                 let (worker, cluster) = (&self.session.worker, bound.cluster.as_deref());
-                let endpoints = priorities.serving(worker, cluster, avoid);
+                let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
                 let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
-                kept(worker, (endpoint, cluster), avoid).map(Destined::Upstream)
+                session_endpoint(worker, (endpoint, cluster), avoid).map(Destined::Upstream)
             }
             _ => None,
         }
@@ -128,15 +128,15 @@ impl Exchange<'_, '_> {
 
     /// Returns the wait for a connection that no other request waits for.
     pub(crate) fn wait_alone(&self) -> Wait {
-        Wait::under(self.trial.as_ref().map(Trial::cluster), || Wait::Whole)
+        Wait::for_cluster(self.trial.as_ref().map(Trial::upstream_cluster), || Wait::Whole)
     }
 
     /// Keeps a connection for the next request of its client.
     #[cold]
     #[inline(never)]
-    pub(crate) fn pin(&self, destined: &Destined, mut connection: Box<Http1Upstream>) {
+    pub(crate) fn pin_connection(&self, destined: &Destined, mut connection: Box<Http1Upstream>) {
         connection.reused = true;
-        self.session.pinned.add(Pin { destined: destined.clone(), connection });
+        self.session.pinned.add_pin(Pin { destined: destined.clone(), connection });
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::hits;
 use crate::http::forward::Progress;
 use crate::http::request::Aim;
-use crate::http::route::{Bound, Destination, route};
+use crate::http::route::{Bound, Destination, route_request};
 use crate::http2::cancel;
 
 impl Exchange<'_, '_> {
@@ -27,7 +27,7 @@ impl Exchange<'_, '_> {
             body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-            others: bound.destination.endpoints().saturating_sub(1),
+            others: bound.destination.endpoint_count().saturating_sub(1),
             waited: self.record.started.elapsed(),
         }
     }
@@ -42,7 +42,7 @@ impl Exchange<'_, '_> {
         self.record.retries += 1;
         let policy = self.actions.as_ref().and_then(|it| it.retried_by.as_ref());
         if let Some((policy, slot)) = policy {
-            hits::retry(&self.session.worker.shard, (policy, slot));
+            hits::count_retry(&self.session.worker.shard, (policy, slot));
         }
         self.progress = Progress::default();
         self.record.head.rejection.set(None);
@@ -52,7 +52,11 @@ impl Exchange<'_, '_> {
     /// Returns the configuration version of a failed request that may be sent again, if none of its endpoints
     /// is current or the workload no longer has the port.
     #[cold]
-    pub(super) fn outdated(&self, reason: Reason, at: (&Aim<'_>, &Bound)) -> Option<Outdated> {
+    pub(super) fn detect_outdated(
+        &self,
+        reason: Reason,
+        at: (&Aim<'_>, &Bound),
+    ) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &at.1.destination else { return None };
         // Those attempts, and the time that they took, were for other endpoints.
         let first = Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at) };
@@ -63,18 +67,18 @@ impl Exchange<'_, '_> {
             Reason::WrongIdentity => !first.response_started && first.sent == Sent::Nothing,
             // The sidecar of the endpoint did not process it.
             Reason::UnknownService => !first.response_started && first.body_replayable,
-            reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::retry(reason, &first),
+            reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::may_retry(reason, &first),
         };
         if !may_repeat || self.is_private() {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
-        Outdated::by(&self.session.worker.world, &at.1.config, priorities, has_lost_port)
+        Outdated::detect(&self.session.worker.world, &at.1.config, priorities, has_lost_port)
     }
 
     /// Routes a failed request again under newer configurations, as long as it may be sent again.
     #[cold]
-    pub(super) async fn reroute(
+    pub(super) async fn reroute_request(
         &mut self,
         mut failure: Failure,
         mut outdated: Outdated,
@@ -90,21 +94,21 @@ impl Exchange<'_, '_> {
             }
             // The scheme was checked before.
             let mut aim = request.aim_of_any_scheme()?;
-            let bound = route(self.session, request, &aim, &mut self.record).await?;
+            let bound = route_request(self.session, request, &aim, &mut self.record).await?;
             if let Destination::Redirected(redirection) = &bound.destination {
-                return self.redirect(redirection, bound.actions.as_deref()).await;
+                return self.send_redirect(redirection, bound.actions.as_deref()).await;
             }
             let actions = bound.actions.as_ref();
-            if let Some(target) = actions.and_then(|it| it.target(aim.path, aim.query)) {
+            if let Some(target) = actions.and_then(|it| it.rewritten_target(aim.path, aim.query)) {
                 aim.origin = Some(Cow::Owned(target));
             }
             self.actions.clone_from(&bound.actions);
             let Err(reason) = self.attempts_anew((&aim, &bound)).await else { return Ok(()) };
             failure = match &bound.cluster {
-                Some(cluster) => cluster.failure(reason),
+                Some(cluster) => cluster.failure_for(reason),
                 None => reason.into(),
             };
-            match self.outdated(reason, (&aim, &bound)) {
+            match self.detect_outdated(reason, (&aim, &bound)) {
                 Some(again) => outdated = again,
                 None => break,
             }
@@ -122,7 +126,7 @@ impl Exchange<'_, '_> {
         loop {
             let outcome = {
                 let _abandoned = limit.map(|_| cancel::Attempt);
-                let attempt = self.attempt(at.0, at.1, &mut tried);
+                let attempt = self.send_attempt(at.0, at.1, &mut tried);
                 match limit {
                     None => attempt.await,
                     Some(limit) => in_limit(limit, attempt).await,
@@ -134,8 +138,8 @@ impl Exchange<'_, '_> {
             }
             let again = match rule {
                 None => {
-                    retry::retry(reason, &self.attempt_so_far(at))
-                        && self.retrying.claim(at.1.cluster.as_deref())
+                    retry::may_retry(reason, &self.attempt_so_far(at))
+                        && self.retrying.try_claim(at.1.cluster.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, at).await,
             };

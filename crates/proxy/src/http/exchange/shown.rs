@@ -33,31 +33,32 @@ pub(super) struct Claimed<'a> {
 }
 
 impl Fields for Claimed<'_> {
-    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.reported(name).unwrap_or_else(|| self.request.find(name))
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.replaced_value(name).unwrap_or_else(|| self.request.joined_values(name))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        let reported = self.replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
+        let reported =
+            self.find_replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
         reported.unwrap_or_else(|| self.request.find_similar(name))
     }
 
-    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.reported(name).unwrap_or_else(|| self.request.first(name))
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.replaced_value(name).unwrap_or_else(|| self.request.first_value(name))
     }
 
-    fn claim(&self, name: &str) -> Vec<String> {
+    fn claim_values(&self, name: &str) -> Vec<String> {
         self.shown.claims.iter().flat_map(|claims| texts_of(claims, name)).collect()
     }
 }
 
 impl Claimed<'_> {
     /// Returns the value of a header that is replaced (`None` inside: removed).
-    fn reported(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
-        self.replaced(|known| known == name)
+    fn replaced_value(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
+        self.find_replaced(|known| known == name)
     }
 
-    fn replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
+    fn find_replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
         let HeaderEdits { set, remove, .. } = &self.shown.edits;
         if let Some(set) = set.iter().find(|set| is_named(&set.name)) {
             return Some(Some(Cow::Borrowed(&set.value)));
@@ -68,7 +69,7 @@ impl Claimed<'_> {
 
 impl Exchange<'_, '_> {
     /// Verifies the tokens required by policies.
-    pub(super) fn shown(
+    pub(super) fn verify_tokens(
         &self,
         rules: &[CompiledJwtValidation],
         view: &RequestView<'_>,
@@ -82,9 +83,9 @@ impl Exchange<'_, '_> {
                 remove(&mut shown.edits, &forward.header);
             }
             verify_all(&self.session.worker, rule, view, &mut shown)
-                .map_err(|bad| refused(rule, Some(bad)))?;
+                .map_err(|bad| token_rejection(rule, Some(bad)))?;
             if shown.claims.len() == before && rule.is_required(view) {
-                return Err(refused(rule, None));
+                return Err(token_rejection(rule, None));
             }
         }
         self.request.remove_similar(&mut shown.edits);
@@ -105,7 +106,7 @@ fn verify_all(
             continue;
         }
         places.push(place);
-        let Some(token) = found(place, view)? else { continue };
+        let Some(token) = find_token(place, view)? else { continue };
         // Two tokens could each contribute half of the claims that a rule requires.
         match &shown.token {
             Some(known) if *known != *token => return Err(BadJwt::Malformed),
@@ -127,7 +128,7 @@ fn verify_all(
             now: SystemTime::now(),
         };
         let claims = token.verify(&keys, expected)?;
-        tell(issuer, place, &claims, &mut shown.edits);
+        forward_claims(issuer, place, &claims, &mut shown.edits);
         shown.claims.push(claims);
     }
     Ok(())
@@ -135,11 +136,14 @@ fn verify_all(
 
 /// Returns the token at a place. Two headers with equal or similar names are an error: an application may read
 /// the one that was not verified.
-fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'a, str>>, BadJwt> {
+fn find_token<'a>(
+    place: &JwtPlace,
+    view: &'a RequestView<'_>,
+) -> Result<Option<Cow<'a, str>>, BadJwt> {
     match place {
         JwtPlace::Header { name, prefix } => {
             let similar = view.fields.find_similar(name);
-            let Some(value) = view.fields.first(name) else {
+            let Some(value) = view.fields.first_value(name) else {
                 return if similar.is_none() { Ok(None) } else { Err(BadJwt::Malformed) };
             };
             let scheme = prefix.trim_end();
@@ -171,7 +175,7 @@ fn found<'a>(place: &JwtPlace, view: &'a RequestView<'_>) -> Result<Option<Cow<'
 }
 
 /// Sets the headers for the application from the claims of a token.
-fn tell(
+fn forward_claims(
     issuer: &JwtIssuer,
     place: &JwtPlace,
     claims: &Map<String, Value>,
@@ -206,7 +210,7 @@ fn remove(edits: &mut HeaderEdits, name: &str) {
 }
 
 /// RFC 6750 §3: a client without a token learns the scheme, and no error code.
-fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
+fn token_rejection(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
     let realm = &rule.policy.name;
     let (reason, value, body) = match bad {
         None => (Reason::TokenMissing, format!("Bearer realm=\"{realm}\""), None),
@@ -219,5 +223,5 @@ fn refused(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure {
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
     let answer = Some(Arc::new(FixedAnswer { status: None, body, headers }));
     let grpc = Some(GrpcStatus::of_http(reason.status()));
-    Failure { policy: Some(rule.decision()), answer, grpc, ..reason.into() }
+    Failure { policy: Some(rule.policy_decision()), answer, grpc, ..reason.into() }
 }

@@ -5,7 +5,7 @@ use leno_model::Reason;
 use leno_telemetry::trace::{Span, Written};
 use leno_wire::http1::{Framing, Parsed, write_request};
 
-use super::edits;
+use super::request_edits;
 use crate::http::answer;
 use crate::http::exchange::Exchange;
 use crate::http::request::{Aim, Request};
@@ -17,32 +17,37 @@ use crate::upstream::Destined;
 /// # Errors
 /// `bad-request` for requests that HTTP/2 cannot express, `unsupported` for an upgrade that offers a choice of
 /// protocols, `head-too-large` if rules enlarge it too much.
-pub(super) fn of(
+pub(super) fn http2_request(
     exchange: &Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
 ) -> Result<http::Request<()>, Reason> {
     match destined {
         Destined::Application(_) => {
-            let target = exchange.request.head.target.of(&exchange.request.bytes);
+            let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
             let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok());
             let place = (aim.authority, target.unwrap_or_default());
             let mut asked = head_of(exchange.request, ("http", destined), place)?;
             if let Some(rule) = &exchange.actions {
-                answer::edit(&rule.request, asked.headers_mut()).ok_or(Reason::BadRequest)?;
+                answer::edit_fields(&rule.request, asked.headers_mut())
+                    .ok_or(Reason::BadRequest)?;
             }
-            let context = exchange.span().map(Written::of);
-            let replaced = exchange.span().map_or(&[][..], Span::replaces);
-            head::add(&mut asked, &exchange.added(context.as_ref()), replaced);
+            let context = exchange.span().map(Written::from_span);
+            let replaced = exchange.span().map_or(&[][..], Span::replaced_headers);
+            head::add_fields(&mut asked, &exchange.added_headers(context.as_ref()), replaced);
             Ok(asked)
         }
         // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
         Destined::Upstream(upstream) => {
-            let context = exchange.span().map(Written::of);
-            let added = exchange.added(context.as_ref());
+            let context = exchange.span().map(Written::from_span);
+            let added = exchange.added_headers(context.as_ref());
             let mut bytes = BytesMut::new();
-            let edits =
-                edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
+            let edits = request_edits(
+                exchange,
+                (aim, exchange.actions.as_deref()),
+                Framing::Outside,
+                &added,
+            );
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
             let mut head = exchange.session.worker.request_heads.lend();
             match head.parse(&bytes) {
@@ -51,8 +56,8 @@ pub(super) fn of(
             }
             let upgrade = exchange.request.upgrade;
             let request = Request { bytes: bytes.freeze(), head: &head, upgrade };
-            let aim = request.aim()?;
-            let target = request.head.target.of(&request.bytes);
+            let aim = request.parse_target()?;
+            let target = request.head.target.slice_in(&request.bytes);
             let target = std::str::from_utf8(target).unwrap_or_default();
             let is_plain = upstream.endpoint.account.is_none();
             let scheme = if is_plain { "http" } else { "https" };

@@ -26,7 +26,7 @@ impl Allowance {
 
     /// # Errors
     /// `upstream-malformed` if the budget is exhausted.
-    pub(super) fn spend(&mut self, head: &[u8]) -> Result<(), Reason> {
+    pub(super) fn spend_head(&mut self, head: &[u8]) -> Result<(), Reason> {
         let left = self.0.checked_sub(head.len() + INTERIM_COST);
         self.0 = left.ok_or(Reason::UpstreamMalformed)?;
         Ok(())
@@ -76,7 +76,7 @@ impl Awaited {
     ///
     /// # Errors
     /// `upstream-malformed` after too many interim heads.
-    pub(crate) async fn meanwhile<T>(
+    pub(crate) async fn collect_during<T>(
         &mut self,
         work: impl Future<Output = T>,
     ) -> Result<T, Reason> {
@@ -91,8 +91,8 @@ impl Awaited {
     /// Collects the available interim heads. Stream errors are reported by the final head.
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
         while let Poll::Ready(Some(Ok(interim))) = self.response.poll_informational(cx) {
-            let bytes = head::response(&interim.into_parts().0);
-            self.allowance.spend(&bytes)?;
+            let bytes = head::response_to_http1(&interim.into_parts().0);
+            self.allowance.spend_head(&bytes)?;
             self.waiting.push_back(bytes);
         }
         Ok(())

@@ -24,13 +24,13 @@ pub(super) enum Sending {
 
 impl Sending {
     /// Returns the state before anything is sent.
-    pub(super) fn of(exchange: &Exchange<'_, '_>) -> Self {
+    pub(super) fn at_start(exchange: &Exchange<'_, '_>) -> Self {
         match (exchange.request.upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Held,
             (false, true) => Self::UnderWay,
             (false, false) => {
                 if let Some(timed) = &exchange.timed {
-                    timed.waits();
+                    timed.mark_waiting();
                 }
                 Self::Whole
             }
@@ -38,7 +38,7 @@ impl Sending {
     }
 
     /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
-    pub(super) fn after(
+    pub(super) fn after_body(
         sent: Result<(), Broken>,
         answered: bool,
         (observer, timed): (Option<&ResponseObserver>, Option<&Timed>),
@@ -46,7 +46,7 @@ impl Sending {
         let now = match sent {
             Ok(()) => {
                 if let Some(observer) = observer {
-                    observer.sent();
+                    observer.record_sent();
                 }
                 Self::Whole
             }
@@ -55,7 +55,7 @@ impl Sending {
             Err(Broken::Sink | Broken::SinkStalled) => Self::Unwanted,
         };
         if let Some(timed) = timed {
-            timed.sent();
+            timed.mark_sent();
         }
         Ok(now)
     }

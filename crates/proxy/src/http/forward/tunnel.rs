@@ -9,33 +9,33 @@ use leno_wire::http1::ResponseHead;
 
 use super::{Reply, Sending};
 use crate::error::upstream_reason;
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, pump};
+use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
 use crate::http::message::ReadError;
 use crate::http2::stream::Outgoing;
 use crate::io::Io;
 use crate::link::LinkStream;
-use crate::max_wait::silence;
+use crate::max_wait::wait_for_silence;
 use crate::session::Session;
 
 /// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
 /// upstream does and the client is not idle for longer than the idle timeout.
-pub(super) async fn forth(
+pub(super) async fn forward_client(
     (body, sink): (&mut Source<'_>, &mut Sink<'_>),
     session: &Session,
     noted: &Noted<'_>,
     sending: &Cell<Sending>,
 ) -> Result<(), Broken> {
-    let upstream = Upstream::of(sink);
+    let upstream = Upstream::from_sink(sink);
     let carried = async {
-        pump(body, sink, Silence::Allowed, noted).await?;
-        sink.end().await
+        forward_body(body, sink, Silence::Allowed, noted).await?;
+        sink.end_direction().await
     };
     let given_up = async {
         resolved_when(|| sending.get() == Sending::HalfClosed).await;
         let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
-            () = upstream.gone() => {}
-            () = silence(max_wait, noted.bytes, noted.bytes) => {}
+            () = upstream.wait_until_gone() => {}
+            () = wait_for_silence(max_wait, noted.bytes, noted.bytes) => {}
         }
     };
     tokio::select! {
@@ -47,7 +47,7 @@ pub(super) async fn forth(
 
 impl Reply<'_, '_> {
     /// Forwards the head and the direction of the upstream, and waits for the end of the client's direction.
-    pub(super) async fn tunnel(
+    pub(super) async fn forward_upstream(
         &mut self,
         (bytes, head): (&[u8], &ResponseHead),
         mut source: Source<'_>,
@@ -60,9 +60,9 @@ impl Reply<'_, '_> {
             .responder
             .start(bytes, (head, self.edits, self.keeps), false)
             .map_err(|_| Reason::DownstreamClosed)?;
-        let pumped = pump(&mut source, &mut sink, Silence::Allowed, &self.given).await;
+        let pumped = forward_body(&mut source, &mut sink, Silence::Allowed, &self.given).await;
         if let Err(broken) = pumped {
-            return Err(self.broken(&broken));
+            return Err(self.failure_reason(&broken));
         }
         let is_over = || !self.sending.get().is_under_way();
         if is_over() {
@@ -73,7 +73,7 @@ impl Reply<'_, '_> {
         tokio::task::yield_now().await;
         let ends = async {
             // Reads detect a client that is gone.
-            drop(sink.end().await);
+            drop(sink.end_direction().await);
             std::future::pending().await
         };
         tokio::select! {
@@ -85,7 +85,7 @@ impl Reply<'_, '_> {
 
     /// Returns the reason for an incomplete response.
     #[cold]
-    pub(super) fn broken(&self, broken: &Broken) -> Reason {
+    pub(super) fn failure_reason(&self, broken: &Broken) -> Reason {
         match broken {
             Broken::Source(error) => {
                 if let ReadError::Reset(code) = error {
@@ -112,7 +112,7 @@ enum Upstream<'a> {
 }
 
 impl<'a> Upstream<'a> {
-    fn of(sink: &Sink<'a>) -> Self {
+    fn from_sink(sink: &Sink<'a>) -> Self {
         match sink {
             Sink::Http1 { writer, .. } => Self::Http1(writer.io.clone()),
             Sink::Link { stream, .. } => Self::Link(stream),
@@ -121,10 +121,10 @@ impl<'a> Upstream<'a> {
     }
 
     /// Resolves when an upstream that has ended its direction stops receiving.
-    async fn gone(&self) {
+    async fn wait_until_gone(&self) {
         match self {
             Self::Http1(io) => poll_fn(|cx| io.poll_gone_after_end(cx)).await,
-            Self::Link(stream) => drop(stream.lost().await),
+            Self::Link(stream) => drop(stream.wait_until_lost().await),
             Self::Http2(stream) => drop(poll_fn(|cx| stream.poll_reset(cx)).await),
         }
     }

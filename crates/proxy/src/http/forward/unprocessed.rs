@@ -29,7 +29,7 @@ pub(super) async fn send_again(
     let (mut lease, mut refusals) = (refused, Refusals::default());
     loop {
         let is_reset = exchange.progress.reset.get().is_some();
-        refusals.count(is_reset);
+        refusals.record(is_reset);
         if refusals.are_too_many(exchange)
             || is_final(exchange)
             || !lease.may_repeat(is_reset).await
@@ -53,7 +53,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn count(&mut self, is_reset: bool) {
+    fn record(&mut self, is_reset: bool) {
         self.all += 1;
         self.resets += u32::from(is_reset);
     }
@@ -89,9 +89,9 @@ async fn lease_again(
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
     let how = (session.found_http2, exchange.wait_alone());
-    let lease = destined.lease(&session.worker, exchange.timed.as_ref(), how);
-    let lease = match exchange.trial.as_ref().map(Trial::cluster) {
-        Some(cluster) => cluster.wait(lease).await?,
+    let lease = destined.acquire(&session.worker, exchange.timed.as_ref(), how);
+    let lease = match exchange.trial.as_ref().map(Trial::upstream_cluster) {
+        Some(cluster) => cluster.wait_for_connection(lease).await?,
         None => lease.await?,
     };
     match lease {

@@ -7,13 +7,13 @@ use prost::{DecodeError, Message};
 pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 
 /// Returns the length-prefixed health check request for a service; for the whole server if empty.
-pub(crate) fn question(service: &str) -> Bytes {
+pub(crate) fn encode_check(service: &str) -> Bytes {
     let question = Question { service: service.to_owned() };
-    super::message::framed(&question.encode_to_vec())
+    super::message::add_frame(&question.encode_to_vec())
 }
 
 /// True if a response, without its prefix, reports that the service is serving.
-pub(crate) fn serves(answer: Bytes) -> Result<bool, DecodeError> {
+pub(crate) fn is_serving(answer: Bytes) -> Result<bool, DecodeError> {
     Answer::decode(answer).map(|answer| answer.status == SERVING)
 }
 

@@ -29,20 +29,20 @@ pub(crate) async fn over_http1(
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
     let mut lent = worker.request_heads.lend();
-    parse(&mut lent, &bytes)?;
+    parse_request(&mut lent, &bytes)?;
     let request = Request { bytes, head: &lent, upgrade: false };
-    let answers = request.answers();
+    let answers = request.response_rules();
     let framing = match request.head.body {
         BodyLength::Empty if !body.is_empty() => Framing::Chunked,
         _ => Framing::Keep,
     };
     let edits = RequestEdits { framing, ..RequestEdits::default() };
     let Http1Upstream { reader, writer, .. } = &mut *connection;
-    write_request(&request.bytes, request.head, &edits, writer.room());
-    give(Sink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
+    write_request(&request.bytes, request.head, &edits, writer.output_buffer());
+    send_body(Sink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
     let mut head = ResponseHead::default();
     loop {
-        let answer = reader.response(&mut head, answers).await;
+        let answer = reader.read_response(&mut head, answers).await;
         answer.map_err(|error| upstream_reason(&error))?;
         if !head.is_interim() {
             break;
@@ -52,7 +52,7 @@ pub(crate) async fn over_http1(
         return Err(Reason::UpstreamMalformed);
     }
     let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
-    let is_whole = discard(&mut Source::http1(reader, head.body)).await?;
+    let is_whole = discard_body(&mut Source::from_http1(reader, head.body)).await?;
     if is_whole && reusable {
         Destined::Upstream(upstream.clone()).give_back(connection);
     }
@@ -77,10 +77,10 @@ pub(crate) async fn over_http2(
         if !lease.may_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
-        let again = upstream.lease(worker, None, Wait::Whole);
+        let again = upstream.acquire(worker, None, Wait::Whole);
         let again = match cluster {
             None => again.await?,
-            Some(cluster) => cluster.wait(again).await?,
+            Some(cluster) => cluster.wait_for_connection(again).await?,
         };
         lease = match again {
             Lease::Http2(lease) => lease,
@@ -97,10 +97,10 @@ fn head_of(
     bytes: &Bytes,
 ) -> Result<http::Request<()>, Reason> {
     let mut lent = worker.request_heads.lend();
-    parse(&mut lent, bytes)?;
+    parse_request(&mut lent, bytes)?;
     let request = Request { bytes: bytes.clone(), head: &lent, upgrade: false };
-    let aim = request.aim()?;
-    let target = std::str::from_utf8(request.head.target.of(&request.bytes));
+    let aim = request.parse_target()?;
+    let target = std::str::from_utf8(request.head.target.slice_in(&request.bytes));
     let address = upstream.endpoint.address.to_string();
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let scheme = if upstream.is_plain() { "http" } else { "https" };
@@ -114,41 +114,41 @@ async fn over_stream(
     asked: http::Request<()>,
     body: Vec<Piece>,
 ) -> Result<u16, Unanswered> {
-    let (response, stream) = lease.send(asked, body.is_empty())?;
+    let (response, stream) = lease.open_stream(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
         let max_wait = worker.config.limits.body_stall_timeout;
         let sink = Sink::Http2 { stream: Outgoing::new(stream), max_wait };
         // If the server ended the stream before the end of the body, the response reports it.
-        awaited.meanwhile(give(sink, body)).await?.ok();
+        awaited.collect_during(send_body(sink, body)).await?.ok();
     }
     loop {
         if let Http2Answer::Final(parts, body) = awaited.next().await? {
-            lease.processed();
-            discard(&mut Source::Http2(Received::new(body))).await?;
+            lease.record_processed();
+            discard_body(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
         }
     }
 }
 
-fn parse(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
+fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
     match head.parse(bytes) {
         Ok(Parsed::Complete(_)) => Ok(()),
         Ok(Parsed::Partial) | Err(_) => Err(Reason::HeadTooLarge),
     }
 }
 
-async fn give(mut sink: Sink<'_>, body: Vec<Piece>) -> Result<(), Reason> {
+async fn send_body(mut sink: Sink<'_>, body: Vec<Piece>) -> Result<(), Reason> {
     let mut rest = body.len();
     for piece in body {
         rest -= 1;
         sink.push(piece, rest == 0).await.map_err(|_| Reason::UpstreamReset)?;
     }
-    sink.finish(true).await.map_err(|_| Reason::UpstreamReset)
+    sink.finish_body(true).await.map_err(|_| Reason::UpstreamReset)
 }
 
 /// Reads a response to its end, up to a limit. Returns true if the end was reached.
-async fn discard(source: &mut Source<'_>) -> Result<bool, Reason> {
+async fn discard_body(source: &mut Source<'_>) -> Result<bool, Reason> {
     let mut bytes = 0_usize;
     while bytes < ANSWER_BYTES_MAX {
         let next = poll_fn(|cx| source.poll_next(cx)).await;

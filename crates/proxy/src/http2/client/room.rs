@@ -13,7 +13,8 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    CONNECTIONS_MAX, Connection, FEW_STREAMS, Http2Lease, Http2Pool, SHORT_CONNECTIONS_MAX, greet,
+    CONNECTIONS_MAX, Connection, FEW_STREAMS, Http2Lease, Http2Pool, SHORT_CONNECTIONS_MAX,
+    connect_http2,
 };
 use crate::io::Io;
 use crate::upstream::connect;
@@ -30,7 +31,7 @@ pub(super) struct Queue {
 struct Queued<'a>(&'a Queue);
 
 impl<'a> Queued<'a> {
-    fn enter(queue: &'a Queue) -> Self {
+    fn join_queue(queue: &'a Queue) -> Self {
         queue.length.set(queue.length.get() + 1);
         Self(queue)
     }
@@ -71,7 +72,7 @@ struct Wanted<'a> {
 
 impl Http2Pool {
     /// Returns the first connection with room; `None` while other requests wait.
-    pub(crate) fn ready(&self) -> Option<Http2Lease> {
+    pub(crate) fn acquire_ready(&self) -> Option<Http2Lease> {
         match self.open.queue.length.get() {
             0 => self.with_room(),
             _ => None,
@@ -79,32 +80,34 @@ impl Http2Pool {
     }
 
     /// Returns a connection to the application on which a stream may be opened now, within `max_wait`.
-    pub(crate) async fn lease(
+    pub(crate) async fn acquire_within(
         &self,
         address: SocketAddr,
         worker: &Rc<Worker>,
         max_wait: Duration,
     ) -> Result<Http2Lease, Reason> {
-        if let Some(ready) = self.ready() {
+        if let Some(ready) = self.acquire_ready() {
             worker.shard.add(Count::LeaseReused, 1);
             return Ok(ready);
         }
         let wanted = Wanted { address, worker, max_wait, since: Instant::now() };
         let queue = &self.open.queue;
-        let _queued = Queued::enter(queue);
+        let _queued = Queued::join_queue(queue);
         let first = async {
             let first = queue.first.lock().await;
-            (first, self.room().await)
+            (first, self.wait_for_room().await)
         };
-        let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.late())?;
+        let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.timeout_reason())?;
         match room {
             Some(ready) => Ok(ready),
-            None => timeout(max_wait, self.room_on_any(wanted)).await.map_err(|_| self.late())?,
+            None => timeout(max_wait, self.room_on_any(wanted))
+                .await
+                .map_err(|_| self.timeout_reason())?,
         }
     }
 
     /// Returns the reason for a timeout. A server without room for a stream is busy, not unresponsive.
-    fn late(&self) -> Reason {
+    fn timeout_reason(&self) -> Reason {
         match self.is_open() {
             true => Reason::UpstreamRefused,
             false => Reason::ConnectTimeout,
@@ -115,12 +118,12 @@ impl Http2Pool {
     /// opened, the request waits for the open ones: a server may accept only a few.
     async fn room_on_any(&self, mut wanted: Wanted<'_>) -> Result<Http2Lease, Reason> {
         loop {
-            if let Some(room) = self.room().await {
+            if let Some(room) = self.wait_for_room().await {
                 return Ok(room);
             }
             let openings = &self.open.openings;
             let failure = openings.failure.get();
-            let shared = failure.filter(|failure| wanted.shares(failure));
+            let shared = failure.filter(|failure| wanted.shares_failure(failure));
             let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < REST);
             if self.is_open() && (has_failed || shared.is_some()) {
                 if let Ok(Some(room)) = timeout(REST, self.room_on_open()).await {
@@ -150,20 +153,20 @@ impl Http2Pool {
             wanted.worker.shard.add(Count::LeaseOpened, 1);
             // The task ends by itself, soon: with a connection or without.
             let (pool, worker) = (self.clone(), wanted.worker.clone());
-            tokio::task::spawn_local(pool.open(wanted.address, worker, wanted.max_wait));
+            tokio::task::spawn_local(pool.open_connection(wanted.address, worker, wanted.max_wait));
         }
     }
 
-    async fn open(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
+    async fn open_connection(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
         // Other requests, which may have longer timeouts, wait for it too.
         let max_wait = max_wait.max(worker.config.limits.connect_timeout);
         let connect = async || -> Result<_, Reason> {
-            let connected = connect::application(address, &worker, max_wait).await?;
+            let connected = connect::connect_application(address, &worker, max_wait).await?;
             Ok((connected.reader.io.clone(), connected))
         };
         let opened = timeout(max_wait, greet_new(connect)).await;
         let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
-        let failure = opened.map(|send| self.keep(send, None)).err();
+        let failure = opened.map(|send| self.add_connection(send, None)).err();
         let failure = failure.map(|reason| Failure { reason, at: Instant::now(), max_wait });
         let Openings { under_way, failure: last, ended } = &self.open.openings;
         last.set(failure);
@@ -184,7 +187,7 @@ impl Http2Pool {
     }
 
     /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
-    pub(crate) async fn room(&self) -> Option<Http2Lease> {
+    pub(crate) async fn wait_for_room(&self) -> Option<Http2Lease> {
         loop {
             if let Some(ready) = self.with_room() {
                 return Some(ready);
@@ -192,7 +195,7 @@ impl Http2Pool {
             if self.open.connections.borrow().len() < self.connections_max() {
                 return None;
             }
-            if let Some(crowded) = self.find(Connection::may_open) {
+            if let Some(crowded) = self.acquire_where(Connection::may_open) {
                 return Some(crowded);
             }
             self.server.room.notified().await;
@@ -224,7 +227,7 @@ impl Http2Pool {
 impl Wanted<'_> {
     /// True if the request was waiting when the attempt failed, and has no longer timeout: another attempt
     /// would give the same result.
-    fn shares(&self, failure: &Failure) -> bool {
+    fn shares_failure(&self, failure: &Failure) -> bool {
         let had_time =
             failure.reason != Reason::ConnectTimeout || self.max_wait <= failure.max_wait;
         failure.at >= self.since && had_time
@@ -243,7 +246,7 @@ pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
     let mut ended = 0;
     loop {
         let (io, kept) = connect().await?;
-        match greet(io, kept).await {
+        match connect_http2(io, kept).await {
             Err(Reason::ConnectFailed) if ended + 1 < OPENINGS_MAX => {
                 sleep(OPENING_PAUSE * ended).await;
                 ended += 1;

@@ -5,19 +5,23 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::io::Stream;
-use crate::tests::fixture::{Application, run, until};
-use crate::tests::http2::application;
+use crate::tests::fixture::{Application, run, wait_until};
+use crate::tests::http2::start_application;
 
 /// Returns a connection of the pool with a slot for one stream.
-async fn connected(pool: &Http2Pool, app: &Application, expires: Option<Instant>) -> Http2Lease {
+async fn acquire_stream(
+    pool: &Http2Pool,
+    app: &Application,
+    expires: Option<Instant>,
+) -> Http2Lease {
     let tcp = TcpStream::connect(app.address).await.unwrap();
-    let send = greet(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
-    pool.add(send, expires)
+    let send = connect_http2(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
+    pool.add_and_acquire(send, expires)
 }
 
-async fn ask(lease: &mut Http2Lease) -> Result<(), h2::Error> {
+async fn send_get(lease: &mut Http2Lease) -> Result<(), h2::Error> {
     let request = http::Request::get("http://x/").body(()).unwrap();
-    let (response, _stream) = lease.send(request, true).unwrap();
+    let (response, _stream) = lease.open_stream(request, true).unwrap();
     response.await.map(drop)
 }
 
@@ -26,7 +30,7 @@ fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
     run(async {
         let is_first = Cell::new(true);
         let is_first = Rc::new(is_first);
-        let app = application(move |_, mut respond| {
+        let app = start_application(move |_, mut respond| {
             let is_first = is_first.clone();
             async move {
                 match is_first.replace(false) {
@@ -39,13 +43,13 @@ fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
         let pool = Http2Pool::default();
         // The previous connection ended after one stream.
         pool.server.ended_after.set(1);
-        let mut first = connected(&pool, &app, Some(Instant::now())).await;
+        let mut first = acquire_stream(&pool, &app, Some(Instant::now())).await;
         let mut second = Http2Lease::new(first.connection.clone());
-        ask(&mut first).await.unwrap();
-        assert_eq!(ask(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
+        send_get(&mut first).await.unwrap();
+        assert_eq!(send_get(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
         assert!(second.connection.is_over(), "the certificate of its peer has expired");
         drop(first);
-        assert!(!second.progresses(true).await);
+        assert!(!second.wait_for_progress(true).await);
         assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
     });
 }
@@ -56,15 +60,15 @@ fn two_connections_in_a_row_teach_a_limit() {
         [(3, 3, 3), (4, 7, 7), (7, 4, 4), (3, 7, u32::MAX), (9, 4, u32::MAX), (3, 0, u32::MAX)]
     {
         run(async {
-            let app = application(|_, _| async {}).await;
+            let app = start_application(|_, _| async {}).await;
             let pool = Http2Pool::default();
-            let early = connected(&pool, &app, None).await;
-            connected(&pool, &app, None).await.connection.accept_only(first);
+            let early = acquire_stream(&pool, &app, None).await;
+            acquire_stream(&pool, &app, None).await.connection.accept_only(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
             // Connections that were open at the same time may have ended for the same reason.
             early.connection.accept_only(first);
             assert_eq!(pool.server.streams_per_connection.get(), u32::MAX);
-            connected(&pool, &app, None).await.connection.accept_only(second);
+            acquire_stream(&pool, &app, None).await.connection.accept_only(second);
             assert_eq!(pool.server.streams_per_connection.get(), limit, "{first} {second}");
         });
     }
@@ -73,25 +77,25 @@ fn two_connections_in_a_row_teach_a_limit() {
 #[test]
 fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
     run(async {
-        let app = application(|_, mut respond| async move {
+        let app = start_application(|_, mut respond| async move {
             drop(respond.send_response(http::Response::new(()), true));
         })
         .await;
         let pool = Http2Pool::default();
         let limit = || pool.server.streams_per_connection.get();
         for _ in 0..2 {
-            connected(&pool, &app, None).await.connection.accept_only(3);
+            acquire_stream(&pool, &app, None).await.connection.accept_only(3);
         }
         for _ in 0..3 {
-            connected(&pool, &app, None).await.connection.accept_only(0);
+            acquire_stream(&pool, &app, None).await.connection.accept_only(0);
             assert_eq!((limit(), pool.server.unused.get()), (3, 1));
-            let mut used = connected(&pool, &app, None).await;
-            ask(&mut used).await.unwrap();
-            used.processed();
+            let mut used = acquire_stream(&pool, &app, None).await;
+            send_get(&mut used).await.unwrap();
+            used.record_processed();
         }
         // A server that refuses all streams has no limit per connection.
         for _ in 0..2 {
-            connected(&pool, &app, None).await.connection.accept_only(0);
+            acquire_stream(&pool, &app, None).await.connection.accept_only(0);
         }
         assert_eq!(limit(), u32::MAX);
     });
@@ -101,9 +105,9 @@ fn one_connection_that_ends_before_any_stream_leaves_the_limit_as_it_is() {
 #[test]
 fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first() {
     run(async {
-        let app = application(|_, _| async {}).await;
+        let app = start_application(|_, _| async {}).await;
         let pool = Http2Pool::default();
-        let first = connected(&pool, &app, None).await;
+        let first = acquire_stream(&pool, &app, None).await;
         let connection = first.connection.clone();
         let mut leases = vec![first];
         leases.extend((1..4).map(|_| Http2Lease::new(connection.clone())));
@@ -146,23 +150,23 @@ fn the_surplus_of_a_busier_time_is_closed() {
         let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
         let mut leases = Vec::new();
         for _ in 0..5 {
-            leases.push(connected(&pool, &app, None).await);
+            leases.push(acquire_stream(&pool, &app, None).await);
         }
         // Only the fourth one is still in use.
         let mut used = leases.swap_remove(3);
         drop(leases);
-        let asking = tokio::task::spawn_local(async move { ask(&mut used).await });
-        until(|| ended.get() == 3).await;
+        let asking = tokio::task::spawn_local(async move { send_get(&mut used).await });
+        wait_until(|| ended.get() == 3).await;
         assert_eq!(pool.open.connections.borrow().len(), 2);
         waits.notify_one();
         asking.await.unwrap().unwrap();
-        until(|| ended.get() == 4).await;
-        let left = pool.ready().expect("the first connection stays");
+        wait_until(|| ended.get() == 4).await;
+        let left = pool.acquire_ready().expect("the first connection stays");
         assert!(!left.connection.is_over());
-        until(|| !pool.open.is_observed.get()).await;
+        wait_until(|| !pool.open.is_observed.get()).await;
 
         // The same holds after the next burst.
-        drop(connected(&pool, &app, None).await);
-        until(|| ended.get() == 5).await;
+        drop(acquire_stream(&pool, &app, None).await);
+        wait_until(|| ended.get() == 5).await;
     });
 }

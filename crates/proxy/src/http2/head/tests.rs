@@ -33,12 +33,12 @@ proptest! {
             asked.headers_mut().append(COOKIE, crumb.parse().unwrap());
         }
         let (parts, ()) = asked.into_parts();
-        let bytes = request(&parts).unwrap();
+        let bytes = request_to_http1(&parts).unwrap();
         let mut head = RequestHead::default();
         prop_assert_eq!(head.parse(&bytes), Ok(Parsed::Complete(bytes.len())));
-        prop_assert_eq!(head.method.of(&bytes), method.as_bytes());
-        prop_assert_eq!(head.target.of(&bytes), target.as_bytes());
-        prop_assert_eq!(head.host.map(|host| host.of(&bytes)), Some(host.as_bytes()));
+        prop_assert_eq!(head.method.slice_in(&bytes), method.as_bytes());
+        prop_assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
+        prop_assert_eq!(head.host.map(|host| host.slice_in(&bytes)), Some(host.as_bytes()));
 
         let mut again = request_to(&bytes, &head, ("https", &host, &target)).unwrap();
         prop_assert_eq!(again.method(), &Method::from_bytes(method.as_bytes()).unwrap());
@@ -55,7 +55,7 @@ proptest! {
     fn an_answer_is_the_same_after_both_ways(status in 200_u16..600, fields in any_fields()) {
         let mut answer = Response::builder().status(status).body(()).unwrap();
         answer.headers_mut().extend(fields.clone());
-        let bytes = response(&answer.into_parts().0);
+        let bytes = response_to_http1(&answer.into_parts().0);
         let mut head = ResponseHead::default();
         let parsed = head.parse(&bytes, Answers::default());
         prop_assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())));
@@ -66,7 +66,7 @@ proptest! {
 
     #[test]
     fn trailers_are_the_same_after_both_ways(fields in any_fields()) {
-        let section = trailers(&fields);
+        let section = trailers_to_http1(&fields);
         prop_assert_eq!(section.is_none(), fields.is_empty());
         prop_assert_eq!(trailers_to(&section.unwrap_or_default()), fields);
     }

@@ -21,7 +21,7 @@ use crate::session::Session;
 
 /// Rejects each request with a response that explains the mismatch, and ends the connection after the first
 /// one.
-pub(super) async fn reject(
+pub(super) async fn reject_requests(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
 ) -> End {
@@ -64,9 +64,9 @@ async fn reject_one(
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&parts.headers);
     let mut responder = Responder::Http2 { reply: Reply::new(respond), max_wait, grpc };
-    let _record = Record::unread(session, Reason::Unsupported);
+    let _record = Record::unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
     let is_bodiless = parts.method == http::Method::HEAD;
-    rescue::answer(&failure, session, &mut responder, (is_bodiless, false), None).await;
+    rescue::send_error(&failure, session, &mut responder, (is_bodiless, false), None).await;
     body
 }

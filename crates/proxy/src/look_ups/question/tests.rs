@@ -4,7 +4,7 @@ use hickory_proto::op::MessageType;
 
 use super::*;
 
-fn packet(name: &str, kind: RecordType) -> Vec<u8> {
+fn query_packet(name: &str, kind: RecordType) -> Vec<u8> {
     packet_with(name, kind, |_| {})
 }
 
@@ -16,14 +16,14 @@ fn packet_with(name: &str, kind: RecordType, change: impl FnOnce(&mut Message)) 
     message.to_vec().unwrap()
 }
 
-fn service(packet: &[u8]) -> Option<Asked> {
+fn parse_service(packet: &[u8]) -> Option<Asked> {
     match read(packet, &ClusterDomain::default()) {
         Reading::Service(asked) => Some(*asked),
         Reading::Foreign | Reading::Nonsense => None,
     }
 }
 
-fn many(count: u8) -> DnsRecord {
+fn record_with(count: u8) -> DnsRecord {
     (0..count).map(|last| IpAddr::from([10, 0, 0, last])).collect()
 }
 
@@ -42,11 +42,12 @@ fn only_full_names_of_services_are_for_the_mesh() {
         ("example.com.", None),
         (".", None),
     ] {
-        let found = service(&packet(name, RecordType::A)).map(|asked| asked.service.to_string());
+        let found = parse_service(&query_packet(name, RecordType::A))
+            .map(|asked| asked.service.to_string());
         assert_eq!(found.as_deref(), expected, "{name}");
     }
     let other: ClusterDomain = "Corp.example.".parse().unwrap();
-    let there = packet("web.shop.svc.corp.example.", RecordType::A);
+    let there = query_packet("web.shop.svc.corp.example.", RecordType::A);
     assert!(matches!(read(&there, &other), Reading::Service(_)));
     for bad in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
         assert_eq!(bad.parse::<ClusterDomain>(), Err(BadDomain), "{bad}");
@@ -55,7 +56,7 @@ fn only_full_names_of_services_are_for_the_mesh() {
 
 #[test]
 fn the_domain_is_the_one_that_is_searched() {
-    let searched = |text| ClusterDomain::searched(text).map(|it| it.to_string());
+    let searched = |text| ClusterDomain::from_resolv_conf(text).map(|it| it.to_string());
     let text =
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
     assert_eq!(searched(text).as_deref(), Some("corp.example"));
@@ -70,7 +71,10 @@ fn the_domain_is_the_one_that_is_searched() {
 fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
     let name = "web.shop.svc.cluster.local.";
     for kind in [RecordType::SRV, RecordType::TXT, RecordType::ANY, RecordType::PTR] {
-        assert!(matches!(read(&packet(name, kind), &ClusterDomain::default()), Reading::Foreign));
+        assert!(matches!(
+            read(&query_packet(name, kind), &ClusterDomain::default()),
+            Reading::Foreign
+        ));
     }
     type Change = fn(&mut Message);
     let changes: [Change; 4] = [
@@ -104,8 +108,8 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
     let both: DnsRecord =
         [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
-        let asked = service(&packet("Web.shop.svc.cluster.local.", kind)).unwrap();
-        let reply = Message::from_vec(&asked.answer(&both, Over::Udp).unwrap()).unwrap();
+        let asked = parse_service(&query_packet("Web.shop.svc.cluster.local.", kind)).unwrap();
+        let reply = Message::from_vec(&asked.build_response(&both, Over::Udp).unwrap()).unwrap();
         assert_eq!((reply.metadata.id, reply.metadata.response_code), (7, ResponseCode::NoError));
         assert!(
             reply.metadata.authoritative
@@ -119,8 +123,10 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
             (5, "Web.shop.svc.cluster.local.".to_owned())
         );
     }
-    let asked = service(&packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
-    let reply = Message::from_vec(&asked.answer(&many(1), Over::Udp).unwrap()).unwrap();
+    let asked =
+        parse_service(&query_packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
+    let reply =
+        Message::from_vec(&asked.build_response(&record_with(1), Over::Udp).unwrap()).unwrap();
     assert_eq!((reply.answers.len(), reply.metadata.response_code), (0, ResponseCode::NoError));
     assert_eq!(reply.authorities[0].record_type(), RecordType::SOA);
 }
@@ -135,7 +141,8 @@ fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
                 it.set_edns(edns);
             }
         });
-        let bytes = service(&packet).unwrap().answer(&many(count), over).unwrap();
+        let bytes =
+            parse_service(&packet).unwrap().build_response(&record_with(count), over).unwrap();
         let reply = Message::from_vec(&bytes).unwrap();
         assert_eq!(reply.edns.is_some(), payload.is_some());
         (reply.metadata.truncation, reply.answers.len())
@@ -155,7 +162,8 @@ fn of_many_addresses_not_everybody_gets_the_same_first() {
         let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
             it.metadata.id = id;
         });
-        let bytes = service(&packet).unwrap().answer(&many(3), Over::Udp).unwrap();
+        let bytes =
+            parse_service(&packet).unwrap().build_response(&record_with(3), Over::Udp).unwrap();
         Message::from_vec(&bytes).unwrap().answers[0].data.to_string()
     };
     assert_eq!([0, 1, 2, 3].map(first), ["10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.0"]);
@@ -163,24 +171,24 @@ fn of_many_addresses_not_everybody_gets_the_same_first() {
 
 #[test]
 fn a_failure_repeats_the_question() {
-    let asked = packet("example.com.", RecordType::TXT);
-    let reply = Message::from_vec(&failure(&asked).unwrap()).unwrap();
+    let asked = query_packet("example.com.", RecordType::TXT);
+    let reply = Message::from_vec(&server_failure(&asked).unwrap()).unwrap();
     assert_eq!((reply.metadata.response_code, reply.queries.len()), (ResponseCode::ServFail, 1));
     assert!(reply.edns.is_none());
-    assert_eq!(failure(&asked[..15]), None);
+    assert_eq!(server_failure(&asked[..15]), None);
     let asked = packet_with("example.com.", RecordType::TXT, |it| {
         it.set_edns(Edns::new());
     });
-    assert!(Message::from_vec(&failure(&asked).unwrap()).unwrap().edns.is_some());
+    assert!(Message::from_vec(&server_failure(&asked).unwrap()).unwrap().edns.is_some());
 }
 
 /// Arbitrary packets are parsed safely, and each valid query can be answered.
 #[test]
 fn hostile_packets_do_no_harm() {
     let harmless = |packet: &[u8]| {
-        drop(failure(packet));
-        if let Some(asked) = service(packet) {
-            let answer = asked.answer(&many(64), Over::Udp).unwrap();
+        drop(server_failure(packet));
+        if let Some(asked) = parse_service(packet) {
+            let answer = asked.build_response(&record_with(64), Over::Udp).unwrap();
             assert!(answer.len() <= usize::from(PACKET_BYTES_MAX));
         }
     };

@@ -19,7 +19,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, server};
 
 use crate::config::Limits;
 use crate::session::ListenerKind;
-use crate::tests::fixture::{Mesh, PORT, Setup, endpoint, plan, view};
+use crate::tests::fixture::{Mesh, PORT, Setup, meshed_endpoint, proxy_config, service_config};
 
 /// Ports of gateways; in tests the kernel selects the actual port.
 pub(super) const HTTP: u16 = 8080;
@@ -37,64 +37,71 @@ impl Gate {
     /// Creates a gateway: `ratings` has a sidecar and the first address, `plain` has none and the other
     /// address.
     pub(super) async fn new(meshed: SocketAddr, (protocol, plain): (Protocol, SocketAddr)) -> Self {
-        Self::within(Setup::default().limits, meshed, (protocol, plain)).await
+        Self::with_limits(Setup::default().limits, meshed, (protocol, plain)).await
     }
 
     /// The same with other limits.
-    pub(super) async fn within(
+    pub(super) async fn with_limits(
         limits: Limits,
         meshed: SocketAddr,
         (protocol, plain): (Protocol, SocketAddr),
     ) -> Self {
         let setup = Setup { protocol, limits, ..Default::default() };
         let mesh = Mesh::new(meshed, setup).await;
-        Self { mesh, plain: (protocol, RefCell::new(vec![bare("plain-1", plain)])) }
+        Self { mesh, plain: (protocol, RefCell::new(vec![unmeshed_endpoint("plain-1", plain)])) }
     }
 
     /// Adds an endpoint to `plain`.
     pub(super) fn also_at(&self, address: SocketAddr) {
-        self.plain.1.borrow_mut().push(bare("plain-2", address));
+        self.plain.1.borrow_mut().push(unmeshed_endpoint("plain-2", address));
     }
 
     /// Makes these the ports of the gateway.
-    pub(super) fn serve(&self, ports: Vec<(u16, Serves)>) {
+    pub(super) fn set_ports(&self, ports: Vec<(u16, Serves)>) {
         let ports = ports.into_iter().map(|(port, serves)| GatewayPort { port, serves });
         let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
         let plan = WorkloadPlan {
             gateway: Some(Arc::new(gateway)),
-            ..plan("productpage", Access::Permissive)
+            ..proxy_config("productpage", Access::Permissive)
         };
         let (protocol, endpoints) = &self.plain;
-        let meshed = view(*protocol, &[self.mesh.endpoint()]);
-        let plain = named("plain", view(*protocol, &endpoints.borrow()));
-        self.mesh.client.know(plan, vec![meshed, plain, named("idle", view(*protocol, &[]))]);
+        let meshed = service_config(*protocol, &[self.mesh.server_endpoint()]);
+        let plain = named_service("plain", service_config(*protocol, &endpoints.borrow()));
+        self.mesh.client.apply_config(
+            plan,
+            vec![meshed, plain, named_service("idle", service_config(*protocol, &[]))],
+        );
     }
 
     /// Returns the address of a port for external clients.
-    pub(super) async fn at(&self, port: u16) -> SocketAddr {
-        self.mesh.client.listen(ListenerKind::Gateway { port }).await
+    pub(super) async fn port_address(&self, port: u16) -> SocketAddr {
+        self.mesh.client.open_listener(ListenerKind::Gateway { port }).await
     }
 }
 
-fn service(name: &str) -> ServiceName {
+fn service_name(name: &str) -> ServiceName {
     ServiceName::new("bookinfo", name).unwrap()
 }
 
-fn named(name: &str, view: ServiceView) -> ServiceView {
-    ServiceView { name: service(name), ..view }
+fn named_service(name: &str, view: ServiceView) -> ServiceView {
+    ServiceView { name: service_name(name), ..view }
 }
 
-fn bare(workload: &str, address: SocketAddr) -> Endpoint {
-    let mut endpoint = endpoint(workload, address, "nobody");
-    endpoint.id.service = service("plain");
+fn unmeshed_endpoint(workload: &str, address: SocketAddr) -> Endpoint {
+    let mut endpoint = meshed_endpoint(workload, address, "nobody");
+    endpoint.id.service = service_name("plain");
     Endpoint { account: None, ..endpoint }
 }
 
-pub(super) fn http(port: u16, listeners: Vec<GatewayListener>) -> (u16, Serves) {
+pub(super) fn http_port(port: u16, listeners: Vec<GatewayListener>) -> (u16, Serves) {
     (port, Serves::Http(listeners))
 }
 
-pub(super) fn listener(name: &str, hostname: &str, hosts: Vec<HostRules>) -> GatewayListener {
+pub(super) fn gateway_listener(
+    name: &str,
+    hostname: &str,
+    hosts: Vec<HostRules>,
+) -> GatewayListener {
     GatewayListener {
         name: Name::new(name).unwrap(),
         hostname: (!hostname.is_empty()).then(|| hostname.parse().unwrap()),
@@ -103,12 +110,12 @@ pub(super) fn listener(name: &str, hostname: &str, hosts: Vec<HostRules>) -> Gat
     }
 }
 
-pub(super) fn host(hostname: &str, rules: Vec<RouteRule>) -> HostRules {
+pub(super) fn host_rules(hostname: &str, rules: Vec<RouteRule>) -> HostRules {
     let hostname = (!hostname.is_empty()).then(|| hostname.parse().unwrap());
     HostRules { hostname, rules }
 }
 
-pub(super) fn rule(path: &str, backends: Vec<WeightedBackend>) -> RouteRule {
+pub(super) fn path_rule(path: &str, backends: Vec<WeightedBackend>) -> RouteRule {
     let path = PathMatch::Prefix(path.to_owned());
     RouteRule {
         route: "bookinfo/route".parse().unwrap(),
@@ -120,8 +127,8 @@ pub(super) fn rule(path: &str, backends: Vec<WeightedBackend>) -> RouteRule {
     }
 }
 
-pub(super) fn backend(name: &str) -> Vec<WeightedBackend> {
-    vec![WeightedBackend::new(service(name), PORT, 1)]
+pub(super) fn backends_to(name: &str) -> Vec<WeightedBackend> {
+    vec![WeightedBackend::new(service_name(name), PORT, 1)]
 }
 
 pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
@@ -134,14 +141,14 @@ pub(super) fn tcp_rule(backends: Vec<WeightedBackend>) -> TcpRule {
 }
 
 /// Returns a self-signed certificate.
-pub(super) fn certificate(names: &[&str]) -> GatewayCertificate {
+pub(super) fn self_signed(names: &[&str]) -> GatewayCertificate {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let made = rcgen::generate_simple_self_signed(names).unwrap();
     GatewayCertificate { chain: made.cert.pem(), key: made.signing_key.serialize_pem() }
 }
 
 /// Opens a session in which the server must have this certificate, or fail.
-pub(super) async fn tls(
+pub(super) async fn connect_tls(
     address: SocketAddr,
     name: &str,
     certificate: &GatewayCertificate,
@@ -161,7 +168,7 @@ pub(super) async fn tls(
 }
 
 /// The server's end of such a session.
-pub(super) async fn accept(
+pub(super) async fn accept_tls(
     tcp: TcpStream,
     certificate: &GatewayCertificate,
 ) -> std::io::Result<server::TlsStream<TcpStream>> {

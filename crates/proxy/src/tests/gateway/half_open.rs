@@ -4,26 +4,28 @@ use std::net::SocketAddr;
 
 use leno_model::{GatewayCertificate, Protocol, Serves};
 
-use super::backend;
-use super::fixture::{Gate, HTTP, HTTPS, certificate, host, listener, rule, tls};
-use super::sessions::shown;
+use super::backends_to;
+use super::fixture::{
+    Gate, HTTP, HTTPS, connect_tls, gateway_listener, host_rules, path_rule, self_signed,
+};
+use super::sessions::tls_listener;
 use crate::config::Limits;
 use crate::tests::crowd::{Crowd, Sent, expect_served};
 use crate::tests::fixture::{Application, Client, OK, run};
-use crate::tests::half_open::{ROOM, narrow};
+use crate::tests::half_open::{ROOM, narrow_setup};
 use crate::tls::ALPN_HTTP1;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: a.com\r\n\r\n";
 
 /// Creates a gateway with a plaintext port and a TLS port.
-async fn gate(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
-    let gate = Gate::within(limits, app, (Protocol::Http, app)).await;
-    let one = certificate(&["a.com"]);
-    let rules = vec![rule("/", backend("ratings"))];
-    let plain = vec![listener("plain", "", vec![host("", rules)])];
-    gate.serve(vec![
+async fn start_gateway(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
+    let gate = Gate::with_limits(limits, app, (Protocol::Http, app)).await;
+    let one = self_signed(&["a.com"]);
+    let rules = vec![path_rule("/", backends_to("ratings"))];
+    let plain = vec![gateway_listener("plain", "", vec![host_rules("", rules)])];
+    gate.set_ports(vec![
         (HTTP, Serves::Http(plain)),
-        (HTTPS, Serves::Https(vec![shown("one", "", &[&one])])),
+        (HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])])),
     ]);
     (gate, one)
 }
@@ -31,13 +33,14 @@ async fn gate(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
 #[test]
 fn clients_come_in_past_ten_times_as_many_silent_ones() {
     run(async {
-        let app = Application::canned(OK).await;
-        let (gate, certificate) = gate(narrow().limits, app.address).await;
-        let address = gate.at(HTTPS).await;
+        let app = Application::with_response(OK).await;
+        let (gate, certificate) = start_gateway(narrow_setup().limits, app.address).await;
+        let address = gate.port_address(HTTPS).await;
         for sent in Sent::HANDSHAKES {
             expect_served((address, 10 * ROOM), (sent, b"h2"), async || {
-                let session = tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
-                assert_eq!(Client::new(session).ask(GET).await.status, 200);
+                let session =
+                    connect_tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
+                assert_eq!(Client::new(session).send_request(GET).await.status, 200);
             })
             .await;
         }
@@ -47,23 +50,24 @@ fn clients_come_in_past_ten_times_as_many_silent_ones() {
 #[test]
 fn clients_that_send_no_request_hold_a_part_of_the_connections() {
     run(async {
-        let mut limits = narrow().limits;
+        let mut limits = narrow_setup().limits;
         limits.connections_max = 4 * ROOM;
-        let app = Application::canned(OK).await;
-        let (gate, certificate) = gate(limits, app.address).await;
-        let [http, https] = [gate.at(HTTP).await, gate.at(HTTPS).await];
+        let app = Application::with_response(OK).await;
+        let (gate, certificate) = start_gateway(limits, app.address).await;
+        let [http, https] = [gate.port_address(HTTP).await, gate.port_address(HTTPS).await];
         let silent = (Sent::Nothing, &b"h2"[..]);
         let crowd = Crowd::at(https, 10 * ROOM, silent).await;
         for sent in Sent::REQUESTS {
             expect_served((http, 10 * ROOM), (sent, b"h2"), async || {
-                assert_eq!(Client::connect(http).await.ask(GET).await.status, 200);
-                let session = tls(https, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
-                assert_eq!(Client::new(session).ask(GET).await.status, 200);
+                assert_eq!(Client::connect(http).await.send_request(GET).await.status, 200);
+                let session =
+                    connect_tls(https, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
+                assert_eq!(Client::new(session).send_request(GET).await.status, 200);
             })
             .await;
         }
         drop(crowd);
-        let refusals = gate.mesh.client.telemetry.refusals();
+        let refusals = gate.mesh.client.telemetry.rejected_connections();
         assert_eq!(refusals.get("too-many-connections"), None, "{refusals:?}");
     });
 }

@@ -4,23 +4,25 @@ use leno_model::WeightedBackend;
 use leno_model::{GatewayCertificate, GatewayListener, Protocol, Serves, TlsRule};
 
 use super::fixture::{
-    Gate, HTTP, HTTPS, TLS, accept, backend, certificate, host, http, listener, rule, tls,
+    Gate, HTTP, HTTPS, TLS, accept_tls, backends_to, connect_tls, gateway_listener, host_rules,
+    http_port, path_rule, self_signed,
 };
-use super::mirror;
+use super::start_mirror;
 use crate::config::Limits;
 use crate::tests::fixture::{Application, Client, OK, Setup, run};
-use crate::tests::http2::whole;
+use crate::tests::http2::read_body;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
-pub(super) fn shown(
+pub(super) fn tls_listener(
     name: &str,
     hostname: &str,
     certificates: &[&GatewayCertificate],
 ) -> GatewayListener {
-    let rules = vec![rule("/", backend("ratings")), rule("/plain", backend("plain"))];
+    let rules =
+        vec![path_rule("/", backends_to("ratings")), path_rule("/plain", backends_to("plain"))];
     GatewayListener {
         certificates: certificates.iter().map(|it| (*it).clone()).collect(),
-        ..listener(name, hostname, vec![host("", rules)])
+        ..gateway_listener(name, hostname, vec![host_rules("", rules)])
     }
 }
 
@@ -31,29 +33,34 @@ fn get(host: &str) -> String {
 #[test]
 fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let [one, two] = [certificate(&["a.com"]), certificate(&["b.a.com", "c.a.com"])];
-        let listeners = vec![shown("one", "a.com", &[&one]), shown("two", "*.a.com", &[&two])];
-        gate.serve(vec![(HTTPS, Serves::Https(listeners))]);
-        let address = gate.at(HTTPS).await;
+        let [one, two] = [self_signed(&["a.com"]), self_signed(&["b.a.com", "c.a.com"])];
+        let listeners =
+            vec![tls_listener("one", "a.com", &[&one]), tls_listener("two", "*.a.com", &[&two])];
+        gate.set_ports(vec![(HTTPS, Serves::Https(listeners))]);
+        let address = gate.port_address(HTTPS).await;
         for (name, certificate) in [("a.com", &one), ("b.a.com", &two), ("c.a.com", &two)] {
-            let session = tls(address, name, certificate, &[ALPN_HTTP1]).await.unwrap();
+            let session = connect_tls(address, name, certificate, &[ALPN_HTTP1]).await.unwrap();
             let mut client = Client::new(session);
-            let answer = client.ask(&get(name)).await;
+            let answer = client.send_request(&get(name)).await;
             assert_eq!(answer.status, 200, "{name}");
-            assert!(answer.text().contains("x-forwarded-proto: https"), "{}", answer.text());
+            assert!(
+                answer.body_text().contains("x-forwarded-proto: https"),
+                "{}",
+                answer.body_text()
+            );
         }
-        assert!(tls(address, "a.com", &two, &[]).await.is_err(), "the other certificate");
-        assert!(tls(address, "else.com", &one, &[]).await.is_err(), "for nobody");
-        let mut client = Client::new(tls(address, "b.a.com", &two, &[]).await.unwrap());
-        assert_eq!(client.ask(&get("c.a.com")).await.status, 200);
-        assert_eq!(client.ask(&get("a.com")).await.verdict(), (421, Some("misdirected")));
-        assert_eq!(client.ask(&get("else.com")).await.verdict(), (404, Some("no-route")));
+        assert!(connect_tls(address, "a.com", &two, &[]).await.is_err(), "the other certificate");
+        assert!(connect_tls(address, "else.com", &one, &[]).await.is_err(), "for nobody");
+        let mut client = Client::new(connect_tls(address, "b.a.com", &two, &[]).await.unwrap());
+        assert_eq!(client.send_request(&get("c.a.com")).await.status, 200);
+        assert_eq!(client.send_request(&get("a.com")).await.verdict(), (421, Some("misdirected")));
+        assert_eq!(client.send_request(&get("else.com")).await.verdict(), (404, Some("no-route")));
         let mut plaintext = Client::connect(address).await;
-        plaintext.send(get("a.com")).await;
-        plaintext.last().await;
-        assert_eq!(gate.mesh.client.telemetry.refusals()["plaintext-refused"], 1);
+        plaintext.send_bytes(get("a.com")).await;
+        plaintext.read_rest().await;
+        assert_eq!(gate.mesh.client.telemetry.rejected_connections()["plaintext-refused"], 1);
     });
 }
 
@@ -61,26 +68,28 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
 #[test]
 fn an_absolute_target_has_the_scheme_of_its_listener() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let one = certificate(&["a.com"]);
-        gate.serve(vec![
-            (HTTPS, Serves::Https(vec![shown("one", "a.com", &[&one])])),
-            http(HTTP, vec![shown("two", "", &[])]),
+        let one = self_signed(&["a.com"]);
+        gate.set_ports(vec![
+            (HTTPS, Serves::Https(vec![tls_listener("one", "a.com", &[&one])])),
+            http_port(HTTP, vec![tls_listener("two", "", &[])]),
         ]);
-        let session = tls(gate.at(HTTPS).await, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
+        let session = connect_tls(gate.port_address(HTTPS).await, "a.com", &one, &[ALPN_HTTP1])
+            .await
+            .unwrap();
         let mut inside = Client::new(session);
-        let mut clear = Client::connect(gate.at(HTTP).await).await;
+        let mut clear = Client::connect(gate.port_address(HTTP).await).await;
         for (scheme, in_tls, in_clear) in
             [("https", 200, 501), ("HTTPS", 200, 501), ("http", 200, 200), ("ftp", 501, 501)]
         {
             let request = format!("GET {scheme}://a.com/x HTTP/1.1\r\nhost: a.com\r\n\r\n");
-            let answer = inside.ask(&request).await;
+            let answer = inside.send_request(&request).await;
             assert_eq!(answer.status, in_tls, "{request}");
             if in_tls == 200 {
-                assert!(answer.text().starts_with("meshed GET /x "), "{}", answer.text());
+                assert!(answer.body_text().starts_with("meshed GET /x "), "{}", answer.body_text());
             }
-            assert_eq!(clear.ask(&request).await.status, in_clear, "{request}");
+            assert_eq!(clear.send_request(&request).await.status, in_clear, "{request}");
         }
     });
 }
@@ -88,18 +97,18 @@ fn an_absolute_target_has_the_scheme_of_its_listener() {
 #[test]
 fn half_a_hello_keeps_nobody_out() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
-        let gate = Gate::within(limits, app.address, (Protocol::Http, app.address)).await;
-        let one = certificate(&["a.com"]);
-        gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "", &[&one])]))]);
-        let address = gate.at(HTTPS).await;
+        let gate = Gate::with_limits(limits, app.address, (Protocol::Http, app.address)).await;
+        let one = self_signed(&["a.com"]);
+        gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
+        let address = gate.port_address(HTTPS).await;
         let mut slow = Client::connect(address).await;
         // A record of 512 bytes of which four arrive.
-        slow.send(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
+        slow.send_bytes(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
         for _ in 0..3 {
-            let session = tls(address, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
-            assert_eq!(Client::new(session).ask(&get("a.com")).await.status, 200);
+            let session = connect_tls(address, "a.com", &one, &[ALPN_HTTP1]).await.unwrap();
+            assert_eq!(Client::new(session).send_request(&get("a.com")).await.status, 200);
         }
         drop(slow);
     });
@@ -108,12 +117,13 @@ fn half_a_hello_keeps_nobody_out() {
 #[test]
 fn clients_that_offer_it_are_spoken_to_in_http2() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let one = certificate(&["a.com"]);
-        gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "", &[&one])]))]);
+        let one = self_signed(&["a.com"]);
+        gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
         let offered = &[ALPN_HTTP2, ALPN_HTTP1];
-        let session = tls(gate.at(HTTPS).await, "a.com", &one, offered).await.unwrap();
+        let session =
+            connect_tls(gate.port_address(HTTPS).await, "a.com", &one, offered).await.unwrap();
         assert_eq!(session.get_ref().1.alpn_protocol(), Some(ALPN_HTTP2));
         let (mut send, connection) = h2::client::handshake(session).await.unwrap();
         tokio::task::spawn_local(async move { drop(connection.await) });
@@ -122,7 +132,7 @@ fn clients_that_offer_it_are_spoken_to_in_http2() {
             let (response, _) = send.send_request(request, true).unwrap();
             let response = response.await.unwrap();
             assert_eq!(response.status(), 200);
-            let (body, _) = whole(response.into_body()).await;
+            let (body, _) = read_body(response.into_body()).await;
             let text = String::from_utf8(body).unwrap();
             assert!(text.contains("x-forwarded-proto: https"), "{text}");
         }
@@ -132,25 +142,28 @@ fn clients_that_offer_it_are_spoken_to_in_http2() {
 #[test]
 fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
     run(async {
-        let app = mirror("meshed").await;
+        let app = start_mirror("meshed").await;
         let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
-        let [old, new] = [certificate(&["a.com"]), certificate(&["a.com"])];
+        let [old, new] = [self_signed(&["a.com"]), self_signed(&["a.com"])];
         let serve = |certificates: &[&GatewayCertificate]| {
-            gate.serve(vec![(HTTPS, Serves::Https(vec![shown("one", "a.com", certificates)]))]);
+            gate.set_ports(vec![(
+                HTTPS,
+                Serves::Https(vec![tls_listener("one", "a.com", certificates)]),
+            )]);
         };
         let broken = GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
         // A certificate that cannot be used does not affect others.
         serve(&[&broken, &old]);
-        let address = gate.at(HTTPS).await;
-        let mut client = Client::new(tls(address, "a.com", &old, &[]).await.unwrap());
-        assert_eq!(client.ask(&get("a.com")).await.status, 200);
+        let address = gate.port_address(HTTPS).await;
+        let mut client = Client::new(connect_tls(address, "a.com", &old, &[]).await.unwrap());
+        assert_eq!(client.send_request(&get("a.com")).await.status, 200);
         serve(&[&new]);
-        assert_eq!(client.ask(&get("a.com")).await.status, 200);
-        assert!(tls(address, "a.com", &old, &[]).await.is_err());
-        let mut client = Client::new(tls(address, "a.com", &new, &[]).await.unwrap());
-        assert_eq!(client.ask(&get("a.com")).await.status, 200);
+        assert_eq!(client.send_request(&get("a.com")).await.status, 200);
+        assert!(connect_tls(address, "a.com", &old, &[]).await.is_err());
+        let mut client = Client::new(connect_tls(address, "a.com", &new, &[]).await.unwrap());
+        assert_eq!(client.send_request(&get("a.com")).await.status, 200);
         serve(&[&broken]);
-        assert!(tls(address, "a.com", &new, &[]).await.is_err(), "nothing to show");
+        assert!(connect_tls(address, "a.com", &new, &[]).await.is_err(), "nothing to show");
     });
 }
 
@@ -166,37 +179,37 @@ fn tls_rule(hostname: &str, backends: Vec<WeightedBackend>) -> TlsRule {
 #[test]
 fn sessions_go_on_as_they_are_to_whom_they_name() {
     run(async {
-        let own = certificate(&["a.com", "b.com"]);
+        let own = self_signed(&["a.com", "b.com"]);
         let shows = own.clone();
         let app = Application::start(move |client| {
             let shows = shows.clone();
             async move {
-                let Ok(session) = accept(client.stream, &shows).await else { return };
+                let Ok(session) = accept_tls(client.stream, &shows).await else { return };
                 let mut client = Client::new(session);
-                while client.head().await.is_some() {
-                    client.send(OK).await;
+                while client.read_head().await.is_some() {
+                    client.send_bytes(OK).await;
                 }
             }
         })
         .await;
         let gate = Gate::new(app.address, (Protocol::Tcp, app.address)).await;
         let rules = vec![
-            tls_rule("a.com", backend("plain")),
-            tls_rule("b.com", backend("ratings")),
-            tls_rule("idle.com", backend("idle")),
+            tls_rule("a.com", backends_to("plain")),
+            tls_rule("b.com", backends_to("ratings")),
+            tls_rule("idle.com", backends_to("idle")),
             tls_rule("nobody.com", Vec::new()),
         ];
-        gate.serve(vec![(TLS, Serves::Passthrough(rules))]);
-        let address = gate.at(TLS).await;
+        gate.set_ports(vec![(TLS, Serves::Passthrough(rules))]);
+        let address = gate.port_address(TLS).await;
         for name in ["a.com", "b.com"] {
-            let mut client = Client::new(tls(address, name, &own, &[]).await.unwrap());
-            assert_eq!(client.ask(&get(name)).await.text(), "ok", "{name}");
+            let mut client = Client::new(connect_tls(address, name, &own, &[]).await.unwrap());
+            assert_eq!(client.send_request(&get(name)).await.body_text(), "ok", "{name}");
         }
         for name in ["idle.com", "nobody.com", "else.com"] {
-            assert!(tls(address, name, &own, &[]).await.is_err(), "{name}");
+            assert!(connect_tls(address, name, &own, &[]).await.is_err(), "{name}");
         }
         let mut plaintext = Client::connect(address).await;
-        plaintext.send(get("a.com")).await;
-        plaintext.last().await;
+        plaintext.send_bytes(get("a.com")).await;
+        plaintext.read_rest().await;
     });
 }

@@ -8,9 +8,9 @@ use crate::pattern;
 /// Reads a map from names to one condition or a list of conditions.
 pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = Vec::new();
-    for (name, value) in field.entries()? {
+    for (name, value) in field.read_entries()? {
         let conditions = match value.value() {
-            crate::document::Value::List(_) => value.list(CONDITIONS_MAX)?,
+            crate::document::Value::List(_) => value.read_list(CONDITIONS_MAX)?,
             _ => vec![value],
         };
         for condition in conditions {
@@ -40,9 +40,9 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
 fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     let mut as_is = false;
     let mut operator = None;
-    for (key, value) in field.entries()? {
+    for (key, value) in field.read_entries()? {
         match key.to_ascii_lowercase().as_str() {
-            "caseinsensitive" => as_is = value.boolean()?,
+            "caseinsensitive" => as_is = value.read_boolean()?,
             "type" => {}
             key => {
                 if let Some((before, _)) = operator.replace((key.to_owned(), value)) {
@@ -55,13 +55,13 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
         }
     }
     let Some((operator, value)) = operator else {
-        field.refuse("has no operator", "use one such as `exact`");
+        field.reject("has no operator", "use one such as `exact`");
         return None;
     };
     let text = |relation| text_test(&value, relation, !as_is);
     let number = |relation| {
         // A value that is not a 64-bit integer does not match.
-        let bound = value.literal()?.parse().ok();
+        let bound = value.read_literal()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
     match operator.as_str() {
@@ -75,7 +75,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
         "greater" => number(NumberRelation::Above),
         "less" => number(NumberRelation::Below),
         other => {
-            value.refuse(
+            value.reject(
                 format!("`{other}` is not an operator"),
                 "use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less",
             );
@@ -87,9 +87,9 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
 fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
     let texts = match (relation, value.value()) {
         (TextRelation::In, crate::document::Value::List(_)) => {
-            value.each(CONDITIONS_MAX, Field::literal)
+            value.read_each(CONDITIONS_MAX, Field::read_literal)
         }
-        _ => vec![value.literal()?],
+        _ => vec![value.read_literal()?],
     };
     Some(match texts.is_empty() {
         true => ValueTest::Never,
@@ -99,9 +99,9 @@ fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Op
 
 /// Lower-cases the expression like the value. An invalid expression never matches.
 pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
-    let text = value.literal()?;
+    let text = value.read_literal()?;
     let used = if ignore_case { text.to_lowercase() } else { text.clone() };
-    match check(value, &used)? {
+    match check_expression(value, &used)? {
         Usable::Yes => {
             Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
         }
@@ -116,8 +116,8 @@ pub(super) enum Usable {
 }
 
 /// An expression that no engine accepts never matches; one that only other engines accept is rejected.
-pub(super) fn check(field: &Field<'_>, text: &str) -> Option<Usable> {
-    let Err(why) = pattern::check(text) else {
+pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Usable> {
+    let Err(why) = pattern::check_pattern(text) else {
         return Some(Usable::Yes);
     };
     if MALFORMED.iter().any(|words| why.contains(words)) {
@@ -127,7 +127,7 @@ pub(super) fn check(field: &Field<'_>, text: &str) -> Option<Usable> {
         );
         return Some(Usable::Never);
     }
-    field.refuse(
+    field.reject(
         format!("{text:?} cannot be used as Java would ({why})"),
         "write it in RE2 syntax, without look-around or back references",
     );

@@ -8,7 +8,7 @@ use leno_model::{
     TagTarget, TagValue, Weights,
 };
 
-use super::condition::{Usable, check, read_conditions, read_headers};
+use super::condition::{Usable, check_expression, read_conditions, read_headers};
 use super::warn_unknown;
 use crate::field::{Field, Fields};
 use crate::kinds::lane;
@@ -19,7 +19,7 @@ pub(super) struct Origins<'a> {
 }
 
 impl Origins<'_> {
-    pub(super) fn at(&self, index: usize) -> RuleOrigin {
+    pub(super) fn rule_origin(&self, index: usize) -> RuleOrigin {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         RuleOrigin { dialect: TagDialect::Sermant, name: self.name.clone(), index }
     }
@@ -44,7 +44,11 @@ pub(super) fn read_flow_rule(
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
         refuse_dubbo(&parts);
-        ignored(&parts, &["method", "protocol", "parameters", "cookie", "tags", "policy"], "flow");
+        warn_ignored(
+            &parts,
+            &["method", "protocol", "parameters", "cookie", "tags", "policy"],
+            "flow",
+        );
         from.service = read_source(&parts, &origin.name.namespace)?;
         matches.quorum = read_quorum(&parts)?;
         if let Some(headers) = parts.find("headers") {
@@ -88,16 +92,16 @@ pub(super) fn read_caller_rule(
             "attachments",
             "args",
         ];
-        ignored(&parts, &unseen, "tag");
+        warn_ignored(&parts, &unseen, "tag");
         from.service = read_source(&parts, &origin.name.namespace)?;
         from.quorum = read_quorum(&parts)?;
         if let Some(tags) = parts.find("tags") {
             from.tags = read_conditions(tags)?;
         }
         if let Some(policy) = parts.find("policy") {
-            let policy = policy.fields(&["triggerThreshold", "minAllInstances"])?;
+            let policy = policy.read_fields(&["triggerThreshold", "minAllInstances"])?;
             let number = |key: &str| match policy.find(key) {
-                Some(field) => field.number(0, i32::MAX.unsigned_abs()),
+                Some(field) => field.read_number(0, i32::MAX.unsigned_abs()),
                 None => Some(0),
             };
             (min_percent, min_total) = (number("triggerThreshold")?, number("minAllInstances")?);
@@ -123,12 +127,12 @@ pub(super) fn read_lane_rule(
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
         refuse_dubbo(&parts);
-        ignored(&parts, &["cookie", "tags", "policy", "source", "fullMatch"], "lane");
+        warn_ignored(&parts, &["cookie", "tags", "policy", "source", "fullMatch"], "lane");
         if !is_http(&parts)? {
             return Some(Vec::new());
         }
         if let Some(method) = parts.find("method") {
-            matches.methods = any_case(method.text()?);
+            matches.methods = any_case(method.read_text()?);
         }
         if let Some(headers) = parts.find("headers") {
             matches.headers = read_headers(headers)?;
@@ -152,10 +156,12 @@ pub(super) fn read_lane_rule(
 /// True if `protocol` is `http`; without it, or with another one, the rule never matches.
 fn is_http(parts: &Fields<'_>) -> Option<bool> {
     let Some(protocol) = parts.find("protocol") else {
-        parts.here().warn("has no `protocol`, so the rule never matches", "add `protocol: http`");
+        parts
+            .map_field()
+            .warn("has no `protocol`, so the rule never matches", "add `protocol: http`");
         return Some(false);
     };
-    let is_http = protocol.text()?.eq_ignore_ascii_case("http");
+    let is_http = protocol.read_text()?.eq_ignore_ascii_case("http");
     if !is_http {
         protocol.warn("is for another protocol: no request matches", "use `http`");
     }
@@ -164,12 +170,12 @@ fn is_http(parts: &Fields<'_>) -> Option<bool> {
 
 /// Returns the literal path, and the expression if the path is a valid one.
 fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
-    let text = field.text()?.to_owned();
+    let text = field.read_text()?.to_owned();
     if text.is_empty() {
         return Some(vec![PathMatch::Any]);
     }
     let mut paths = vec![PathMatch::Exact(text.clone())];
-    if matches!(check(field, &text)?, Usable::Yes) {
+    if matches!(check_expression(field, &text)?, Usable::Yes) {
         paths.push(PathMatch::Regex(text));
     }
     Some(paths)
@@ -184,19 +190,19 @@ fn any_case(method: &str) -> Vec<String> {
 
 fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
-    for route in routes(fields, "route")? {
+    for route in read_routes(fields, "route")? {
         let parts = route.any_fields()?;
         warn_unknown(&route, &["weight", "tag-inject", "tags"]);
         let weight = parts.find("weight");
         let (Some(weight), Some(inject)) = (weight, parts.find("tag-inject")) else {
-            dropped(&route, "a `weight` and `tag-inject`");
+            warn_dropped(&route, "a `weight` and `tag-inject`");
             continue;
         };
-        let percent = weight.number(0, i32::MAX.unsigned_abs())?;
+        let percent = weight.read_number(0, i32::MAX.unsigned_abs())?;
         marks.push(LaneMark { percent, headers: lane::read_headers(inject)? });
     }
     if marks.is_empty() {
-        dropped(fields.here(), "a `route`");
+        warn_dropped(fields.map_field(), "a `route`");
     }
     Some(marks)
 }
@@ -211,7 +217,7 @@ enum Consumer {
 /// Reads routes with tags and weights; `Some(None)` if none is left.
 fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Option<TagSplit>> {
     let mut targets = Vec::new();
-    for route in routes(fields, key)? {
+    for route in read_routes(fields, key)? {
         let parts = route.any_fields()?;
         warn_unknown(&route, &["weight", "tags", "tag-inject"]);
         let tags = match parts.find("tags") {
@@ -221,32 +227,32 @@ fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Opti
         let callers = tags.values().any(|value| *value == TagValue::Callers);
         let weight = match parts.find("weight") {
             _ if callers => Some(100),
-            Some(field) => Some(field.number(0, i32::MAX.unsigned_abs())?),
+            Some(field) => Some(field.read_number(0, i32::MAX.unsigned_abs())?),
             None => None,
         };
         match weight.filter(|_| !tags.is_empty()) {
             Some(weight) => targets.push(TagTarget { weight, set: TagSet::Any(tags) }),
-            None => dropped(&route, "a `weight` and `tags`"),
+            None => warn_dropped(&route, "a `weight` and `tags`"),
         }
     }
     if targets.is_empty() {
-        dropped(fields.here(), &format!("a `{key}`"));
+        warn_dropped(fields.map_field(), &format!("a `{key}`"));
         return Some(None);
     }
     Some(Some(TagSplit { targets, weights: Weights::Percent }))
 }
 
-fn routes<'a>(fields: &Fields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
+fn read_routes<'a>(fields: &Fields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
     match fields.find(key) {
-        Some(field) => field.list(ROUTES_MAX),
+        Some(field) => field.read_list(ROUTES_MAX),
         None => Some(Vec::new()),
     }
 }
 
 fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, TagValue>> {
     let mut tags = BTreeMap::new();
-    for (name, value) in field.entries()? {
-        let text = value.literal()?;
+    for (name, value) in field.read_entries()? {
+        let text = value.read_literal()?;
         let value = match text == "CONSUMER_TAG" && consumer == Consumer::Caller {
             true => TagValue::Callers,
             false => TagValue::Is(text),
@@ -256,7 +262,7 @@ fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, T
     Some(tags)
 }
 
-fn dropped(field: &Field<'_>, lacks: &str) {
+fn warn_dropped(field: &Field<'_>, lacks: &str) {
     field.warn(format!("lacks {lacks} and is ignored"), format!("add {lacks}"));
 }
 
@@ -265,7 +271,7 @@ fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
     let Some(field) = parts.find("path") else {
         return Some(None);
     };
-    let text = field.text()?;
+    let text = field.read_text()?;
     if matches.headers.is_empty() || text.is_empty() {
         field.warn("is ignored without `headers`", "remove it, or use a TagRoute");
         return Some(None);
@@ -274,7 +280,7 @@ fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
         "is compared only with the part of the path before its last dot, if any",
         "use a TagRoute to match paths",
     );
-    Some(Some(match check(field, text)? {
+    Some(Some(match check_expression(field, text)? {
         Usable::Yes => text.to_owned(),
         Usable::Never => NOTHING.to_owned(),
     }))
@@ -284,23 +290,23 @@ fn read_source(parts: &Fields<'_>, namespace: &Name) -> Option<Option<ServiceNam
     let Some(field) = parts.find("source") else {
         return Some(None);
     };
-    if field.text()?.is_empty() {
+    if field.read_text()?.is_empty() {
         return Some(None);
     }
-    let name = field.label()?;
+    let name = field.read_label()?;
     Some(Some(ServiceName { namespace: namespace.clone(), name }))
 }
 
 fn read_quorum(parts: &Fields<'_>) -> Option<Quorum> {
     Some(match parts.find("fullMatch") {
-        Some(field) if !field.boolean()? => Quorum::One,
+        Some(field) if !field.read_boolean()? => Quorum::One,
         _ => Quorum::All,
     })
 }
 
 fn refuse_dubbo(parts: &Fields<'_>) {
     for key in ["attachments", "args"] {
-        parts.unsupported(
+        parts.reject_unsupported(
             key,
             "is for calls of Dubbo, which the mesh forwards without parsing them",
             "remove the rule, or match `headers`",
@@ -308,7 +314,7 @@ fn refuse_dubbo(parts: &Fields<'_>) {
     }
 }
 
-fn ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
+fn warn_ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
     for key in keys {
         if let Some(field) = parts.find(key) {
             field.warn(

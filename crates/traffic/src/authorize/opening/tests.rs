@@ -65,8 +65,8 @@ proptest! {
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
             account: ServiceAccount::new("edge", name).unwrap(),
         });
-        let request = made.view();
-        let path = PathKind::of(request.path);
+        let request = made.request_view();
+        let path = PathKind::from_path(request.path);
         let is_from = |opening: &Opening| match &opening.ranges {
             None => true,
             Some(ranges) => ranges.iter().any(|range| range.contains(origin.address)),
@@ -78,7 +78,7 @@ proptest! {
             .filter(|(_, it)| it.opening.port == 80 && is_from(&it.opening))
             .filter(|(_, it)| it.opens_to(peer.as_ref(), &origin.carrier))
             .collect();
-        let part = openings.of(peer.as_ref(), 80, &origin);
+        let part = openings.for_client(peer.as_ref(), 80, &origin);
         prop_assert_eq!(part.is_empty(), open.is_empty());
         let at_port = || said.iter().filter(|it| it.port == 80 && is_from(it));
         let spoken = openings.in_clear((80, Protocol::Detect), origin.address);
@@ -96,7 +96,7 @@ proptest! {
 
         let lets = |it: &CompiledOpening| {
             let mut requests = it.requests.iter().flatten();
-            it.requests.is_none() || requests.any(|matcher| fits(matcher, &request, path))
+            it.requests.is_none() || requests.any(|matcher| allows_path(matcher, &request, path))
         };
         let first = open.iter().find(|(_, it)| lets(it)).map(|(index, _)| *index);
         prop_assert_eq!(openings.for_request(&part, &request, path), first);

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
 
-fn rule(action: PolicyAction, name: &str) -> PolicyRule {
+fn policy_rule(action: PolicyAction, name: &str) -> PolicyRule {
     PolicyRule {
         policy: PolicyName::new("stock", "guard").unwrap(),
         name: name.to_owned(),
@@ -24,12 +24,12 @@ fn rule(action: PolicyAction, name: &str) -> PolicyRule {
     }
 }
 
-fn deny(name: &str) -> PolicyRule {
-    rule(PolicyAction::Deny, name)
+fn deny_rule(name: &str) -> PolicyRule {
+    policy_rule(PolicyAction::Deny, name)
 }
 
-fn allow(name: &str) -> PolicyRule {
-    rule(PolicyAction::Allow, name)
+fn allow_rule(name: &str) -> PolicyRule {
+    policy_rule(PolicyAction::Allow, name)
 }
 
 fn from(pattern: &str, rule: PolicyRule) -> PolicyRule {
@@ -39,7 +39,7 @@ fn from(pattern: &str, rule: PolicyRule) -> PolicyRule {
     PolicyRule { peers: vec![peer], ..rule }
 }
 
-fn asking(requests: &[(&str, PathMatch)], rule: PolicyRule) -> PolicyRule {
+fn for_requests(requests: &[(&str, PathMatch)], rule: PolicyRule) -> PolicyRule {
     let request = |(method, path): &(&str, PathMatch)| RequestMatch {
         path: path.clone(),
         methods: method.split_whitespace().map(str::to_owned).collect(),
@@ -48,18 +48,18 @@ fn asking(requests: &[(&str, PathMatch)], rule: PolicyRule) -> PolicyRule {
     PolicyRule { requests: requests.iter().map(request).collect(), ..rule }
 }
 
-fn at(ports: &[u16], rule: PolicyRule) -> PolicyRule {
+fn for_ports(ports: &[u16], rule: PolicyRule) -> PolicyRule {
     PolicyRule { ports: PortSet::Only(ports.to_vec()), ..rule }
 }
 
-fn below(prefix: &str) -> PathMatch {
+fn path_prefix(prefix: &str) -> PathMatch {
     PathMatch::Prefix(prefix.to_owned())
 }
 
 /// Port 80 speaks HTTP, port 90 is detected, port 5432 is opaque.
-fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
+fn compile_access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
-    let plan = WorkloadPlan::bare(
+    let plan = WorkloadPlan::identity_only(
         WorkloadName::new("stock", "stock-1").unwrap(),
         ServiceAccount::new("stock", "stock").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
@@ -69,22 +69,22 @@ fn access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAcce
     let ports = [(80, Protocol::Http), (90, Protocol::Detect), (5432, Protocol::Tcp)];
     let ports = ports.map(|(number, protocol)| port(number, protocol)).to_vec();
     let plan = WorkloadPlan { ports, inbound: InboundPolicy { is_audited, rules }, ..plan };
-    InboundAccess::of(&plan).unwrap()
+    InboundAccess::from_config(&plan).unwrap()
 }
 
-fn strict(rules: Vec<PolicyRule>) -> InboundAccess {
-    access(Access::Strict(Vec::new()), false, rules)
+fn strict_access(rules: Vec<PolicyRule>) -> InboundAccess {
+    compile_access(Access::Strict(Vec::new()), false, rules)
 }
 
-fn connect(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
+fn connection_permit(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
     let (namespace, name) = peer.split_once('/').unwrap();
     let account = ServiceAccount::new(namespace, name).unwrap();
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
-    access.connection(Some(&SpiffeId { trust_domain, account }), port).unwrap()
+    access.authorize_connection(Some(&SpiffeId { trust_domain, account }), port).unwrap()
 }
 
 /// The reason and the rule, if any.
-fn described(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+fn describe_decision(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
     let rule = |decision: Option<&PolicyDecision>| match decision {
         None => String::new(),
         Some(PolicyDecision { rule: Some(rule), .. }) => rule.to_string(),
@@ -100,7 +100,7 @@ fn described(access: &InboundAccess, decision: Result<Permit, Denial>) -> String
     format!("{reason} {rule}").trim_end().to_owned()
 }
 
-fn ask(access: &InboundAccess, peer: &str, what: &str) -> String {
+fn decide_request(access: &InboundAccess, peer: &str, what: &str) -> String {
     ask_with(access, peer, what, &[])
 }
 
@@ -109,15 +109,18 @@ fn ask_with(access: &InboundAccess, peer: &str, what: &str, fields: &[(&str, &st
     let field = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let fields: Vec<(String, String)> = fields.iter().map(field).collect();
     let request = RequestView { method, path, query: None, authority: "stock", fields: &fields };
-    described(access, access.request(&connect(access, peer, 80), &request))
+    describe_decision(
+        access,
+        access.authorize_request(&connection_permit(access, peer, 80), &request),
+    )
 }
 
-fn bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
-    described(access, access.tcp(&connect(access, peer, port)))
+fn decide_bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
+    describe_decision(access, access.authorize_tcp(&connection_permit(access, peer, port)))
 }
 
 /// A `TrafficTarget` that allows `shop/web` to read everything and use all ports.
-fn target() -> Access {
+fn target_access() -> Access {
     let request = RequestMatch { methods: vec!["GET".to_owned()], ..RequestMatch::default() };
     Access::Strict(vec![AccessRule {
         policy: PolicyName::new("stock", "target").unwrap(),
@@ -129,12 +132,15 @@ fn target() -> Access {
 
 #[test]
 fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
-    let none = || access(Access::Permissive, false, Vec::new());
-    assert_eq!(ask(&none(), "shop/web", "GET /"), "ok");
+    let none = || compile_access(Access::Permissive, false, Vec::new());
+    assert_eq!(decide_request(&none(), "shop/web", "GET /"), "ok");
     let rules = || {
         vec![
-            asking(&[("DELETE", PathMatch::Any)], deny("no-deletes")),
-            from("shop/*", asking(&[("GET DELETE", below("/items"))], allow("items"))),
+            for_requests(&[("DELETE", PathMatch::Any)], deny_rule("no-deletes")),
+            from(
+                "shop/*",
+                for_requests(&[("GET DELETE", path_prefix("/items"))], allow_rule("items")),
+            ),
         ]
     };
     for (mode, is_audited, answers) in [
@@ -166,7 +172,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ],
         ),
         (
-            target(),
+            target_access(),
             false,
             [
                 "ok items",
@@ -184,21 +190,21 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ("else/web", "GET /items/1"),
             ("else/web", "DELETE /other"),
         ];
-        let access = access(mode, is_audited, rules());
-        let found = asked.map(|(peer, what)| ask(&access, peer, what));
+        let access = compile_access(mode, is_audited, rules());
+        let found = asked.map(|(peer, what)| decide_request(&access, peer, what));
         assert_eq!(found, answers, "{access:?}");
     }
     // TrafficTargets that name the peer, but do not match.
-    let access = access(target(), false, rules());
-    assert_eq!(ask(&access, "shop/web", "POST /other"), "no-policy-route");
+    let access = compile_access(target_access(), false, rules());
+    assert_eq!(decide_request(&access, "shop/web", "POST /other"), "no-policy-route");
 }
 
 #[test]
 fn peers_are_named_by_account_and_namespace_with_wildcards() {
-    let access = strict(vec![
-        from("test-*/*", deny("tests")),
-        from("shop/web-*", allow("web")),
-        from("*/admin", allow("admins")),
+    let access = strict_access(vec![
+        from("test-*/*", deny_rule("tests")),
+        from("shop/web-*", allow_rule("web")),
+        from("*/admin", allow_rule("admins")),
     ]);
     for (peer, expected) in [
         ("shop/web-1", "ok web"),
@@ -207,38 +213,41 @@ fn peers_are_named_by_account_and_namespace_with_wildcards() {
         ("elsewhere/admin", "ok admins"),
         ("test-1/admin", "denied-by-policy tests"),
     ] {
-        assert_eq!(ask(&access, peer, "GET /"), expected, "{peer}");
+        assert_eq!(decide_request(&access, peer, "GET /"), expected, "{peer}");
     }
 }
 
 #[test]
 fn bytes_are_judged_by_identity_and_port_alone() {
-    let by_port = strict(vec![at(&[5432], allow("database"))]);
-    assert_eq!(bytes(&by_port, "shop/web", 5432), "ok database");
-    assert_eq!(bytes(&by_port, "shop/web", 80), "denied");
-    assert_eq!(ask(&by_port, "shop/web", "GET /"), "denied");
+    let by_port = strict_access(vec![for_ports(&[5432], allow_rule("database"))]);
+    assert_eq!(decide_bytes(&by_port, "shop/web", 5432), "ok database");
+    assert_eq!(decide_bytes(&by_port, "shop/web", 80), "denied");
+    assert_eq!(decide_request(&by_port, "shop/web", "GET /"), "denied");
     // A rule that allows some requests opens no port to bytes.
-    let by_request = strict(vec![asking(&[("GET", PathMatch::Any)], allow("reads"))]);
-    assert_eq!(ask(&by_request, "shop/web", "GET /"), "ok reads");
-    assert_eq!(bytes(&by_request, "shop/web", 80), "denied");
+    let by_request =
+        strict_access(vec![for_requests(&[("GET", PathMatch::Any)], allow_rule("reads"))]);
+    assert_eq!(decide_request(&by_request, "shop/web", "GET /"), "ok reads");
+    assert_eq!(decide_bytes(&by_request, "shop/web", 80), "denied");
     // A rule that denies some requests denies bytes that may contain them.
-    let hidden = asking(&[("DELETE", PathMatch::Any)], deny("no-deletes"));
-    let hidden = access(Access::Permissive, false, vec![hidden]);
-    assert_eq!(bytes(&hidden, "shop/web", 80), "denied-by-policy no-deletes");
-    assert_eq!(bytes(&hidden, "shop/web", 90), "denied-by-policy no-deletes");
-    assert_eq!(bytes(&hidden, "shop/web", 5432), "ok");
-    let denied = access(Access::Permissive, false, vec![at(&[5432], deny("closed"))]);
-    assert_eq!(bytes(&denied, "shop/web", 5432), "denied-by-policy closed");
-    assert_eq!(bytes(&denied, "shop/web", 80), "ok");
-    let both = access(target(), false, vec![at(&[5432], deny("closed"))]);
-    assert_eq!(bytes(&both, "shop/web", 5432), "denied-by-policy closed");
-    assert_eq!(bytes(&both, "shop/web", 80), "ok target");
+    let hidden = for_requests(&[("DELETE", PathMatch::Any)], deny_rule("no-deletes"));
+    let hidden = compile_access(Access::Permissive, false, vec![hidden]);
+    assert_eq!(decide_bytes(&hidden, "shop/web", 80), "denied-by-policy no-deletes");
+    assert_eq!(decide_bytes(&hidden, "shop/web", 90), "denied-by-policy no-deletes");
+    assert_eq!(decide_bytes(&hidden, "shop/web", 5432), "ok");
+    let denied =
+        compile_access(Access::Permissive, false, vec![for_ports(&[5432], deny_rule("closed"))]);
+    assert_eq!(decide_bytes(&denied, "shop/web", 5432), "denied-by-policy closed");
+    assert_eq!(decide_bytes(&denied, "shop/web", 80), "ok");
+    let both =
+        compile_access(target_access(), false, vec![for_ports(&[5432], deny_rule("closed"))]);
+    assert_eq!(decide_bytes(&both, "shop/web", 5432), "denied-by-policy closed");
+    assert_eq!(decide_bytes(&both, "shop/web", 80), "ok target");
 }
 
 #[test]
 fn a_denial_of_a_path_holds_for_every_variant_of_it() {
-    let admin = || asking(&[("", below("/admin"))], deny("admin"));
-    let closed = access(Access::Permissive, false, vec![admin()]);
+    let admin = || for_requests(&[("", path_prefix("/admin"))], deny_rule("admin"));
+    let closed = compile_access(Access::Permissive, false, vec![admin()]);
     for path in [
         "/admin",
         "/admin/x",
@@ -255,18 +264,21 @@ fn a_denial_of_a_path_holds_for_every_variant_of_it() {
         "/items/..;/admin",
     ] {
         assert_eq!(
-            ask(&closed, "shop/web", &format!("GET {path}")),
+            decide_request(&closed, "shop/web", &format!("GET {path}")),
             "denied-by-policy admin",
             "{path}"
         );
     }
     for path in ["/", "/administrator", "/items/admin", "/a%64", "/items;admin", "/items//x"] {
-        assert_eq!(ask(&closed, "shop/web", &format!("GET {path}")), "ok", "{path}");
+        assert_eq!(decide_request(&closed, "shop/web", &format!("GET {path}")), "ok", "{path}");
     }
     let exact = PathMatch::Exact("/a".to_owned());
     let regex = PathMatch::Regex("/b[0-9]+".to_owned());
-    let closed =
-        access(Access::Permissive, false, vec![asking(&[("", exact), ("", regex)], deny("ab"))]);
+    let closed = compile_access(
+        Access::Permissive,
+        false,
+        vec![for_requests(&[("", exact), ("", regex)], deny_rule("ab"))],
+    );
     for (path, expected) in [
         ("/a", "denied-by-policy ab"),
         ("/%61", "denied-by-policy ab"),
@@ -275,23 +287,24 @@ fn a_denial_of_a_path_holds_for_every_variant_of_it() {
         ("/a/b", "ok"),
         ("/bx", "ok"),
     ] {
-        assert_eq!(ask(&closed, "shop/web", &format!("GET {path}")), expected, "{path}");
+        assert_eq!(decide_request(&closed, "shop/web", &format!("GET {path}")), expected, "{path}");
     }
     // An allow rule does not match encodings of dot segments.
-    let open = strict(vec![asking(&[("", below("/items"))], allow("items"))]);
-    assert_eq!(ask(&open, "shop/web", "GET /items/1"), "ok items");
-    assert_eq!(ask(&open, "shop/web", "GET /items/../admin"), "denied");
+    let open =
+        strict_access(vec![for_requests(&[("", path_prefix("/items"))], allow_rule("items"))]);
+    assert_eq!(decide_request(&open, "shop/web", "GET /items/1"), "ok items");
+    assert_eq!(decide_request(&open, "shop/web", "GET /items/../admin"), "denied");
     // Nor does it match a path that an application may read without the first element.
     let regex = PathMatch::Regex("/.*/items".to_owned());
-    let open = strict(vec![asking(&[("", regex)], allow("items"))]);
-    assert_eq!(ask(&open, "shop/web", "GET /x/items"), "ok items");
+    let open = strict_access(vec![for_requests(&[("", regex)], allow_rule("items"))]);
+    assert_eq!(decide_request(&open, "shop/web", "GET /x/items"), "ok items");
     for path in ["//x/items", r"/\x/items", "/%2fx/items", "/%2fx%252fy/items"] {
-        assert_eq!(ask(&open, "shop/web", &format!("GET {path}")), "denied", "{path}");
+        assert_eq!(decide_request(&open, "shop/web", &format!("GET {path}")), "denied", "{path}");
     }
     // A rule for all paths matches, also as an expression.
     for all in [PathMatch::Any, PathMatch::Regex("/.*".to_owned())] {
-        let all = strict(vec![asking(&[("", all)], allow("all"))]);
-        assert_eq!(ask(&all, "shop/web", "GET //x/items"), "ok all");
+        let all = strict_access(vec![for_requests(&[("", all)], allow_rule("all"))]);
+        assert_eq!(decide_request(&all, "shop/web", "GET //x/items"), "ok all");
     }
 }
 
@@ -304,10 +317,10 @@ fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
             methods: vec!["PURGE".to_owned()],
             ..RequestMatch::default()
         };
-        access(
+        compile_access(
             Access::Permissive,
             false,
-            vec![PolicyRule { requests: vec![request], ..deny("team") }],
+            vec![PolicyRule { requests: vec![request], ..deny_rule("team") }],
         )
     };
     for value in [ValueMatch::Exact("red".to_owned()), ValueMatch::Regex("r.d".to_owned())] {
@@ -328,16 +341,16 @@ fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
 
 #[test]
 fn permits_of_other_rules_are_judged_by_those_of_today() {
-    let before = strict(vec![allow("all")]);
-    let permit = connect(&before, "shop/web", 80);
-    let after = strict(vec![at(&[80], deny("closed")), allow("all")]);
-    assert_eq!(described(&before, before.tcp(&permit)), "ok all");
-    assert_eq!(described(&after, after.tcp(&permit)), "denied-by-policy closed");
+    let before = strict_access(vec![allow_rule("all")]);
+    let permit = connection_permit(&before, "shop/web", 80);
+    let after = strict_access(vec![for_ports(&[80], deny_rule("closed")), allow_rule("all")]);
+    assert_eq!(describe_decision(&before, before.authorize_tcp(&permit)), "ok all");
+    assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied-by-policy closed");
 }
 
 #[test]
 fn a_bad_pattern_names_its_policy() {
-    let bad = asking(&[("", PathMatch::Regex("(".to_owned()))], deny("bad"));
+    let bad = for_requests(&[("", PathMatch::Regex("(".to_owned()))], deny_rule("bad"));
     let error = PolicyRules::compile(&[bad], &[]).unwrap_err().to_string();
     assert!(error.starts_with("AccessPolicy stock/guard: "), "{error}");
 }
@@ -346,7 +359,7 @@ fn a_bad_pattern_names_its_policy() {
 struct Claimed(&'static str, &'static str);
 
 impl crate::request::Fields for Claimed {
-    fn find(&self, _: &str) -> Option<Cow<'_, str>> {
+    fn joined_values(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
 
@@ -354,11 +367,11 @@ impl crate::request::Fields for Claimed {
         None
     }
 
-    fn first(&self, _: &str) -> Option<Cow<'_, str>> {
+    fn first_value(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
 
-    fn claim(&self, name: &str) -> Vec<String> {
+    fn claim_values(&self, name: &str) -> Vec<String> {
         if name == self.0 { vec![self.1.to_owned()] } else { Vec::new() }
     }
 }
@@ -371,17 +384,17 @@ fn rules_ask_what_a_token_says() {
         PolicyRule { claims, ..rule }
     };
     for (rules, fits, otherwise) in [
-        (vec![wants(allow("by"))], None, Some("no-policy-route")),
-        (vec![wants(deny("by"))], Some("denied-by-policy"), None),
+        (vec![wants(allow_rule("by"))], None, Some("no-policy-route")),
+        (vec![wants(deny_rule("by"))], Some("denied-by-policy"), None),
     ] {
         let mode =
             if otherwise.is_some() { Access::Strict(Vec::new()) } else { Access::Permissive };
-        let access = access(mode, false, rules);
+        let access = compile_access(mode, false, rules);
         let peer = SpiffeId {
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
             account: ServiceAccount::new("shop", "web").unwrap(),
         };
-        let permit = access.connection(Some(&peer), 80).unwrap();
+        let permit = access.authorize_connection(Some(&peer), 80).unwrap();
         for (fields, expected) in [
             (Claimed("groups", "writers"), fits),
             (Claimed("groups", "admins"), otherwise),
@@ -394,13 +407,13 @@ fn rules_ask_what_a_token_says() {
                 authority: "web",
                 fields: &fields,
             };
-            let denied = access.request(&permit, &view).err();
+            let denied = access.authorize_request(&permit, &view).err();
             let denied = denied.map(|denial| denial.reason.label());
             let expected = expected.map(|it| if it == "no-policy-route" { "denied" } else { it });
             assert_eq!(denied, expected);
         }
         // Claims are not visible in bytes.
-        assert!(access.tcp(&permit).is_err());
+        assert!(access.authorize_tcp(&permit).is_err());
     }
 }
 
@@ -411,21 +424,21 @@ struct Counted {
 }
 
 impl crate::request::Fields for Counted {
-    fn find(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
         self.asked.set(self.asked.get() + 1);
         (name == "x-user").then_some(Cow::Borrowed(&self.user))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.find(name)
+        self.joined_values(name)
     }
 
     fn find_alone(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.find(name)
+        self.joined_values(name)
     }
 
-    fn first(&self, name: &str) -> Option<Cow<'_, str>> {
-        self.find(name)
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.joined_values(name)
     }
 }
 
@@ -437,10 +450,10 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
             let headers = vec![FieldMatch { name: "x-user".to_owned(), value }];
             let request = RequestMatch { headers, ..RequestMatch::default() };
             let tenant = format!("tenant-{}/*", n % tenants);
-            from(&tenant, PolicyRule { requests: vec![request], ..allow(&format!("r{n}")) })
+            from(&tenant, PolicyRule { requests: vec![request], ..allow_rule(&format!("r{n}")) })
         };
-        let access = strict((0..rules).map(by_user).collect());
-        let permit = connect(&access, "tenant-0/web", 80);
+        let access = strict_access((0..rules).map(by_user).collect());
+        let permit = connection_permit(&access, "tenant-0/web", 80);
         // The last one of the first tenant, one of another, and one of none.
         let last = rules - tenants;
         for (user, expected) in [
@@ -455,7 +468,7 @@ fn what_few_of_the_rules_allow_a_peer_is_looked_up_as_well() {
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query: None, authority: "", fields: &fields };
             assert_eq!(
-                described(&access, access.request(&permit, &view)),
+                describe_decision(&access, access.authorize_request(&permit, &view)),
                 expected,
                 "{rules} {tenants}"
             );
@@ -483,9 +496,10 @@ fn a_rule_that_allows_fits_no_field_with_a_twin() {
     ];
     // One by one, and by the index.
     for rules in [1, 20] {
-        let rule = |n: usize| PolicyRule { requests: requests.clone(), ..allow(&format!("r{n}")) };
-        let access = strict((0..rules).map(rule).collect());
-        let permit = connect(&access, "shop/web", 80);
+        let rule =
+            |n: usize| PolicyRule { requests: requests.clone(), ..allow_rule(&format!("r{n}")) };
+        let access = strict_access((0..rules).map(rule).collect());
+        let permit = connection_permit(&access, "shop/web", 80);
         for (query, fields, expected) in [
             (None, &[("X-Role", "user")][..], "ok r0"),
             (None, &[("x-role", "user"), ("x-roles", "root")], "ok r0"),
@@ -509,7 +523,7 @@ fn a_rule_that_allows_fits_no_field_with_a_twin() {
             let fields: Vec<_> = fields.iter().map(own).collect();
             let (method, path) = ("GET", "/");
             let view = RequestView { method, path, query, authority: "", fields: &fields };
-            let found = described(&access, access.request(&permit, &view));
+            let found = describe_decision(&access, access.authorize_request(&permit, &view));
             assert_eq!(found, expected, "{rules}: {query:?} {fields:?}");
         }
     }
@@ -524,14 +538,14 @@ fn what_a_client_says_a_thousand_times_is_asked_once() {
         };
         let headers = vec![header("x-user", format!("u-{n}")), header("x-other", "o".to_owned())];
         let request = RequestMatch { headers, ..RequestMatch::default() };
-        PolicyRule { requests: vec![request], ..deny(&format!("r{n}")) }
+        PolicyRule { requests: vec![request], ..deny_rule(&format!("r{n}")) }
     };
-    let access = strict((0..100).map(by_user).collect());
-    let permit = connect(&access, "shop/web", 80);
+    let access = strict_access((0..100).map(by_user).collect());
+    let permit = connection_permit(&access, "shop/web", 80);
     let fields = Counted { user: "u-7,".repeat(1000), asked: Cell::new(0) };
     let (method, path) = ("GET", "/");
     let view = RequestView { method, path, query: None, authority: "", fields: &fields };
-    assert_eq!(described(&access, access.request(&permit, &view)), "denied");
+    assert_eq!(describe_decision(&access, access.authorize_request(&permit, &view)), "denied");
     assert!(fields.asked.get() <= 4, "{}", fields.asked.get());
 }
 
@@ -565,10 +579,10 @@ fn any_rule(denials: u32) -> impl Strategy<Value = PolicyRule> {
         prop::collection::vec(claim, 0..2),
     )
         .prop_map(|((action, peers, everywhere), requests, claims)| {
-            let named = |peer| from(peer, rule(action, "")).peers;
+            let named = |peer| from(peer, policy_rule(action, "")).peers;
             let peers = peers.into_iter().flat_map(named).collect();
-            let rule = PolicyRule { peers, requests, claims, ..rule(action, "") };
-            if everywhere { rule } else { at(&[80], rule) }
+            let rule = PolicyRule { peers, requests, claims, ..policy_rule(action, "") };
+            if everywhere { rule } else { for_ports(&[80], rule) }
         })
 }
 
@@ -586,7 +600,7 @@ proptest! {
         let found = compiled.of_peer(peer.as_ref(), 80);
         let about = |action, requests| {
             let all = rules.iter().enumerate().filter(|(_, rule)| {
-                rule.names(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
+                rule.matches_caller(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
             });
             let all = all.filter(|(_, rule)| rule.is_about_requests() == requests);
             all.map(|(index, _)| index).collect::<Vec<_>>()
@@ -598,7 +612,7 @@ proptest! {
             (&found.deny, &compiled.denying, deny),
             (&found.allow, &compiled.allowing, allow),
         ] {
-            let mut listed: Vec<usize> = part.rules(many.as_ref()).collect();
+            let mut listed: Vec<usize> = part.matching_rules(many.as_ref()).collect();
             listed.dedup();
             prop_assert_eq!(listed, about(action, true));
         }
@@ -617,17 +631,17 @@ proptest! {
     ) {
         let named = |(n, rule): (usize, PolicyRule)| PolicyRule { name: format!("r{n}"), ..rule };
         let rules: Vec<PolicyRule> = rules.into_iter().enumerate().map(named).collect();
-        let access = strict(rules.clone());
+        let access = strict_access(rules.clone());
         let fields = Claimed("groups", group);
         let request = RequestView { method, path, query: None, authority: "", fields: &fields };
-        let permit = connect(&access, peer, port);
-        let (kind, account) = (PathKind::of(path), &permit.peer().unwrap().account);
-        let variant = PathVariants::of(path, kind);
+        let permit = connection_permit(&access, peer, port);
+        let (kind, account) = (PathKind::from_path(path), &permit.peer().unwrap().account);
+        let variant = PathVariants::from_path(path, kind);
         let fits = |rule: &&PolicyRule| {
             let fits = |it: &RequestMatch| {
                 match rule.action {
                     PolicyAction::Allow => {
-                        fits(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
+                        allows_path(&RequestMatcher::compile_allowing(it).unwrap(), &request, kind)
                     }
                     PolicyAction::Deny => {
                         DenialMatcher::compile(it).unwrap().may_mean(&request, &variant)
@@ -635,7 +649,7 @@ proptest! {
                 }
             };
             rule.ports.contains(port)
-                && rule.names(Some(account))
+                && rule.matches_caller(Some(account))
                 && (rule.requests.is_empty() || rule.requests.iter().any(fits))
                 && rule.claims.iter().all(|it| it.values.iter().any(|value| value == group))
         };
@@ -649,11 +663,11 @@ proptest! {
             (None, Some(allow)) => format!("ok {}", allow.name),
             (None, None) => "denied".to_owned(),
         };
-        prop_assert_eq!(described(&access, access.request(&permit, &request)), expected);
+        prop_assert_eq!(describe_decision(&access, access.authorize_request(&permit, &request)), expected);
 
         let concerning = |action| {
             let rules = rules.iter().filter(move |rule| {
-                rule.action == action && rule.ports.contains(port) && rule.names(Some(account))
+                rule.action == action && rule.ports.contains(port) && rule.matches_caller(Some(account))
             });
             rules.map(|rule| (rule.is_about_requests(), &rule.name))
         };
@@ -664,6 +678,6 @@ proptest! {
             (None, Some((_, allow))) => format!("ok {allow}"),
             (None, None) => "denied".to_owned(),
         };
-        prop_assert_eq!(described(&access, access.tcp(&permit)), expected);
+        prop_assert_eq!(describe_decision(&access, access.authorize_tcp(&permit)), expected);
     }
 }

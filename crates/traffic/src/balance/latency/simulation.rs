@@ -1,7 +1,7 @@
 //! Seeded simulation of callers and endpoints: slow or failing endpoints receive less.
 
 use super::*;
-use crate::balance::{Candidates, Load, pick};
+use crate::balance::{Candidates, Load, pick_candidate};
 use crate::hash::hash;
 
 /// The latency of an endpoint; true if its responses are errors.
@@ -24,18 +24,18 @@ impl Candidates for Known {
 
     fn load(&self, index: usize) -> Load {
         let (latency, under_way) = &self.endpoints[index];
-        let under_way = under_way + u32::from(latency.failures(self.now));
-        Load { under_way, step: latency.step(self.now), weight: None }
+        let under_way = under_way + u32::from(latency.failure_count(self.now));
+        Load { under_way, step: latency.latency_step(self.now), weight: None }
     }
 
-    fn usable(&self, _: usize) -> bool {
+    fn is_usable(&self, _: usize) -> bool {
         true
     }
 }
 
 /// The share of each endpoint, in percent, for this number of callers with one request after another for a
 /// minute; each response takes its endpoint's time plus up to a quarter.
-fn shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
+fn simulate_shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
     let count = behaviours.len();
     let mut known = Known { endpoints: vec![(Latency::default(), 0); count], now: Duration::ZERO };
     let mut draws = (0_u64..).map(|n| hash(seed ^ n, "draw"));
@@ -51,11 +51,11 @@ fn shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
             let (latency, under_way) = &mut known.endpoints[endpoint];
             *under_way -= 1;
             match behaviours[endpoint].fails {
-                true => latency.failed(took, known.now),
-                false => latency.answered(took, known.now),
+                true => latency.record_failure(took, known.now),
+                false => latency.record_response(took, known.now),
             }
         }
-        let endpoint = pick(&known, draw()).unwrap();
+        let endpoint = pick_candidate(&known, draw()).unwrap();
         known.endpoints[endpoint].1 += 1;
         asked[endpoint] += 1;
         let takes = behaviours[endpoint].takes;
@@ -66,7 +66,7 @@ fn shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
     asked.iter().map(|asked| asked * 100 / all).collect()
 }
 
-fn well(takes: u64) -> Behaviour {
+fn healthy_endpoint(takes: u64) -> Behaviour {
     Behaviour { takes: Duration::from_millis(takes), fails: false }
 }
 
@@ -77,9 +77,9 @@ fn who_is_ten_times_slower_gets_less_than_a_tenth() {
     for seed in SEEDS {
         for callers in [1, 8, 24] {
             for others in [1, 3] {
-                let mut behaviours = vec![well(10); others];
-                behaviours.push(well(100));
-                let shares = shares(&behaviours, callers, seed);
+                let mut behaviours = vec![healthy_endpoint(10); others];
+                behaviours.push(healthy_endpoint(100));
+                let shares = simulate_shares(&behaviours, callers, seed);
                 assert!(shares[others] < 10, "{callers} callers, seed {seed}: {shares:?}");
             }
         }
@@ -90,7 +90,7 @@ fn who_is_ten_times_slower_gets_less_than_a_tenth() {
 fn equals_get_equal_shares() {
     for seed in SEEDS {
         for callers in [1, 8, 24] {
-            let shares = shares(&[well(10); 4], callers, seed);
+            let shares = simulate_shares(&[healthy_endpoint(10); 4], callers, seed);
             assert!(
                 shares.iter().all(|it| (20..=30).contains(it)),
                 "{callers}, {seed}: {shares:?}"
@@ -104,7 +104,11 @@ fn who_fails_fast_attracts_nothing() {
     let failing = Behaviour { takes: Duration::from_millis(1), fails: true };
     for seed in SEEDS {
         for callers in [1, 8, 24] {
-            let shares = shares(&[well(10), well(10), well(10), failing], callers, seed);
+            let shares = simulate_shares(
+                &[healthy_endpoint(10), healthy_endpoint(10), healthy_endpoint(10), failing],
+                callers,
+                seed,
+            );
             assert!(shares[3] < 25, "{callers} callers, seed {seed}: {shares:?}");
         }
     }
@@ -113,11 +117,11 @@ fn who_fails_fast_attracts_nothing() {
 #[test]
 fn who_recovers_gets_its_share_again() {
     let mut latency = Latency::default();
-    latency.answered(Duration::from_secs(5), Duration::ZERO);
+    latency.record_response(Duration::from_secs(5), Duration::ZERO);
     let mut now = Duration::ZERO;
-    while latency.step(now) > Some(13) {
+    while latency.latency_step(now) > Some(13) {
         now += Duration::from_millis(100);
-        latency.answered(Duration::from_millis(10), now);
+        latency.record_response(Duration::from_millis(10), now);
         assert!(now < Duration::from_secs(90), "{latency:?}");
     }
 }

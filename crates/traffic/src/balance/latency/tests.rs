@@ -4,135 +4,144 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn ms(ms: u64) -> Duration {
+fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
 /// In milliseconds.
-fn average(latency: &Latency) -> f64 {
+fn average_millis(latency: &Latency) -> f64 {
     (latency.average >> SCALE_BITS) as f64 / 1000.0
 }
 
-fn near(value: f64, expected: f64) {
+fn assert_near(value: f64, expected: f64) {
     assert!((value - expected).abs() <= expected * 0.02 + 0.01, "{value} is not {expected}");
 }
 
 #[test]
 fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
     let mut latency = Latency::default();
-    latency.answered(ms(10), ms(0));
-    near(average(&latency), 10.0);
-    latency.answered(ms(100), ms(1));
-    near(average(&latency), 100.0);
-    latency.answered(ms(10), ms(1));
-    near(average(&latency), 100.0);
+    latency.record_response(millis(10), millis(0));
+    assert_near(average_millis(&latency), 10.0);
+    latency.record_response(millis(100), millis(1));
+    assert_near(average_millis(&latency), 100.0);
+    latency.record_response(millis(10), millis(1));
+    assert_near(average_millis(&latency), 100.0);
     // After ten seconds 1/e of the excess is left, after one response or ten thousand.
     let expected = 10.0 + 90.0 / std::f64::consts::E;
     let mut once = latency;
-    once.answered(ms(10), ms(10_001));
-    near(average(&once), expected);
+    once.record_response(millis(10), millis(10_001));
+    assert_near(average_millis(&once), expected);
     for n in 1..=10_000 {
-        latency.answered(ms(10), ms(1 + n));
+        latency.record_response(millis(10), millis(1 + n));
     }
-    near(average(&latency), expected);
+    assert_near(average_millis(&latency), expected);
 }
 
 #[test]
 fn the_curve_is_that_of_the_exponential_function() {
     for tenths in 0..=600 {
-        let left = decayed(1 << 40, tenths * 100_000) as f64 / (1_u64 << 40) as f64;
+        let left = decay(1 << 40, tenths * 100_000) as f64 / (1_u64 << 40) as f64;
         let exact = (-(tenths as f64) / 100.0).exp();
         assert!((left - exact).abs() <= exact * 0.01, "{tenths}: {left} {exact}");
     }
-    assert_eq!(decayed(u64::MAX >> 24, u64::MAX), 0);
+    assert_eq!(decay(u64::MAX >> 24, u64::MAX), 0);
 }
 
 #[test]
 fn failures_draw_nothing_down_and_count_until_the_next_answer() {
     let mut latency = Latency::default();
-    latency.failed(ms(1), ms(0));
-    assert_eq!((latency.step(ms(0)), latency.failures(ms(0))), (None, 1), "nobody knows");
-    latency.answered(ms(40), ms(1));
-    assert_eq!(latency.failures(ms(1)), 0);
+    latency.record_failure(millis(1), millis(0));
+    assert_eq!(
+        (latency.latency_step(millis(0)), latency.failure_count(millis(0))),
+        (None, 1),
+        "nobody knows"
+    );
+    latency.record_response(millis(40), millis(1));
+    assert_eq!(latency.failure_count(millis(1)), 0);
     for n in 0..300 {
-        latency.failed(ms(1), ms(2 + n));
+        latency.record_failure(millis(1), millis(2 + n));
     }
-    near(average(&latency), 40.0);
-    assert_eq!(latency.failures(ms(302)), u8::MAX);
-    assert_eq!(latency.failures(ms(301 + 3_000)), u8::MAX >> 3);
-    assert_eq!(latency.failures(ms(301 + 60_000)), 0);
+    assert_near(average_millis(&latency), 40.0);
+    assert_eq!(latency.failure_count(millis(302)), u8::MAX);
+    assert_eq!(latency.failure_count(millis(301 + 3_000)), u8::MAX >> 3);
+    assert_eq!(latency.failure_count(millis(301 + 60_000)), 0);
     // A slow failure counts as slow as well.
-    latency.failed(ms(500), ms(400));
-    near(average(&latency), 500.0);
+    latency.record_failure(millis(500), millis(400));
+    assert_near(average_millis(&latency), 500.0);
 }
 
 #[test]
 fn who_never_answers_well_never_looks_fast() {
     // Only the slow samples repeat; earlier ones are long decayed.
-    let learned: [fn(&mut Latency, Duration, Duration); 2] = [Latency::peaked, Latency::failed];
+    let learned: [fn(&mut Latency, Duration, Duration); 2] =
+        [Latency::record_pending, Latency::record_failure];
     for learn in learned {
         let mut latency = Latency::default();
-        latency.answered(ms(5), ms(0));
+        latency.record_response(millis(5), millis(0));
         for second in 1..=60 {
-            learn(&mut latency, ms(900), ms(second * 1000));
+            learn(&mut latency, millis(900), millis(second * 1000));
         }
-        near(average(&latency), 900.0);
-        assert_eq!(latency.step(ms(60_500)), Some(19));
+        assert_near(average_millis(&latency), 900.0);
+        assert_eq!(latency.latency_step(millis(60_500)), Some(19));
     }
 }
 
 #[test]
 fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
-    let learned: [fn(&mut Latency, Duration, Duration); 2] = [Latency::peaked, Latency::failed];
+    let learned: [fn(&mut Latency, Duration, Duration); 2] =
+        [Latency::record_pending, Latency::record_failure];
     for learn in learned {
         let mut latency = Latency::default();
-        latency.answered(ms(5_000), ms(0));
+        latency.record_response(millis(5_000), millis(0));
         for _ in 0..8 {
-            latency.failed(ms(1), ms(0));
+            latency.record_failure(millis(1), millis(0));
         }
-        let silent = (latency.step(ms(40_000)), latency.failures(ms(40_000)));
+        let silent = (latency.latency_step(millis(40_000)), latency.failure_count(millis(40_000)));
         assert_eq!(silent, (Some(16), 0));
-        learn(&mut latency, ms(1), ms(40_000));
-        assert_eq!(latency.step(ms(40_000)), silent.0, "what took a moment is no news");
-        assert!(latency.failures(ms(40_000)) <= 1, "those from before are over");
+        learn(&mut latency, millis(1), millis(40_000));
+        assert_eq!(latency.latency_step(millis(40_000)), silent.0, "what took a moment is no news");
+        assert!(latency.failure_count(millis(40_000)) <= 1, "those from before are over");
     }
 }
 
 #[test]
 fn refusals_between_answers_let_time_pass() {
     let mut latency = Latency::default();
-    latency.answered(ms(2_000), ms(0));
+    latency.record_response(millis(2_000), millis(0));
     for n in 1..=6_000 {
         match n % 100 {
-            0 => latency.answered(ms(5), ms(10 * n)),
-            _ => latency.refused(ms(5), ms(10 * n)),
+            0 => latency.record_response(millis(5), millis(10 * n)),
+            _ => latency.record_rejection(millis(5), millis(10 * n)),
         }
     }
     // The excess decays by e in each of six intervals of ten seconds: 9.9 ms. The curve follows the exponential
     // function within 0.5 %, over sixty steps.
-    let left = average(&latency);
+    let left = average_millis(&latency);
     assert!((9.4..10.4).contains(&left), "{left}");
     // Attempts with unknown results do not keep old failures alive.
-    latency.failed(ms(1), ms(60_000));
-    latency.peaked(ms(1), ms(60_900));
-    assert_eq!((latency.failures(ms(60_900)), latency.failures(ms(61_100))), (1, 0));
+    latency.record_failure(millis(1), millis(60_000));
+    latency.record_pending(millis(1), millis(60_900));
+    assert_eq!(
+        (latency.failure_count(millis(60_900)), latency.failure_count(millis(61_100))),
+        (1, 0)
+    );
 }
 
 #[test]
 fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
     let mut latency = Latency::default();
-    latency.answered(ms(40), ms(0));
-    latency.failed(ms(1), ms(1));
-    latency.refused(ms(1), ms(2));
-    near(average(&latency), 40.0);
-    assert_eq!(latency.failures(ms(2)), 0, "the row is over");
+    latency.record_response(millis(40), millis(0));
+    latency.record_failure(millis(1), millis(1));
+    latency.record_rejection(millis(1), millis(2));
+    assert_near(average_millis(&latency), 40.0);
+    assert_eq!(latency.failure_count(millis(2)), 0, "the row is over");
 }
 
 #[test]
 fn who_is_not_asked_any_more_is_forgiven() {
     let mut latency = Latency::default();
-    latency.answered(ms(5_000), ms(0));
-    let step = |at| latency.step(ms(at)).unwrap();
+    latency.record_response(millis(5_000), millis(0));
+    let step = |at| latency.latency_step(millis(at)).unwrap();
     assert_eq!(step(500), step(0));
     assert!(step(10_000) < step(0) && step(120_000) == 10);
 }
@@ -148,18 +157,18 @@ proptest! {
             now += Duration::from_millis(after);
             let (known, took) = (latency, Duration::from_nanos(took));
             match failed {
-                true => latency.failed(took, now),
-                false => latency.answered(took, now),
+                true => latency.record_failure(took, now),
+                false => latency.record_response(took, now),
             }
             if failed {
-                prop_assert!(latency.step(now) >= known.step(now), "nobody looks faster by failing");
+                prop_assert!(latency.latency_step(now) >= known.latency_step(now), "nobody looks faster by failing");
             } else {
-                prop_assert!(latency.average >= known.average.min(scaled(took)));
+                prop_assert!(latency.average >= known.average.min(scaled_micros(took)));
             }
-            prop_assert!(latency.average <= known.average.max(scaled(took)));
+            prop_assert!(latency.average <= known.average.max(scaled_micros(took)));
             prop_assert!(latency.average <= LATENCY_MICROS_MAX << SCALE_BITS);
-            prop_assert!(latency.step(now).is_none_or(|step| (10..25).contains(&step)));
-            prop_assert!(latency.step(Duration::MAX).is_none_or(|step| step == 10));
+            prop_assert!(latency.latency_step(now).is_none_or(|step| (10..25).contains(&step)));
+            prop_assert!(latency.latency_step(Duration::MAX).is_none_or(|step| step == 10));
         }
     }
 }

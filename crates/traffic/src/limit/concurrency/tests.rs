@@ -86,47 +86,47 @@ impl Simulation {
             waits: HashMap::new(),
             made: 0,
         };
-        all.plan(0, |_| Event::Comes);
+        all.schedule_event(0, |_| Event::Comes);
         all
     }
 
-    fn draw(&mut self) -> f64 {
+    fn random_share(&mut self) -> f64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         (self.random >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    fn plan(&mut self, after: u64, event: impl FnOnce(u64) -> Event) -> u64 {
+    fn schedule_event(&mut self, after: u64, event: impl FnOnce(u64) -> Event) -> u64 {
         self.made += 1;
         self.events.push(Reverse((self.now.saturating_add(after), self.made)));
         self.what.insert(self.made, event(self.made));
         self.made
     }
 
-    fn begin(&mut self, request: u64) {
+    fn start_request(&mut self, request: u64) {
         self.busy += 1;
         let share = match self.application.differs {
-            Differs::Little => 0.7 + 0.6 * self.draw(),
+            Differs::Little => 0.7 + 0.6 * self.random_share(),
             Differs::Much(deviation) => {
-                let (radius, angle) = (1.0 - self.draw(), self.draw());
+                let (radius, angle) = (1.0 - self.random_share(), self.random_share());
                 let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
                 (deviation * normal - deviation * deviation / 2.0).exp()
             }
             Differs::Rarely(times) => {
-                let is_slow = self.draw() < 0.05;
+                let is_slow = self.random_share() < 0.05;
                 (if is_slow { times } else { 1.0 }) / (0.95 + 0.05 * times)
             }
         };
         let takes = ((self.application.serves)(self.now - BEGINS) as f64 * share) as u64;
-        self.plan(takes, |_| Event::Served(request));
+        self.schedule_event(takes, |_| Event::Served(request));
     }
 
     fn heard_of(&mut self, request: u64, heard: Heard) -> Option<u64> {
         let sent = self.waits.remove(&request)?;
         let [sent_at, now] = [sent, self.now].map(Duration::from_micros);
-        self.places.learn(sent_at, (heard, now));
-        self.places.leave(true);
+        self.places.record_outcome(sent_at, (heard, now));
+        self.places.release(true);
         Some(self.now - sent)
     }
 
@@ -141,7 +141,7 @@ impl Simulation {
             self.events.pop();
             self.now = at;
             match self.what.remove(&number).unwrap() {
-                Event::Comes => self.comes(number, &mut seen),
+                Event::Comes => self.handle_arrival(number, &mut seen),
                 Event::Served(request) => {
                     if let Some(took) = self.heard_of(request, Heard::Answer) {
                         seen.served += 1;
@@ -149,42 +149,42 @@ impl Simulation {
                     }
                     self.busy -= 1;
                     if let Some(next) = self.queue.pop_front() {
-                        self.begin(next);
+                        self.start_request(next);
                     }
                 }
                 Event::GivesUp(request) => {
                     self.heard_of(request, Heard::GivenUp);
                 }
             }
-            self.look(&mut seen);
+            self.record_limit(&mut seen);
         }
         self.now = end;
         seen
     }
 
-    fn comes(&mut self, request: u64, seen: &mut Seen) {
+    fn handle_arrival(&mut self, request: u64, seen: &mut Seen) {
         let each_second = (self.application.come)(self.now - BEGINS);
         if each_second == 0.0 {
-            self.plan(1_000_000, |_| Event::Comes);
+            self.schedule_event(1_000_000, |_| Event::Comes);
             return;
         }
-        if self.places.take(true, Duration::from_micros(self.now)) {
+        if self.places.try_acquire(true, Duration::from_micros(self.now)) {
             self.waits.insert(request, self.now);
             if self.application.max_wait < u64::MAX {
-                self.plan(self.application.max_wait, |_| Event::GivesUp(request));
+                self.schedule_event(self.application.max_wait, |_| Event::GivesUp(request));
             }
             match self.busy < self.application.workers {
-                true => self.begin(request),
+                true => self.start_request(request),
                 false => self.queue.push_back(request),
             }
         } else {
             seen.refused += 1;
         }
-        let pause = -(1.0 - self.draw()).ln() * 1e6 / each_second;
-        self.plan(pause as u64, |_| Event::Comes);
+        let pause = -(1.0 - self.random_share()).ln() * 1e6 / each_second;
+        self.schedule_event(pause as u64, |_| Event::Comes);
     }
 
-    fn look(&self, seen: &mut Seen) {
+    fn record_limit(&self, seen: &mut Seen) {
         let adaptive = self.places.adaptive.as_ref().unwrap();
         let most = adaptive.most.load(Ordering::Relaxed);
         seen.most = (seen.most.0.min(most), seen.most.1.max(most));
@@ -314,9 +314,9 @@ fn fast_errors_are_no_pace() {
     let mut hear = |heard, took: u64, count| {
         for _ in 0..count {
             now += Duration::from_millis(5);
-            tuning.sample((now - Duration::from_micros(took), heard), 20, now);
+            tuning.add_sample((now - Duration::from_micros(took), heard), 20, now);
         }
-        tuning.most()
+        tuning.waiting_limit()
     };
     let before = hear(Heard::Answer, 20_000, 200);
     hear(Heard::Error, 100, 2000);
@@ -340,9 +340,9 @@ fn it_keeps_to_its_bounds_and_does_not_grow_unused() {
 #[test]
 fn a_place_is_one_request_and_no_more_than_there_are_is_given() {
     let places = Places::new(&Concurrency { requests: 2, ..Concurrency::default() });
-    let take = || places.take(true, Duration::ZERO);
+    let take = || places.try_acquire(true, Duration::ZERO);
     assert_eq!([take(), take(), take()], [true, true, false]);
-    places.leave(true);
+    places.release(true);
     assert_eq!([take(), take()], [true, false]);
 }
 
@@ -351,12 +351,12 @@ fn streams_that_go_on_keep_no_place_of_those_who_wait() {
     let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
     let rule = Concurrency { requests: START + 2, adaptive, ..Concurrency::default() };
     let places = Places::new(&rule);
-    let take = || places.take(true, Duration::ZERO);
+    let take = || places.try_acquire(true, Duration::ZERO);
     assert!((0..START).all(|_| take()) && !take());
     (0..START).for_each(|_| places.is_heard());
     // They are still in progress, and others soon are too.
     assert_eq!([take(), take(), take()], [true, true, false]);
-    places.leave(false);
+    places.release(false);
     assert_eq!([take(), take()], [true, false]);
 }
 
@@ -365,13 +365,13 @@ fn who_is_sending_does_not_wait_yet() {
     let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     let places = Places::new(&rule);
-    let take = |waits| places.take(waits, Duration::ZERO);
+    let take = |waits| places.try_acquire(waits, Duration::ZERO);
     assert!((0..100).all(|_| take(false)) && take(true));
-    places.leave(true);
+    places.release(true);
     // All of them complete.
-    (0..100).for_each(|_| places.waits());
+    (0..100).for_each(|_| places.mark_waiting());
     assert_eq!([take(true), take(false)], [false, false]);
-    (0..100).for_each(|_| places.leave(true));
+    (0..100).for_each(|_| places.release(true));
     assert!((0..START).all(|_| take(true)) && !take(true));
 }
 
@@ -382,6 +382,6 @@ fn closed_places_open_again_though_nothing_is_heard() {
     let places = Places::new(&rule);
     let adaptive = places.adaptive.as_ref().unwrap();
     adaptive.quartered_until.store(1_000, Ordering::Relaxed);
-    let most = |now| adaptive.most(Duration::from_nanos(now));
+    let most = |now| adaptive.current_limit(Duration::from_nanos(now));
     assert_eq!([most(999), most(1_000)], [START / 4, START]);
 }

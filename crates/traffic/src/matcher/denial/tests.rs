@@ -32,7 +32,7 @@ impl Sent {
         let (method, path, fields) = (self.method.as_str(), self.path.as_str(), &self.fields);
         let request =
             RequestView { method, path, query: query.as_deref(), authority: "shop", fields };
-        matcher.may_mean(&request, &PathVariants::of(path, PathKind::of(path)))
+        matcher.may_mean(&request, &PathVariants::from_path(path, PathKind::from_path(path)))
     }
 }
 
@@ -79,7 +79,10 @@ const FRAMEWORKS: &[Framework] = &[
                 last_slash,
                 "docs.spring.io, PathMatchConfigurer.setUseTrailingSlashMatch: on before 6.0",
             ),
-            (suffix, "docs.spring.io, PathMatchConfigurer.setUseSuffixPatternMatch: on before 5.3"),
+            (
+                add_suffix,
+                "docs.spring.io, PathMatchConfigurer.setUseSuffixPatternMatch: on before 5.3",
+            ),
             (element_parameter, "docs.spring.io, UrlPathHelper.setRemoveSemicolonContent"),
             (escaped_letter, "docs.spring.io, UrlPathHelper.setUrlDecode: on by default"),
             (doubled_slash, "docs.spring.io, UrlPathHelper.getSanitizedPath: // is /"),
@@ -119,7 +122,7 @@ const FRAMEWORKS: &[Framework] = &[
             (last_slash, "the same: trailing slashes are ignored"),
             (escaped_letter, "the same: paths are decoded"),
             (
-                backslash,
+                use_backslash,
                 "learn.microsoft.com, http.sys: \\ is / (UrlSegment, RFC 3986 is not followed)",
             ),
             (escaped_slash, "learn.microsoft.com, HttpSysOptions: unescaped before it is routed"),
@@ -173,7 +176,7 @@ const FRAMEWORKS: &[Framework] = &[
     Framework {
         name: "Rails",
         variants: &[
-            (suffix, "guides.rubyonrails.org/routing.html: (.:format)"),
+            (add_suffix, "guides.rubyonrails.org/routing.html: (.:format)"),
             (last_slash, "api.rubyonrails.org, Journey::Router::Utils.normalize_path"),
             (doubled_slash, "the same"),
             (escaped_letter, "the same"),
@@ -184,7 +187,7 @@ const FRAMEWORKS: &[Framework] = &[
             (semicolon_for_and, "github.com/rack/rack, QueryParser: & and ; before 3.0"),
             (override_header, "github.com/rack/rack, MethodOverride: HTTP_X_HTTP_METHOD_OVERRIDE"),
             (override_parameter, "the same: _method"),
-            (head, "github.com/rack/rack, Head: GET routes answer HEAD"),
+            (use_head, "github.com/rack/rack, Head: GET routes answer HEAD"),
         ],
     },
     Framework {
@@ -196,7 +199,7 @@ const FRAMEWORKS: &[Framework] = &[
             (doubled_slash, "url.spec.whatwg.org, special authority ignore slashes state"),
             (escaped_slash, "PEP 3333 and urlsplit: the path is decoded, and then parsed"),
             (escaped_escape, "the same behind a proxy that decodes"),
-            (backslash, "url.spec.whatwg.org, special authority slashes state: \\ is /"),
+            (use_backslash, "url.spec.whatwg.org, special authority slashes state: \\ is /"),
             (escaped_letter, "the same: escapes stay, and applications decode them"),
             (escaped_query, "the same, of a path that is decoded before: ? ends it, and # does"),
             (tab_within, "url.spec.whatwg.org, basic URL parser: tabs and line ends are removed"),
@@ -250,7 +253,7 @@ fn tab_within(sent: Sent, at: &Index) -> Sent {
     in_path(sent, at, |it| matches!(it, b'g'..=b'z'), |it| format!("%09{it}"))
 }
 
-fn backslash(sent: Sent, at: &Index) -> Sent {
+fn use_backslash(sent: Sent, at: &Index) -> Sent {
     in_path(sent, at, |it| it == b'/', |_| r"\".to_owned())
 }
 
@@ -290,14 +293,14 @@ fn line_feed(mut sent: Sent, _: &Index) -> Sent {
     sent
 }
 
-fn suffix(mut sent: Sent, _: &Index) -> Sent {
+fn add_suffix(mut sent: Sent, _: &Index) -> Sent {
     if !sent.path.ends_with(['/', '.']) && !sent.path.ends_with("%20") {
         sent.path.push_str(".json");
     }
     sent
 }
 
-fn head(mut sent: Sent, _: &Index) -> Sent {
+fn use_head(mut sent: Sent, _: &Index) -> Sent {
     if sent.method == "GET" {
         sent.method = "HEAD".to_owned();
     }
@@ -531,8 +534,8 @@ proptest! {
         let path_match = PathMatch::Prefix(path.clone());
         let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
         let sent = Sent::get(&format!("{path}.{extension}/{below}"));
-        prop_assert!(denies(&rule, &sent), "{sent:?}");
-        prop_assert!(denies(&rule, &upper_letter(sent, &at)));
+        prop_assert!(is_denied(&rule, &sent), "{sent:?}");
+        prop_assert!(is_denied(&rule, &upper_letter(sent, &at)));
     }
 
     #[test]
@@ -540,15 +543,15 @@ proptest! {
         request in crate::many::tests::any_match(),
         made in crate::many::tests::any_request(),
     ) {
-        let view = made.view();
+        let view = made.request_view();
         if super::super::RequestMatcher::compile(&request).unwrap().matches(&view) {
             let denial = DenialMatcher::compile(&request).unwrap();
-            prop_assert!(denial.may_mean(&view, &made.variant()), "{request:?}");
+            prop_assert!(denial.may_mean(&view, &made.path_variants()), "{request:?}");
         }
     }
 }
 
-fn denies(rule: &RequestMatch, sent: &Sent) -> bool {
+fn is_denied(rule: &RequestMatch, sent: &Sent) -> bool {
     sent.is_denied_by(&DenialMatcher::compile(rule).unwrap())
 }
 
@@ -620,7 +623,7 @@ fn paths_of_rules_fit_their_variants_and_no_others() {
         (regex(r"/x/\p{gc!=Lu}+"), "/x/abc", true),
     ] {
         let rule = RequestMatch { path, ..RequestMatch::default() };
-        assert_eq!(denies(&rule, &Sent::get(sent)), expected, "{:?} {sent}", rule.path);
+        assert_eq!(is_denied(&rule, &Sent::get(sent)), expected, "{:?} {sent}", rule.path);
     }
 }
 
@@ -637,8 +640,8 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("x-role", "roots", false),
         ("x-roles", "root", false),
     ] {
-        let fields = vec![(name.to_owned(), value.to_owned())];
-        assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+        let sent = Sent { fields: vec![(name.to_owned(), value.to_owned())], ..Sent::get("/") };
+        assert_eq!(is_denied(&rule, &sent), expected, "{name}: {value}");
     }
     for (value, expected) in [
         ("role=root", true),
@@ -661,13 +664,13 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ] {
             let rule = RequestMatch { headers: vec![field], ..RequestMatch::default() };
             let sent = Sent { fields: fields.clone(), ..Sent::get("/") };
-            assert_eq!(denies(&rule, &sent), expected, "{value}");
+            assert_eq!(is_denied(&rule, &sent), expected, "{value}");
         }
     }
     let rule = RequestMatch { headers: vec![field("x-role", "a, b")], ..RequestMatch::default() };
     let fields = [("x-role", "a,b"), ("X_Role", "c")];
     let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    assert!(denies(&rule, &Sent { fields, ..Sent::get("/") }));
+    assert!(is_denied(&rule, &Sent { fields, ..Sent::get("/") }));
     let rule = RequestMatch { query: vec![field("role", "root")], ..RequestMatch::default() };
     for (name, value, expected) in [
         ("Role", "ROOT", true),
@@ -679,7 +682,7 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("role", "roots", false),
     ] {
         let query = vec![(name.to_owned(), value.to_owned())];
-        assert_eq!(denies(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}={value}");
+        assert_eq!(is_denied(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}={value}");
     }
     let rule = RequestMatch { methods: vec!["DELETE".to_owned()], ..RequestMatch::default() };
     for (name, value, expected) in [
@@ -689,8 +692,8 @@ fn headers_parameters_and_methods_of_rules_fit_their_variants_and_no_others() {
         ("X-Method-Override", "PUT", false),
         ("X-Method", "DELETE", false),
     ] {
-        let fields = vec![(name.to_owned(), value.to_owned())];
-        assert_eq!(denies(&rule, &Sent { fields, ..Sent::get("/") }), expected, "{name}: {value}");
+        let sent = Sent { fields: vec![(name.to_owned(), value.to_owned())], ..Sent::get("/") };
+        assert_eq!(is_denied(&rule, &sent), expected, "{name}: {value}");
     }
 }
 
@@ -764,7 +767,11 @@ fn a_place_in_a_map_fits_in_each_form() {
         let field = FieldMatch { name: rule.to_owned(), value };
         let rule = RequestMatch { query: vec![field], ..RequestMatch::default() };
         let query = vec![(name.to_owned(), "root".to_owned())];
-        assert_eq!(denies(&rule, &Sent { query, ..Sent::get("/") }), expected, "{name}: {rule:?}");
+        assert_eq!(
+            is_denied(&rule, &Sent { query, ..Sent::get("/") }),
+            expected,
+            "{name}: {rule:?}"
+        );
     }
 }
 
@@ -779,7 +786,7 @@ fn a_host_in_escapes_is_the_same_host() {
     {
         let sent =
             RequestView { method: "GET", path: "/", query: None, authority, fields: &Vec::new() };
-        let variant = PathVariants::of("/", PathKind::Plain);
+        let variant = PathVariants::from_path("/", PathKind::Plain);
         assert_eq!(rule.may_mean(&sent, &variant), expected, "{authority}");
     }
 }
@@ -802,5 +809,5 @@ fn a_decoded_path_of_a_rule_fits_its_escaped_form() {
 fn denies_path(rule: &str, path: &str) -> bool {
     let path_match = PathMatch::Prefix(rule.to_owned());
     let rule = RequestMatch { path: path_match, ..RequestMatch::default() };
-    denies(&rule, &Sent::get(path))
+    is_denied(&rule, &Sent::get(path))
 }

@@ -13,10 +13,10 @@ fn parses_a_plain_request() {
                   X-Many: one \t\r\nx-many:\t two\r\nX-Empty:\r\n\r\nhello";
     let mut head = RequestHead::default();
     assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len() - 5)));
-    assert_eq!(head.method.of(bytes), b"POST");
-    assert_eq!(head.target.of(bytes), b"/a/b?c=d");
+    assert_eq!(head.method.slice_in(bytes), b"POST");
+    assert_eq!(head.target.slice_in(bytes), b"/a/b?c=d");
     assert_eq!(head.version, Version::Http11);
-    assert_eq!(head.host.unwrap().of(bytes), b"ratings:9080");
+    assert_eq!(head.host.unwrap().slice_in(bytes), b"ratings:9080");
     assert_eq!(head.body, BodyLength::Known(5));
     assert!(head.keep_alive && !head.upgrade && !head.expect_continue);
     assert_eq!(head.fields.len(), 5);
@@ -104,7 +104,7 @@ fn refuses_a_bad_request_line() {
     ];
     for (line, fault) in bad {
         let bytes = [line, b"\r\nHost: a\r\n\r\n"].concat();
-        refuses(&bytes, fault);
+        expect_malformed(&bytes, fault);
     }
 }
 
@@ -143,9 +143,12 @@ fn refuses_bad_fields() {
         (b"X: \x80\x01", Malformed::FieldValue),
     ];
     for (field, fault) in bad {
-        refuses(&[b"GET / HTTP/1.1\r\nHost: a\r\n", field, b"\r\n\r\n"].concat(), fault);
+        expect_malformed(&[b"GET / HTTP/1.1\r\nHost: a\r\n", field, b"\r\n\r\n"].concat(), fault);
         if !field.starts_with(b"Host") {
-            refuses(&[b"GET / HTTP/1.1\r\n", field, b"\r\nHost: a\r\n\r\n"].concat(), fault);
+            expect_malformed(
+                &[b"GET / HTTP/1.1\r\n", field, b"\r\nHost: a\r\n\r\n"].concat(),
+                fault,
+            );
         }
     }
 }
@@ -176,26 +179,26 @@ fn refuses_ambiguous_lengths() {
         (b"Transfer-Encoding:", Malformed::TransferEncoding),
     ];
     for (fields, fault) in bad {
-        refuses(&[b"POST / HTTP/1.1\r\nHost: a\r\n", fields, b"\r\n\r\n"].concat(), fault);
+        expect_malformed(&[b"POST / HTTP/1.1\r\nHost: a\r\n", fields, b"\r\n\r\n"].concat(), fault);
     }
-    refuses(
+    expect_malformed(
         b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
         Malformed::TransferEncodingInHttp10,
     );
     for length in ["Content-Length: 1", "Transfer-Encoding: chunked"] {
         let bytes = format!("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n{length}\r\n\r\n");
-        refuses(bytes.as_bytes(), Malformed::BodyForbidden);
+        expect_malformed(bytes.as_bytes(), Malformed::BodyForbidden);
     }
 }
 
 #[test]
 fn demands_one_valid_host() {
-    refuses(b"GET / HTTP/1.1\r\n\r\n", Malformed::HostMissing);
-    refuses(b"GET / HTTP/1.1\r\nX-Host: a\r\n\r\n", Malformed::HostMissing);
-    refuses(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", Malformed::HostRepeated);
+    expect_malformed(b"GET / HTTP/1.1\r\n\r\n", Malformed::HostMissing);
+    expect_malformed(b"GET / HTTP/1.1\r\nX-Host: a\r\n\r\n", Malformed::HostMissing);
+    expect_malformed(b"GET / HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n", Malformed::HostRepeated);
     for host in ["a b", "a/b", "u@a", "a:b", "a:65536", "a:1:2", "[::1", "::1", ":80", "a?b"] {
         let bytes = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
-        refuses(bytes.as_bytes(), Malformed::Authority);
+        expect_malformed(bytes.as_bytes(), Malformed::Authority);
     }
 }
 
@@ -259,7 +262,7 @@ fn knows_which_fields_stay_on_this_connection() {
     let mut head = RequestHead::default();
     assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
     let kept: Vec<&[u8]> =
-        head.fields.iter().filter(|it| !it.hop_by_hop).map(|it| it.name.of(bytes)).collect();
+        head.fields.iter().filter(|it| !it.hop_by_hop).map(|it| it.name.slice_in(bytes)).collect();
     assert_eq!(kept, [&b"Host"[..], b"X-Kept", b"Trailer"]);
     assert!(head.fields.iter().any(|field| field.kind == FieldName::ProxyConnection));
 }
@@ -283,7 +286,7 @@ fn every_prefix_is_partial() {
 #[test]
 fn notices_wrong_line_ends_before_the_head_is_complete() {
     for bytes in [&b"GET / HTTP/1.1\n"[..], b"GET / HTTP/1.1\r\nHost: a\n\n", b"\n"] {
-        refuses(bytes, Malformed::LineEnd);
+        expect_malformed(bytes, Malformed::LineEnd);
     }
 }
 
@@ -301,8 +304,8 @@ fn bounds_the_head() {
     assert_eq!(head.parse(&largest), Ok(Parsed::Complete(HEAD_BYTES_MAX)));
     assert_eq!(head.parse(&largest[..HEAD_BYTES_MAX - 1]), Ok(Parsed::Partial));
     let larger = fill(HEAD_BYTES_MAX + 1);
-    refuses(&larger, Malformed::HeadTooLarge);
-    refuses(&larger[..HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+    expect_malformed(&larger, Malformed::HeadTooLarge);
+    expect_malformed(&larger[..HEAD_BYTES_MAX], Malformed::HeadTooLarge);
     assert_eq!(Malformed::HeadTooLarge.status(), 431);
 
     let many = |count: usize| {
@@ -311,8 +314,8 @@ fn bounds_the_head() {
     };
     assert!(matches!(head.parse(&many(FIELDS_MAX)), Ok(Parsed::Complete(_))));
     assert_eq!(head.fields.len(), FIELDS_MAX);
-    refuses(&many(FIELDS_MAX + 1), Malformed::TooManyFields);
-    refuses(&many(1000), Malformed::TooManyFields);
+    expect_malformed(&many(FIELDS_MAX + 1), Malformed::TooManyFields);
+    expect_malformed(&many(1000), Malformed::TooManyFields);
 }
 
 #[test]
@@ -343,7 +346,7 @@ proptest! {
     }
 }
 
-fn refuses(bytes: &[u8], fault: Malformed) {
+fn expect_malformed(bytes: &[u8], fault: Malformed) {
     let mut head = RequestHead::default();
     assert_eq!(head.parse(bytes), Err(fault), "{}", bytes.escape_ascii());
     assert!(head.fields.is_empty() && head.host.is_none());

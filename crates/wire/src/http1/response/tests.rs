@@ -11,7 +11,7 @@ fn parses_a_plain_response() {
     let mut head = ResponseHead::default();
     assert_eq!(head.parse(bytes, Answers::Other), Ok(Parsed::Complete(bytes.len() - 2)));
     assert_eq!((head.status, head.version), (404, Version::Http11));
-    assert_eq!(head.reason.of(bytes), b"Not \xc3\xa0 Found");
+    assert_eq!(head.reason.slice_in(bytes), b"Not \xc3\xa0 Found");
     assert_eq!(head.body, BodyLength::Known(2));
     assert_eq!(head.fields[1].kind, FieldName::ContentLength);
     assert_eq!(head.find(bytes, "server").next(), Some(&b"a"[..]));
@@ -82,7 +82,7 @@ fn refuses_a_bad_status_line() {
         (b"HTTP/1.1 200 OK\r", Malformed::LineEnd),
     ];
     for (line, fault) in bad {
-        refuses(&[line, b"\r\nContent-Length: 0\r\n\r\n"].concat(), fault);
+        expect_malformed(&[line, b"\r\nContent-Length: 0\r\n\r\n"].concat(), fault);
     }
 }
 
@@ -103,14 +103,14 @@ fn refuses_a_hostile_upstream() {
         ("200", "Host: a\r\nHost: b", Malformed::HostRepeated),
     ];
     for (status, fields, fault) in bad {
-        refuses(format!("HTTP/1.1 {status} A\r\n{fields}\r\n\r\n").as_bytes(), fault);
+        expect_malformed(format!("HTTP/1.1 {status} A\r\n{fields}\r\n\r\n").as_bytes(), fault);
     }
-    refuses(
+    expect_malformed(
         b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         Malformed::TransferEncodingInHttp10,
     );
-    refuses(b"HTTP/1.1 200 OK\n", Malformed::LineEnd);
-    refuses(&[b'x'; crate::http1::HEAD_BYTES_MAX], Malformed::HeadTooLarge);
+    expect_malformed(b"HTTP/1.1 200 OK\n", Malformed::LineEnd);
+    expect_malformed(&[b'x'; crate::http1::HEAD_BYTES_MAX], Malformed::HeadTooLarge);
 }
 
 #[test]
@@ -145,12 +145,12 @@ fn finds_options_of_the_connection() {
 
 #[test]
 fn knows_what_a_method_means_for_the_answer() {
-    assert_eq!(Answers::to(b"HEAD"), Answers::Head);
-    assert_eq!(Answers::to(b"CONNECT"), Answers::Connect);
-    assert_eq!(Answers::to(b"head"), Answers::Other);
+    assert_eq!(Answers::for_method(b"HEAD"), Answers::Head);
+    assert_eq!(Answers::for_method(b"CONNECT"), Answers::Connect);
+    assert_eq!(Answers::for_method(b"head"), Answers::Other);
 }
 
-fn refuses(bytes: &[u8], fault: Malformed) {
+fn expect_malformed(bytes: &[u8], fault: Malformed) {
     let mut head = ResponseHead::default();
     assert_eq!(head.parse(bytes, Answers::Other), Err(fault), "{}", bytes.escape_ascii());
 }

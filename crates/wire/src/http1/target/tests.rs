@@ -29,7 +29,7 @@ fn takes_the_four_forms_apart() {
         ),
     ];
     for (method, received, expected) in cases {
-        assert_eq!(target(method, received), Ok(expected), "{}", received.escape_ascii());
+        assert_eq!(parse_target(method, received), Ok(expected), "{}", received.escape_ascii());
     }
 }
 
@@ -50,7 +50,7 @@ fn refuses_other_forms() {
         (b"CONNECT", b"http://a:1/", Malformed::Authority),
     ];
     for (method, received, fault) in cases {
-        assert_eq!(target(method, received), Err(fault), "{}", received.escape_ascii());
+        assert_eq!(parse_target(method, received), Err(fault), "{}", received.escape_ascii());
     }
 }
 

@@ -11,7 +11,7 @@ use crate::http1::{Answers, Malformed, Parsed};
 fn forwards_requests() {
     let plain = RequestEdits::default();
     let check = |received: &str, edits: &RequestEdits<'_>, expected: &str| {
-        assert_eq!(request(received, edits), expected, "{received}");
+        assert_eq!(rewrite_request(received, edits), expected, "{received}");
     };
     check(
         "GET /a HTTP/1.1\r\nHost: a\r\nX-Odd:  b \t\r\naccept:c\r\n\r\n",
@@ -82,7 +82,11 @@ fn announces_the_body_of_a_request() {
         let remove = &["content-length".into(), "host".into()];
         let edits = RequestEdits { framing, remove, ..<_>::default() };
         let head = |fields| format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
-        assert_eq!(request(&head(received), &edits), head(written), "{received} {framing:?}");
+        assert_eq!(
+            rewrite_request(&head(received), &edits),
+            head(written),
+            "{received} {framing:?}"
+        );
     }
 }
 
@@ -101,7 +105,7 @@ fn the_body_of_the_head_decides_whatever_its_fields_say() {
         head.body = body;
         let mut out = BytesMut::new();
         write_request(bytes.as_bytes(), &head, &RequestEdits::default(), &mut out);
-        assert_eq!(text(&out), format!("POST / HTTP/1.1\r\nHost: a\r\n{written}\r\n"));
+        assert_eq!(output_text(&out), format!("POST / HTTP/1.1\r\nHost: a\r\n{written}\r\n"));
     }
 }
 
@@ -114,7 +118,7 @@ fn forwards_responses() {
     let check = |answers, status: u16, framing, (received, written): (&str, &str)| {
         let edits = ResponseEdits { framing, ..<_>::default() };
         let head = |fields| format!("HTTP/1.1 {status} Some Reason\r\n{fields}\r\n");
-        assert_eq!(response(&head(received), answers, &edits), head(written));
+        assert_eq!(rewrite_response(&head(received), answers, &edits), head(written));
     };
     check(Answers::Other, 200, Framing::Keep, known);
     check(Answers::Other, 200, Framing::Outside, known);
@@ -143,15 +147,18 @@ fn edits_responses() {
         connection: Connection::Close,
         ..<_>::default()
     };
-    let written =
-        response("HTTP/1.0 999 \r\nA: b\r\nServer: c\r\nD: e\r\n\r\n", Answers::Other, &edits);
+    let written = rewrite_response(
+        "HTTP/1.0 999 \r\nA: b\r\nServer: c\r\nD: e\r\n\r\n",
+        Answers::Other,
+        &edits,
+    );
     assert_eq!(
         written,
         "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\nx-more: 2\r\n\r\n"
     );
     let edits = ResponseEdits { connection: Connection::Upgrade, ..<_>::default() };
     let switch = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
-    assert_eq!(response(switch, Answers::Other, &edits), switch);
+    assert_eq!(rewrite_response(switch, Answers::Other, &edits), switch);
 }
 
 #[test]
@@ -162,7 +169,7 @@ fn no_edit_can_split_a_message() {
         add: &[("x-id", b"a\r\n\r\nGET / HTTP/1.1\0")],
         ..<_>::default()
     };
-    let written = request("GET / HTTP/1.1\r\nHost: b\r\n\r\n", &edits);
+    let written = rewrite_request("GET / HTTP/1.1\r\nHost: b\r\n\r\n", &edits);
     assert_eq!(
         written,
         "GET /a%20HTTP/1.1%0D%0AX:%20y%FF HTTP/1.1\r\nHost: a  X: y\r\n\
@@ -199,8 +206,8 @@ proptest! {
     #[test]
     fn a_written_request_parses_to_the_same(
         (method, target) in request_line(),
-        fields in fields(),
-        body in body(),
+        fields in any_fields(),
+        body in any_body(),
         framing in prop_oneof![Just(Framing::Keep), Just(Framing::Outside)],
     ) {
         let received =
@@ -209,35 +216,35 @@ proptest! {
         prop_assume!(method != "CONNECT" || matches!(body, "" | "Content-Length: 0\r\n"));
         let (mut before, mut after) = (RequestHead::default(), RequestHead::default());
         before.parse(received.as_bytes()).unwrap();
-        let written = request(&received, &edits);
+        let written = rewrite_request(&received, &edits);
         prop_assert_eq!(after.parse(written.as_bytes()), Ok(Parsed::Complete(written.len())));
-        prop_assert_eq!(before.method.of(received.as_bytes()), after.method.of(written.as_bytes()));
-        prop_assert_eq!(before.target.of(received.as_bytes()), after.target.of(written.as_bytes()));
+        prop_assert_eq!(before.method.slice_in(received.as_bytes()), after.method.slice_in(written.as_bytes()));
+        prop_assert_eq!(before.target.slice_in(received.as_bytes()), after.target.slice_in(written.as_bytes()));
         prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
         if framing == Framing::Keep || before.body != BodyLength::Chunked {
             prop_assert_eq!(before.body, after.body);
         }
-        prop_assert_eq!(request(&written, &edits), written);
+        prop_assert_eq!(rewrite_request(&written, &edits), written);
     }
 
     #[test]
     fn a_written_response_parses_to_the_same(
         status in 200_u16..=999,
         reason in "[ -~]{0,20}",
-        fields in fields(),
-        body in body(),
+        fields in any_fields(),
+        body in any_body(),
         answers in prop_oneof![Just(Answers::Other), Just(Answers::Head)],
     ) {
         let received = format!("HTTP/1.1 {status} {reason}\r\n{fields}{body}\r\n");
         let mut before = ResponseHead::default();
         prop_assume!(before.parse(received.as_bytes(), answers).is_ok());
-        let written = response(&received, answers, &ResponseEdits::default());
+        let written = rewrite_response(&received, answers, &ResponseEdits::default());
         let mut after = ResponseHead::default();
         let parsed = after.parse(written.as_bytes(), answers);
         prop_assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
         prop_assert_eq!(before.status, after.status);
         prop_assert_eq!(before.body, after.body);
-        prop_assert_eq!(before.reason.of(received.as_bytes()), after.reason.of(written.as_bytes()));
+        prop_assert_eq!(before.reason.slice_in(received.as_bytes()), after.reason.slice_in(written.as_bytes()));
         prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
     }
 }
@@ -253,7 +260,7 @@ fn request_line() -> impl Strategy<Value = (String, String)> {
     })
 }
 
-fn fields() -> impl Strategy<Value = String> {
+fn any_fields() -> impl Strategy<Value = String> {
     let field = ("(x|y|z)-[A-Za-z0-9!#$%&'*+.^_`|~-]{0,9}", "[ \t]{0,2}[ -~\u{80}-\u{ff}]{0,40}")
         .prop_map(|(name, value)| format!("{name}:{value}\r\n"));
     let hop = prop_oneof![
@@ -265,7 +272,7 @@ fn fields() -> impl Strategy<Value = String> {
         .prop_map(|fields| fields.concat())
 }
 
-fn body() -> impl Strategy<Value = &'static str> {
+fn any_body() -> impl Strategy<Value = &'static str> {
     prop_oneof![
         Just(""),
         Just("Content-Length: 0\r\n"),
@@ -279,28 +286,28 @@ fn end_to_end(head: &str, fields: &[Field]) -> Vec<(Vec<u8>, Vec<u8>)> {
     fields
         .iter()
         .filter(|field| !field.hop_by_hop && field.kind != FieldName::ContentLength)
-        .map(|field| (field.name.of(bytes).to_vec(), field.value.of(bytes).to_vec()))
+        .map(|field| (field.name.slice_in(bytes).to_vec(), field.value.slice_in(bytes).to_vec()))
         .collect()
 }
 
-fn request(received: &str, edits: &RequestEdits<'_>) -> String {
+fn rewrite_request(received: &str, edits: &RequestEdits<'_>) -> String {
     let mut head = RequestHead::default();
     let parsed = head.parse(received.as_bytes());
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
     let mut out = BytesMut::new();
     write_request(received.as_bytes(), &head, edits, &mut out);
-    text(&out)
+    output_text(&out)
 }
 
-fn response(received: &str, answers: Answers, edits: &ResponseEdits<'_>) -> String {
+fn rewrite_response(received: &str, answers: Answers, edits: &ResponseEdits<'_>) -> String {
     let mut head = ResponseHead::default();
     let parsed = head.parse(received.as_bytes(), answers);
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
     let mut out = BytesMut::new();
     write_response(received.as_bytes(), &head, edits, &mut out);
-    text(&out)
+    output_text(&out)
 }
 
-fn text(out: &BytesMut) -> String {
+fn output_text(out: &BytesMut) -> String {
     String::from_utf8(out.to_vec()).unwrap()
 }

@@ -14,7 +14,7 @@ fn frames_of_any_kind_in_any_order_stay_within_bounds() {
         let mut alive = true;
         for _ in 0..FRAMES {
             let frame = any_frame(&mut chance, &victim);
-            if !victim.swallow(&frame, &mut chance) {
+            if !victim.receive_bytes(&frame, &mut chance) {
                 alive = false;
                 break;
             }
@@ -28,19 +28,19 @@ fn frames_of_any_kind_in_any_order_stay_within_bounds() {
 
 #[test]
 fn a_damaged_conversation_stays_within_bounds() {
-    let (wire, _) = conversation();
+    let (wire, _) = record_conversation();
     for seed in 0..RUNS {
         let mut chance = Chance(seed);
         let mut damaged = BytesMut::from(&wire[..]);
-        for _ in 0..=chance.below(4) {
-            let place = chance.below(damaged.len());
-            match chance.below(3) {
-                0 => damaged[place] = chance.below(256) as u8,
+        for _ in 0..=chance.below_bound(4) {
+            let place = chance.below_bound(damaged.len());
+            match chance.below_bound(3) {
+                0 => damaged[place] = chance.below_bound(256) as u8,
                 1 => damaged.truncate(place.max(1)),
-                _ => damaged[place] ^= 1 << chance.below(8),
+                _ => damaged[place] ^= 1 << chance.below_bound(8),
             }
         }
-        Victim::new(Role::Acceptor).swallow(&damaged, &mut chance);
+        Victim::new(Role::Acceptor).receive_bytes(&damaged, &mut chance);
     }
 }
 
@@ -66,36 +66,36 @@ impl Victim {
     }
 
     /// False once the link is broken.
-    fn swallow(&mut self, wire: &[u8], chance: &mut Chance) -> bool {
+    fn receive_bytes(&mut self, wire: &[u8], chance: &mut Chance) -> bool {
         self.inbox.extend_from_slice(wire);
         loop {
             let before = self.inbox.len();
             match self.link.receive(&mut self.inbox) {
                 Ok(None) => break,
-                Ok(Some(event)) => self.event(event, chance),
+                Ok(Some(event)) => self.handle_event(event, chance),
                 Err(error) => {
                     assert_eq!(self.link.receive(&mut self.inbox), Err(error));
-                    assert_eq!(self.link.streams(), 0);
+                    assert_eq!(self.link.stream_count(), 0);
                     assert!(!self.link.output().is_empty());
                     return false;
                 }
             }
             assert!(self.inbox.len() <= before);
-            self.check();
+            self.check_invariants();
         }
-        self.act(chance);
-        self.check();
-        assert!(self.inbox.len() < self.link.limits().input_max());
+        self.act_randomly(chance);
+        self.check_invariants();
+        assert!(self.inbox.len() < self.link.own_limits().input_max());
         true
     }
 
-    fn event(&mut self, event: Event, chance: &mut Chance) {
+    fn handle_event(&mut self, event: Event, chance: &mut Chance) {
         self.events += 1;
         match event {
             Event::Opened { stream, .. } => {
                 self.held.insert(stream, 0);
-                match chance.below(3) {
-                    0 => self.link.reset(stream, ResetCode::Refused),
+                match chance.below_bound(3) {
+                    0 => self.link.reset_stream(stream, ResetCode::Refused),
                     1 => drop(self.link.send_head(stream, false, chance.one_in(2), write(b"200"))),
                     _ => {}
                 }
@@ -108,30 +108,30 @@ impl Victim {
             }
             Event::Reset { stream, .. } => {
                 self.held.remove(&stream);
-                assert_eq!(self.link.credit(stream), 0);
+                assert_eq!(self.link.available_credit(stream), 0);
             }
             _ => {}
         }
     }
 
     /// A random action of a driver.
-    fn act(&mut self, chance: &mut Chance) {
-        let stream = StreamId(chance.below(8) as u32);
-        match chance.below(6) {
-            0 => drop(self.link.open(StreamKind::Http, chance.one_in(2), write(b"GET"))),
+    fn act_randomly(&mut self, chance: &mut Chance) {
+        let stream = StreamId(chance.below_bound(8) as u32);
+        match chance.below_bound(6) {
+            0 => drop(self.link.open_stream(StreamKind::Http, chance.one_in(2), write(b"GET"))),
             1 => drop(self.link.send_data(stream, &[1; 700], chance.one_in(5))),
-            2 => self.link.reset(stream, ResetCode::Cancelled),
+            2 => self.link.reset_stream(stream, ResetCode::Cancelled),
             3 => self.link.output().clear(),
             4 => self.link.ping(),
             _ => {
                 let held = self.held.remove(&stream).unwrap_or_default();
-                self.link.consumed(stream, held as u32);
+                self.link.record_consumed(stream, held as u32);
             }
         }
     }
 
-    fn check(&mut self) {
-        assert!(self.link.streams() <= 64);
+    fn check_invariants(&mut self) {
+        assert!(self.link.stream_count() <= 64);
         assert!(self.link.awakened.len() <= STREAMS_LEAST as usize);
         assert!(self.link.output().len() <= 700 * 64 * 8);
     }
@@ -154,16 +154,16 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
         Role::Opener => [3, 4, 4, 4, 6, 6, 9, 10],
         Role::Acceptor => [2, 2, 2, 4, 4, 4, 6, 9],
     };
-    let kind = kinds[chance.below(kinds.len())];
+    let kind = kinds[chance.below_bound(kinds.len())];
     let last = victim.link.last.number() as usize;
     let stream = match kind {
         1 | 8..=10 => 0,
         2 => last + 1,
-        _ => 1 + chance.below(last.max(1)),
+        _ => 1 + chance.below_bound(last.max(1)),
     };
-    let stream = if chance.one_in(100) { chance.below(6) } else { stream } as u32;
-    let kind = if chance.one_in(10) { kind } else { plausible(kind, stream, victim) };
-    let flags = match chance.below(12) {
+    let stream = if chance.one_in(100) { chance.below_bound(6) } else { stream } as u32;
+    let kind = if chance.one_in(10) { kind } else { plausible_kind(kind, stream, victim) };
+    let flags = match chance.below_bound(12) {
         0 if matches!(kind, 2..=4) => frame::END,
         1 if kind == 2 => frame::TCP,
         1 if kind == 3 => frame::INTERIM,
@@ -175,26 +175,26 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
         7 => 4,
         8 => 5,
         9 | 10 => 0,
-        _ if chance.one_in(10) => chance.below(17_000),
-        _ => chance.below(300),
+        _ if chance.one_in(10) => chance.below_bound(17_000),
+        _ => chance.below_bound(300),
     };
-    let payload: Vec<u8> = (0..length).map(|_| chance.below(256) as u8).collect();
+    let payload: Vec<u8> = (0..length).map(|_| chance.below_bound(256) as u8).collect();
     let mut frame = raw_header(length as u32, kind, flags, stream);
     match kind {
-        7 => frame.put_u32(chance.below(40_000) as u32),
-        8 => frame.put_slice(&[0, 0, 0, chance.below(8) as u8, 1]),
+        7 => frame.put_u32(chance.below_bound(40_000) as u32),
+        8 => frame.put_slice(&[0, 0, 0, chance.below_bound(8) as u8, 1]),
         _ => frame.put_slice(&payload),
     }
     frame
 }
 
 /// The kind that the state of the stream allows, instead of one that breaks the link at once.
-fn plausible(kind: u8, stream: u32, victim: &Victim) -> u8 {
+fn plausible_kind(kind: u8, stream: u32, victim: &Victim) -> u8 {
     let state = victim.link.streams.get(&StreamId(stream));
     match state.map(|state| state.receiving.clone()) {
         Some(half) if half.is_ended() => 6,
         Some(mut half) if matches!(kind, 3..=5) => {
-            if half.data(false).is_ok() {
+            if half.check_data(false).is_ok() {
                 4
             } else {
                 3

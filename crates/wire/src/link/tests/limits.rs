@@ -18,12 +18,12 @@ fn the_first_frame_is_hello_and_comes_once() {
     role[10] = 2;
     let twice = [&good[..], &good[..]].concat();
     let cases: [(&str, &[u8], GoAwayCode); 11] = [
-        ("ping first", &raw(Kind::Ping, 0, 0, b""), GoAwayCode::Protocol),
+        ("ping first", &raw_frame(Kind::Ping, 0, 0, b""), GoAwayCode::Protocol),
         ("another protocol", b"GET / HTTP/1.1\r\n", GoAwayCode::Protocol),
         ("another version", &version, GoAwayCode::Version),
         ("our role", &role, GoAwayCode::Protocol),
         ("twice", &twice, GoAwayCode::Protocol),
-        ("short", &raw(Kind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
+        ("short", &raw_frame(Kind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
         ("long", &raw_header(HELLO_LONG, 1, 0, 0), GoAwayCode::Protocol),
         ("few streams", &hello(&|l| l.streams_max = 1), GoAwayCode::Protocol),
         ("small window", &hello(&|l| l.window = 1), GoAwayCode::Protocol),
@@ -31,8 +31,8 @@ fn the_first_frame_is_hello_and_comes_once() {
         ("small heads", &hello(&|l| l.head_max = 1), GoAwayCode::Protocol),
     ];
     for (name, wire, code) in cases {
-        let error = outcome(&mut Link::new(Role::Acceptor, Limits::default()), wire);
-        assert_eq!(error.map(|error| error.code()), Some(code), "{name}");
+        let error = receive_error(&mut Link::new(Role::Acceptor, Limits::default()), wire);
+        assert_eq!(error.map(|error| error.go_away_code()), Some(code), "{name}");
     }
 }
 
@@ -42,9 +42,9 @@ fn a_longer_hello_of_a_later_release_is_understood() {
     frame::write_hello(&mut wire, Role::Opener, &Limits::default());
     wire[2] += 4;
     wire.put_u32(77);
-    wire.extend_from_slice(&raw(Kind::Open, frame::END, 1, b"GET"));
+    wire.extend_from_slice(&raw_frame(Kind::Open, frame::END, 1, b"GET"));
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    assert_eq!(all(&mut acceptor, &mut wire).len(), 2);
+    assert_eq!(all_events(&mut acceptor, &mut wire).len(), 2);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn limits_out_of_range_are_moved_into_it() {
     let nothing =
         Limits { streams_max: 0, window: 0, head_max: 0, frame_max: 0, ..Limits::default() };
     let link = Link::new(Role::Opener, nothing);
-    assert!(link.limits().is_within_range());
+    assert!(link.own_limits().is_within_range());
     let max = u32::MAX;
     let all = Limits {
         streams_max: max,
@@ -61,9 +61,9 @@ fn limits_out_of_range_are_moved_into_it() {
         frame_max: max,
         ..Limits::default()
     };
-    assert!(Link::new(Role::Opener, all).limits().is_within_range());
+    assert!(Link::new(Role::Opener, all).own_limits().is_within_range());
     assert_eq!(Limits::default().input_max(), HEAD_MAX as usize + 8);
-    assert!(Limits::default().is_within_range() && Limits::least().is_within_range());
+    assert!(Limits::default().is_within_range() && Limits::minimum().is_within_range());
 }
 
 #[test]
@@ -71,11 +71,11 @@ fn frames_that_cannot_be_read_break_the_link() {
     for (name, wire) in [
         ("an unknown kind", raw_header(0, 11, 0, 1)),
         ("an unknown flag", raw_header(0, 4, 0x80, 1)),
-        ("data for the link", raw(Kind::Data, 0, 0, b"x")),
+        ("data for the link", raw_frame(Kind::Data, 0, 0, b"x")),
         ("a ping for a stream", raw_header(0, 9, 0, 1)),
-        ("a short reset", raw(Kind::Reset, 0, 1, b"")),
-        ("a long ping", raw(Kind::Ping, 0, 0, b"x")),
-        ("a credit of 0", raw(Kind::Credit, 0, 1, &[0; 4])),
+        ("a short reset", raw_frame(Kind::Reset, 0, 1, b"")),
+        ("a long ping", raw_frame(Kind::Ping, 0, 0, b"x")),
+        ("a credit of 0", raw_frame(Kind::Credit, 0, 1, &[0; 4])),
         ("long data, before it arrives", raw_header(FRAME_MAX + 1, 4, 0, 1)),
         ("a long head, before it arrives", raw_header(HEAD_MAX + 1, 2, 0, 2)),
     ] {
@@ -85,14 +85,15 @@ fn frames_that_cannot_be_read_break_the_link() {
 
 #[test]
 fn frames_out_of_place_break_the_link() {
-    let after_end = [raw(Kind::Data, frame::END, 1, b""), raw(Kind::Data, 0, 1, b"x")].concat();
-    let trailers = raw(Kind::Trailers, 0, 1, b"").repeat(2);
+    let after_end =
+        [raw_frame(Kind::Data, frame::END, 1, b""), raw_frame(Kind::Data, 0, 1, b"x")].concat();
+    let trailers = raw_frame(Kind::Trailers, 0, 1, b"").repeat(2);
     for (name, wire) in [
-        ("data for a stream never opened", &raw(Kind::Data, 0, 2, b"x")[..]),
-        ("a reset of it", &raw(Kind::Reset, 0, 2, &[1])),
-        ("a number twice", &raw(Kind::Open, 0, 1, b"")),
-        ("a number left out", &raw(Kind::Open, 0, 3, b"")),
-        ("a head from the opener", &raw(Kind::Head, 0, 1, b"")),
+        ("data for a stream never opened", &raw_frame(Kind::Data, 0, 2, b"x")[..]),
+        ("a reset of it", &raw_frame(Kind::Reset, 0, 2, &[1])),
+        ("a number twice", &raw_frame(Kind::Open, 0, 1, b"")),
+        ("a number left out", &raw_frame(Kind::Open, 0, 3, b"")),
+        ("a head from the opener", &raw_frame(Kind::Head, 0, 1, b"")),
         ("data after the end", &after_end),
         ("trailers twice", &trailers),
     ] {
@@ -102,33 +103,34 @@ fn frames_out_of_place_break_the_link() {
 
 #[test]
 fn more_than_was_granted_breaks_the_link() {
-    let mut overrun = raw(Kind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
-    breaks_the_acceptor("more credit", &raw(Kind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
-    breaks_the_acceptor("huge credit", &raw(Kind::Credit, 0, 1, &[255; 4]), FLOW);
-    overrun.extend_from_slice(&raw(Kind::Data, 0, 1, b"x"));
+    let mut overrun = raw_frame(Kind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
+    breaks_the_acceptor("more credit", &raw_frame(Kind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
+    breaks_the_acceptor("huge credit", &raw_frame(Kind::Credit, 0, 1, &[255; 4]), FLOW);
+    overrun.extend_from_slice(&raw_frame(Kind::Data, 0, 1, b"x"));
     breaks_the_acceptor("more data", &overrun, FLOW);
 }
 
 #[test]
 fn broken_rules_of_the_openers_peer() {
-    let go_away = |last: u32| raw(Kind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
+    let go_away =
+        |last: u32| raw_frame(Kind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
     let takes_back = [go_away(0), go_away(1)].concat();
-    let two_heads = [raw(Kind::Head, 0, 1, b""), raw(Kind::Head, 0, 1, b"")].concat();
+    let two_heads = [raw_frame(Kind::Head, 0, 1, b""), raw_frame(Kind::Head, 0, 1, b"")].concat();
     let cases: [(&str, &[u8]); 8] = [
-        ("an open", &raw(Kind::Open, 0, 2, b"")),
-        ("data before the head", &raw(Kind::Data, 0, 1, b"x")),
-        ("trailers before the head", &raw(Kind::Trailers, 0, 1, b"")),
-        ("an interim end", &raw(Kind::Head, frame::INTERIM | frame::END, 1, b"")),
-        ("an interim rejection", &raw(Kind::Head, frame::INTERIM | frame::REJECTED, 1, b"")),
+        ("an open", &raw_frame(Kind::Open, 0, 2, b"")),
+        ("data before the head", &raw_frame(Kind::Data, 0, 1, b"x")),
+        ("trailers before the head", &raw_frame(Kind::Trailers, 0, 1, b"")),
+        ("an interim end", &raw_frame(Kind::Head, frame::INTERIM | frame::END, 1, b"")),
+        ("an interim rejection", &raw_frame(Kind::Head, frame::INTERIM | frame::REJECTED, 1, b"")),
         ("two heads", &two_heads),
-        ("a stream never opened", &raw(Kind::Head, 0, 2, b"")),
+        ("a stream never opened", &raw_frame(Kind::Head, 0, 2, b"")),
         ("a go away that takes back", &takes_back),
     ];
     for (name, wire) in cases {
-        let (mut opener, mut acceptor) = greeted();
-        open(&mut opener, &mut acceptor);
-        let error = outcome(&mut opener, wire);
-        assert_eq!(error.map(|error| error.code()), Some(GoAwayCode::Protocol), "{name}");
+        let (mut opener, mut acceptor) = connected_pair();
+        open_stream(&mut opener, &mut acceptor);
+        let error = receive_error(&mut opener, wire);
+        assert_eq!(error.map(|error| error.go_away_code()), Some(GoAwayCode::Protocol), "{name}");
     }
 }
 
@@ -137,22 +139,22 @@ fn streams_beyond_the_limit_break_the_link() {
     let limits = Limits { streams_max: STREAMS_LEAST, ..Limits::default() };
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut acceptor = Link::new(Role::Acceptor, limits);
-    deliver(&mut opener, &mut acceptor);
-    deliver(&mut acceptor, &mut opener);
+    deliver_output(&mut opener, &mut acceptor);
+    deliver_output(&mut acceptor, &mut opener);
     for _ in 0..STREAMS_LEAST {
-        opener.open(StreamKind::Http, true, write(b"")).unwrap();
+        opener.open_stream(StreamKind::Http, true, write(b"")).unwrap();
     }
-    assert_eq!(opener.open(StreamKind::Http, true, write(b"")), Err(OpenError::Full));
-    deliver(&mut opener, &mut acceptor);
-    let mut wire = raw(Kind::Open, 0, STREAMS_LEAST + 1, b"");
+    assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Full));
+    deliver_output(&mut opener, &mut acceptor);
+    let mut wire = raw_frame(Kind::Open, 0, STREAMS_LEAST + 1, b"");
     let error = acceptor.receive(&mut wire).unwrap_err();
     assert_eq!(error, LinkError::StreamsExceeded { max: STREAMS_LEAST });
 }
 
 #[test]
 fn heads_of_one_stream_together_are_bounded() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     let interim = vec![b'i'; 1000];
     let mut sent = 0;
     while acceptor.send_head(id, true, false, write(&interim)).is_ok() {
@@ -160,89 +162,89 @@ fn heads_of_one_stream_together_are_bounded() {
     }
     assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
     // The honest sender resets the stream itself; a receiver would not have accepted more either.
-    let events = deliver(&mut acceptor, &mut opener);
+    let events = deliver_output(&mut acceptor, &mut opener);
     let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(events.last(), Some(&reset));
-    let (mut opener, mut acceptor) = greeted();
-    open(&mut opener, &mut acceptor);
-    let head = raw(Kind::Head, frame::INTERIM, 1, &interim);
+    let (mut opener, mut acceptor) = connected_pair();
+    open_stream(&mut opener, &mut acceptor);
+    let head = raw_frame(Kind::Head, frame::INTERIM, 1, &interim);
     let wire = head.repeat(sent as usize + 1);
-    let error = outcome(&mut opener, &wire).unwrap();
-    assert_eq!(error.code(), GoAwayCode::Protocol);
+    let error = receive_error(&mut opener, &wire).unwrap();
+    assert_eq!(error.go_away_code(), GoAwayCode::Protocol);
 }
 
 #[test]
 fn frames_that_do_nothing_are_counted() {
-    let ping = raw(Kind::Ping, 0, 0, b"");
-    let pong = raw(Kind::Pong, 0, 0, b"");
-    let empty = raw(Kind::Data, 0, 1, b"");
-    let late = raw(Kind::Trailers, 0, 2, b"");
-    let away = raw(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 1]);
+    let ping = raw_frame(Kind::Ping, 0, 0, b"");
+    let pong = raw_frame(Kind::Pong, 0, 0, b"");
+    let empty = raw_frame(Kind::Data, 0, 1, b"");
+    let late = raw_frame(Kind::Trailers, 0, 2, b"");
+    let away = raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 1]);
     for (name, frame) in
         [("ping", ping), ("pong", pong), ("empty", empty), ("late", late), ("away", away)]
     {
-        let (mut opener, mut acceptor) = greeted();
-        open(&mut opener, &mut acceptor);
-        let over = open(&mut opener, &mut acceptor);
-        acceptor.reset(over, ResetCode::Failed);
+        let (mut opener, mut acceptor) = connected_pair();
+        open_stream(&mut opener, &mut acceptor);
+        let over = open_stream(&mut opener, &mut acceptor);
+        acceptor.reset_stream(over, ResetCode::Failed);
         let allowed = frame.repeat(IDLE_FRAMES_MAX as usize);
-        assert_eq!(outcome(&mut acceptor, &allowed), None, "{name}");
-        let error = outcome(&mut acceptor, &frame.repeat(2)).unwrap();
-        assert_eq!(error.code(), GoAwayCode::Flood, "{name}");
+        assert_eq!(receive_error(&mut acceptor, &allowed), None, "{name}");
+        let error = receive_error(&mut acceptor, &frame.repeat(2)).unwrap();
+        assert_eq!(error.go_away_code(), GoAwayCode::Flood, "{name}");
     }
 }
 
 #[test]
 fn small_credits_are_counted() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     acceptor.send_head(id, false, false, write(b"200")).unwrap();
     acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
     acceptor.output().clear();
-    let credit = raw(Kind::Credit, 0, id.number(), &1u32.to_be_bytes());
-    let error = outcome(&mut acceptor, &credit.repeat(IDLE_FRAMES_MAX as usize + 1));
-    assert_eq!(error.map(|error| error.code()), Some(GoAwayCode::Flood));
+    let credit = raw_frame(Kind::Credit, 0, id.number(), &1u32.to_be_bytes());
+    let error = receive_error(&mut acceptor, &credit.repeat(IDLE_FRAMES_MAX as usize + 1));
+    assert_eq!(error.map(|error| error.go_away_code()), Some(GoAwayCode::Flood));
 }
 
 #[test]
 fn one_ping_for_each_write_goes_on_forever() {
-    let (_, mut acceptor) = greeted();
+    let (_, mut acceptor) = connected_pair();
     for _ in 0..IDLE_FRAMES_MAX * 3 {
-        assert_eq!(outcome(&mut acceptor, &raw(Kind::Ping, 0, 0, b"")), None);
+        assert_eq!(receive_error(&mut acceptor, &raw_frame(Kind::Ping, 0, 0, b"")), None);
         assert_eq!(acceptor.output().split().len(), 8);
     }
 }
 
 #[test]
 fn streams_opened_and_reset_unanswered_are_a_flood() {
-    let (_, mut acceptor) = greeted();
+    let (_, mut acceptor) = connected_pair();
     let mut last = 0;
     let mut churn = |acceptor: &mut Link, rounds: u32| {
         (0..rounds).find_map(|_| {
             last += 1;
-            let opened = raw(Kind::Open, frame::END, last, b"GET");
-            let reset = raw(Kind::Reset, 0, last, &[ResetCode::Cancelled as u8]);
-            outcome(acceptor, &[opened, reset].concat())
+            let opened = raw_frame(Kind::Open, frame::END, last, b"GET");
+            let reset = raw_frame(Kind::Reset, 0, last, &[ResetCode::Cancelled as u8]);
+            receive_error(acceptor, &[opened, reset].concat())
         })
     };
     assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
     acceptor.renew_allowances();
     assert_eq!(churn(&mut acceptor, CHURN_MAX), None);
     let error = churn(&mut acceptor, 1).unwrap();
-    assert_eq!(error.code(), GoAwayCode::Flood);
+    assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
 /// Cancellations come from clients, not from the sidecar, and must not affect its other streams.
 #[test]
 fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
     for crossing in [false, true] {
-        let (mut opener, mut acceptor) = greeted();
-        let victim = open(&mut opener, &mut acceptor);
-        let room = opener.vacancies() - 1;
+        let (mut opener, mut acceptor) = connected_pair();
+        let victim = open_stream(&mut opener, &mut acceptor);
+        let room = opener.vacant_streams() - 1;
         let held: Vec<_> = (0..room)
-            .map(|_| opener.open(StreamKind::Http, true, write(b"GET")).unwrap())
+            .map(|_| opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap())
             .collect();
-        deliver(&mut opener, &mut acceptor);
+        deliver_output(&mut opener, &mut acceptor);
         if crossing {
             // These answers earn nothing at the acceptor, which has spent nothing.
             for id in &held {
@@ -252,14 +254,14 @@ fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
         let answers = acceptor.output().split();
         let cancel = |opener: &mut Link, acceptor: &mut Link, rounds: u32| {
             for _ in 0..rounds {
-                let id = opener.open(StreamKind::Http, true, write(b"GET"))?;
-                opener.reset(id, ResetCode::Cancelled);
-                deliver(opener, acceptor);
+                let id = opener.open_stream(StreamKind::Http, true, write(b"GET"))?;
+                opener.reset_stream(id, ResetCode::Cancelled);
+                deliver_output(opener, acceptor);
             }
             Ok(())
         };
         assert_eq!(cancel(&mut opener, &mut acceptor, CHURN_MAX / 2 - 1), Ok(()));
-        all(&mut opener, &mut BytesMut::from(&answers[..]));
+        all_events(&mut opener, &mut BytesMut::from(&answers[..]));
         if crossing {
             assert_eq!(cancel(&mut opener, &mut acceptor, STREAMS_MAX - 10), Ok(()));
         }
@@ -267,25 +269,25 @@ fn an_opener_that_resets_much_goes_away_before_that_is_a_flood() {
         assert_eq!(worn, Err(OpenError::GoingAway));
         // Open streams continue, and may be reset.
         for id in held {
-            opener.reset(id, ResetCode::Cancelled);
+            opener.reset_stream(id, ResetCode::Cancelled);
         }
-        deliver(&mut opener, &mut acceptor);
-        assert_eq!((opener.streams(), acceptor.streams()), (1, 1));
+        deliver_output(&mut opener, &mut acceptor);
+        assert_eq!((opener.stream_count(), acceptor.stream_count()), (1, 1));
         acceptor.send_head(victim, false, true, write(b"200")).unwrap();
         let answered = head_event(victim, b"200", false, true);
-        assert_eq!(deliver(&mut acceptor, &mut opener), [answered]);
+        assert_eq!(deliver_output(&mut acceptor, &mut opener), [answered]);
     }
 }
 
 #[test]
 fn an_opener_whose_peer_answers_may_reset_as_many_again() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     for kind in [StreamKind::Http, StreamKind::Tcp] {
         for _ in 0..CHURN_MAX * 2 {
-            let cancelled = opener.open(kind, true, write(b"")).unwrap();
-            let answered = opener.open(kind, true, write(b"")).unwrap();
-            opener.reset(cancelled, ResetCode::Cancelled);
-            deliver(&mut opener, &mut acceptor);
+            let cancelled = opener.open_stream(kind, true, write(b"")).unwrap();
+            let answered = opener.open_stream(kind, true, write(b"")).unwrap();
+            opener.reset_stream(cancelled, ResetCode::Cancelled);
+            deliver_output(&mut opener, &mut acceptor);
             match kind {
                 StreamKind::Http => {
                     acceptor.send_head(answered, true, false, write(b"100")).unwrap();
@@ -293,18 +295,18 @@ fn an_opener_whose_peer_answers_may_reset_as_many_again() {
                 }
                 StreamKind::Tcp => assert_eq!(acceptor.send_data(answered, b"x", false), Ok(1)),
             }
-            deliver(&mut acceptor, &mut opener);
-            opener.reset(answered, ResetCode::Cancelled);
+            deliver_output(&mut acceptor, &mut opener);
+            opener.reset_stream(answered, ResetCode::Cancelled);
         }
     }
     assert!(!opener.is_going_away());
     // An interim head is no answer, and neither is the end of a TCP connection without bytes.
     let mut rounds = 0;
-    while let Ok(id) = opener.open(StreamKind::Http, true, write(b"")) {
-        deliver(&mut opener, &mut acceptor);
+    while let Ok(id) = opener.open_stream(StreamKind::Http, true, write(b"")) {
+        deliver_output(&mut opener, &mut acceptor);
         acceptor.send_head(id, true, false, write(b"103")).unwrap();
-        deliver(&mut acceptor, &mut opener);
-        opener.reset(id, ResetCode::Cancelled);
+        deliver_output(&mut acceptor, &mut opener);
+        opener.reset_stream(id, ResetCode::Cancelled);
         rounds += 1;
     }
     assert_eq!(rounds, CHURN_MAX / 2);
@@ -312,56 +314,60 @@ fn an_opener_whose_peer_answers_may_reset_as_many_again() {
 
 #[test]
 fn resets_among_answered_streams_are_no_flood() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     for _ in 0..CHURN_MAX * 2 {
-        let cancelled = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
-        let answered = opener.open(StreamKind::Http, true, write(b"GET")).unwrap();
-        opener.reset(cancelled, ResetCode::Cancelled);
-        assert_eq!(deliver(&mut opener, &mut acceptor).len(), 3);
+        let cancelled = opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
+        let answered = opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
+        opener.reset_stream(cancelled, ResetCode::Cancelled);
+        assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 3);
         acceptor.send_head(answered, false, false, write(b"200")).unwrap();
-        deliver(&mut acceptor, &mut opener);
-        opener.reset(answered, ResetCode::Cancelled);
-        deliver(&mut opener, &mut acceptor);
+        deliver_output(&mut acceptor, &mut opener);
+        opener.reset_stream(answered, ResetCode::Cancelled);
+        deliver_output(&mut opener, &mut acceptor);
     }
 }
 
 #[test]
 fn data_for_streams_that_are_over_is_bounded_by_what_was_granted() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
-    acceptor.reset(id, ResetCode::Refused);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
+    acceptor.reset_stream(id, ResetCode::Refused);
     opener.send_data(id, &[0; WINDOW as usize], true).unwrap();
-    assert_eq!(deliver(&mut opener, &mut acceptor), []);
-    let error = outcome(&mut acceptor, &raw(Kind::Data, 0, id.number(), b"x")).unwrap();
-    assert_eq!(error.code(), GoAwayCode::Flood);
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), []);
+    let error = receive_error(&mut acceptor, &raw_frame(Kind::Data, 0, id.number(), b"x")).unwrap();
+    assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
 #[test]
 fn no_data_is_late_on_a_stream_that_the_peer_had_ended() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     opener.send_data(id, b"all", true).unwrap();
-    deliver(&mut opener, &mut acceptor);
-    acceptor.reset(id, ResetCode::Failed);
-    let error = outcome(&mut acceptor, &raw(Kind::Data, 0, id.number(), b"x")).unwrap();
-    assert_eq!(error.code(), GoAwayCode::Flood);
+    deliver_output(&mut opener, &mut acceptor);
+    acceptor.reset_stream(id, ResetCode::Failed);
+    let error = receive_error(&mut acceptor, &raw_frame(Kind::Data, 0, id.number(), b"x")).unwrap();
+    assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
 #[test]
 fn trailers_count_with_the_heads() {
-    let (mut opener, mut acceptor) = greeted();
-    let id = open(&mut opener, &mut acceptor);
+    let (mut opener, mut acceptor) = connected_pair();
+    let id = open_stream(&mut opener, &mut acceptor);
     let large = vec![b'x'; HEAD_MAX as usize];
     acceptor.send_head(id, false, false, write(&large)).unwrap();
     assert_eq!(acceptor.send_trailers(id, &large), Err(Gone));
-    let events = deliver(&mut acceptor, &mut opener);
+    let events = deliver_output(&mut acceptor, &mut opener);
     let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!((events.len(), events.last()), (2, Some(&reset)));
 
-    let (mut opener, mut acceptor) = greeted();
-    open(&mut opener, &mut acceptor);
-    let wire = [raw(Kind::Head, 0, 1, &large), raw(Kind::Trailers, 0, 1, &large)].concat();
-    assert_eq!(outcome(&mut opener, &wire).map(|e| e.code()), Some(GoAwayCode::Protocol));
+    let (mut opener, mut acceptor) = connected_pair();
+    open_stream(&mut opener, &mut acceptor);
+    let wire =
+        [raw_frame(Kind::Head, 0, 1, &large), raw_frame(Kind::Trailers, 0, 1, &large)].concat();
+    assert_eq!(
+        receive_error(&mut opener, &wire).map(|e| e.go_away_code()),
+        Some(GoAwayCode::Protocol)
+    );
 }
 
 #[test]
@@ -371,43 +377,45 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
         let mut acceptor = Link::new(Role::Acceptor, limits);
         let mut hello = BytesMut::new();
         frame::write_hello(&mut hello, Role::Opener, &limits);
-        assert_eq!(outcome(&mut acceptor, &hello), None);
+        assert_eq!(receive_error(&mut acceptor, &hello), None);
         acceptor
     };
-    let pong = raw(Kind::Pong, 0, 0, b"");
+    let pong = raw_frame(Kind::Pong, 0, 0, b"");
     let earns = |link: &mut Link, frames: usize| {
-        assert_eq!(outcome(link, &pong.repeat(frames)), None);
-        assert_eq!(outcome(link, &pong).map(|e| e.code()), Some(GoAwayCode::Flood));
+        assert_eq!(receive_error(link, &pong.repeat(frames)), None);
+        assert_eq!(receive_error(link, &pong).map(|e| e.go_away_code()), Some(GoAwayCode::Flood));
     };
     earns(&mut fresh(), 64 * 8);
 
     // OPEN and DATA earn one each.
     let mut acceptor = fresh();
-    assert_eq!(outcome(&mut acceptor, &pong.repeat(64 * 8)), None);
-    let request = [raw(Kind::Open, 0, 1, b""), raw(Kind::Data, frame::END, 1, b"x")].concat();
-    assert_eq!(outcome(&mut acceptor, &request), None);
+    assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
+    let request =
+        [raw_frame(Kind::Open, 0, 1, b""), raw_frame(Kind::Data, frame::END, 1, b"x")].concat();
+    assert_eq!(receive_error(&mut acceptor, &request), None);
     earns(&mut acceptor, 2);
 
     // So does a finished stream, for the frames that may cross with its end.
     let mut acceptor = fresh();
-    assert_eq!(outcome(&mut acceptor, &pong.repeat(64 * 8)), None);
-    assert_eq!(outcome(&mut acceptor, &request), None);
+    assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
+    assert_eq!(receive_error(&mut acceptor, &request), None);
     acceptor.send_head(StreamId(1), false, true, write(b"200")).unwrap();
     earns(&mut acceptor, 2 + 8);
 
     let mut acceptor = fresh();
-    let churn = |number| [raw(Kind::Open, 0, number, b""), raw(Kind::Reset, 0, number, &[1])];
+    let churn =
+        |number| [raw_frame(Kind::Open, 0, number, b""), raw_frame(Kind::Reset, 0, number, &[1])];
     for number in 1..=64 {
-        assert_eq!(outcome(&mut acceptor, &churn(number).concat()), None);
+        assert_eq!(receive_error(&mut acceptor, &churn(number).concat()), None);
     }
-    let error = outcome(&mut acceptor, &churn(65).concat());
-    assert_eq!(error.map(|e| e.code()), Some(GoAwayCode::Flood));
+    let error = receive_error(&mut acceptor, &churn(65).concat());
+    assert_eq!(error.map(|e| e.go_away_code()), Some(GoAwayCode::Flood));
 }
 
 #[test]
 fn nothing_follows_the_last_go_away() {
-    let ping = raw(Kind::Ping, 0, 0, b"");
-    let wrong = raw(Kind::Data, 0, 9, b"x");
+    let ping = raw_frame(Kind::Ping, 0, 0, b"");
+    let wrong = raw_frame(Kind::Data, 0, 9, b"x");
     breaks_the_acceptor("a ping and a fault", &[ping, wrong].concat(), GoAwayCode::Protocol);
 }
 
@@ -415,8 +423,8 @@ fn nothing_follows_the_last_go_away() {
 fn an_opener_keeps_to_its_own_limit_of_streams_too() {
     let mut opener = Link::new(Role::Opener, Limits { streams_max: 100, ..Limits::default() });
     let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    deliver(&mut acceptor, &mut opener);
-    assert_eq!(opener.vacancies(), 100);
+    deliver_output(&mut acceptor, &mut opener);
+    assert_eq!(opener.vacant_streams(), 100);
 }
 
 #[test]
@@ -424,11 +432,13 @@ fn a_peer_that_asks_and_does_not_read_is_cut_off() {
     let limits = Limits { output_limit: 100_000, ..Limits::default() };
     let mut acceptor = Link::new(Role::Acceptor, limits);
     let mut opener = Link::new(Role::Opener, limits);
-    deliver(&mut opener, &mut acceptor);
+    deliver_output(&mut opener, &mut acceptor);
     let error = (1..20_000).find_map(|number| {
-        let mut wire = raw(Kind::Open, frame::END, number, b"GET");
+        let mut wire = raw_frame(Kind::Open, frame::END, number, b"GET");
         match acceptor.receive(&mut wire) {
-            Ok(Some(Event::Opened { stream, .. })) => acceptor.reset(stream, ResetCode::Refused),
+            Ok(Some(Event::Opened { stream, .. })) => {
+                acceptor.reset_stream(stream, ResetCode::Refused)
+            }
             Ok(other) => panic!("{other:?}"),
             Err(error) => return Some(error),
         }
@@ -440,30 +450,31 @@ fn a_peer_that_asks_and_does_not_read_is_cut_off() {
 
 #[test]
 fn congestion_is_reported_from_the_soft_bound_on() {
-    let (mut opener, mut acceptor) = greeted();
+    let (mut opener, mut acceptor) = connected_pair();
     let mut written = 0;
     while !opener.is_congested() {
-        let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+        let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
         written += 8 + 4 + opener.send_data(id, &[0; 60_000], false).unwrap() + 4 * 8;
         assert_eq!(opener.output().len(), written);
     }
     assert!((OUTPUT_MAX..OUTPUT_MAX + 61_000).contains(&written));
-    deliver(&mut opener, &mut acceptor);
+    deliver_output(&mut opener, &mut acceptor);
     assert!(!opener.is_congested());
 }
 
 /// With stream 1 open and not ended, these bytes break the link with this code.
 fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
-    let (mut opener, mut acceptor) = greeted();
-    open(&mut opener, &mut acceptor);
-    let error = outcome(&mut acceptor, wire);
-    assert_eq!(error.map(|error| error.code()), Some(code), "{name}");
-    let goodbye = raw(Kind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
+    let (mut opener, mut acceptor) = connected_pair();
+    open_stream(&mut opener, &mut acceptor);
+    let error = receive_error(&mut acceptor, wire);
+    assert_eq!(error.map(|error| error.go_away_code()), Some(code), "{name}");
+    let goodbye =
+        raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
     assert!(acceptor.output().ends_with(&goodbye), "{name}");
 }
 
 /// The error caused by these bytes, if any; the output is kept.
-fn outcome(link: &mut Link, wire: &[u8]) -> Option<LinkError> {
+fn receive_error(link: &mut Link, wire: &[u8]) -> Option<LinkError> {
     let mut input = BytesMut::from(wire);
     loop {
         match link.receive(&mut input) {

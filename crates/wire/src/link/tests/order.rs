@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::simulation::{Chance, frames, header};
+use super::simulation::{Chance, parse_header, split_frames};
 use super::*;
 
 #[test]
@@ -13,10 +13,10 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
     let (mut broken, mut whole) = (0, 0);
     for seed in 0..SEEDS {
         let mut chance = Chance(seed);
-        let (wire, truth) = requests(&mut chance);
+        let (wire, truth) = interleaved_requests(&mut chance);
         for _ in 0..SWAPS {
-            let mut frames = frames(&wire);
-            let [first, second] = [0; 2].map(|_| chance.below(frames.len()));
+            let mut frames = split_frames(&wire);
+            let [first, second] = [0; 2].map(|_| chance.below_bound(frames.len()));
             let [before, after] = [first.min(second), first.max(second)];
             if may_not_be_reported(&frames[before..=after]) {
                 continue;
@@ -25,7 +25,7 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
             let mut acceptor = Link::new(Role::Acceptor, Limits::default());
             let mut heard = BTreeMap::new();
             let mut wire = BytesMut::from(frames.concat().as_slice());
-            let outcome = hear(&mut acceptor, &mut wire, &mut heard);
+            let outcome = receive_content(&mut acceptor, &mut wire, &mut heard);
             for (stream, heard) in &heard {
                 assert!(truth[stream].starts_with(heard), "seed {seed}, stream {stream}");
             }
@@ -44,28 +44,29 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
 /// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
 /// body, or past the trailers that end it.
 fn may_not_be_reported(frames: &[Vec<u8>]) -> bool {
-    let is_piece = |frame: &&Vec<u8>| matches!(header(frame).kind, Kind::Data | Kind::Trailers);
+    let is_piece =
+        |frame: &&Vec<u8>| matches!(parse_header(frame).kind, Kind::Data | Kind::Trailers);
     [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
-        let stream = header(moved).stream;
-        frames.iter().filter(is_piece).filter(|it| header(it).stream == stream).count() > 1
+        let stream = parse_header(moved).stream;
+        frames.iter().filter(is_piece).filter(|it| parse_header(it).stream == stream).count() > 1
     })
 }
 
 /// Several interleaved requests with bodies, and their expected content.
-fn requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
+fn interleaved_requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
     let mut opener = Link::new(Role::Opener, Limits::default());
     let mut truth: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
     let mut open = Vec::new();
     for _ in 0..STEPS {
         if open.len() < 2 || chance.one_in(3) {
-            let id = opener.open(StreamKind::Http, false, write(b"POST")).unwrap();
+            let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
             truth.insert(id, b"POST".to_vec());
             open.push(id);
             continue;
         }
-        let place = chance.below(open.len());
+        let place = chance.below_bound(open.len());
         let id = open[place];
-        let length = chance.below(40);
+        let length = chance.below_bound(40);
         let piece: Vec<u8> = (0..length).map(|at| (at + id.number() as usize) as u8).collect();
         let said = truth.get_mut(&id).unwrap();
         said.extend(&piece);
@@ -86,7 +87,7 @@ fn requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
 }
 
 /// The content of each stream, with a mark at its end.
-fn hear(
+fn receive_content(
     link: &mut Link,
     wire: &mut BytesMut,
     heard: &mut BTreeMap<StreamId, Vec<u8>>,

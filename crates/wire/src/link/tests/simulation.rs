@@ -10,7 +10,7 @@ use super::*;
 
 #[test]
 fn every_byte_arrives_once_and_in_order_and_everything_ends() {
-    let seen = simulate(|seed| World::new(seed, Order::Kept).run());
+    let seen = run_seeds(|seed| World::new(seed, Order::Kept).run());
     // A simulation without activity proves nothing.
     if ALONE.is_empty() {
         let Seen {
@@ -35,18 +35,18 @@ fn every_byte_arrives_once_and_in_order_and_everything_ends() {
 /// The order of frames of different streams has no meaning (`docs/link.md`, *Streams*).
 #[test]
 fn everything_arrives_also_when_streams_overtake_each_other() {
-    let seen = simulate(|seed| World::new(seed, Order::PerStream).run());
+    let seen = run_seeds(|seed| World::new(seed, Order::PerStream).run());
     assert!(seen.overtaken > 1_000 || !ALONE.is_empty(), "{}", seen.overtaken);
 }
 
 #[test]
 fn a_connection_that_breaks_has_reported_nothing_wrong_and_leaves_nothing() {
-    let lost = simulate(|seed| World::new(seed, Order::Kept).run_until_cut()).cut_off;
+    let lost = run_seeds(|seed| World::new(seed, Order::Kept).run_until_cut()).cut_off;
     assert!(lost > 100 || !ALONE.is_empty(), "{lost} streams were lost");
 }
 
 /// Runs all seeds and sums their events.
-fn simulate(run: impl Fn(u64) -> Seen) -> Seen {
+fn run_seeds(run: impl Fn(u64) -> Seen) -> Seen {
     let seeds: Vec<u64> = if ALONE.is_empty() { (0..SEEDS).collect() } else { ALONE.to_vec() };
     let mut seen = Seen::default();
     for seed in seeds {
@@ -153,8 +153,8 @@ impl World {
         let mut chance = Chance(seed);
         let limits = |chance: &mut Chance| Limits {
             streams_max: STREAMS_LEAST,
-            window: WINDOW_LEAST + chance.below(50_000) as u32,
-            output_max: 4_000 + chance.below(250_000),
+            window: WINDOW_LEAST + chance.below_bound(50_000) as u32,
+            output_max: 4_000 + chance.below_bound(250_000),
             // The default ratio to the streams: a well-behaved driver never exceeds the allowance.
             churn_max: STREAMS_LEAST * (CHURN_MAX / STREAMS_MAX),
             ..Limits::default()
@@ -186,19 +186,19 @@ impl World {
             self.step(step);
             self.check_bounds();
         }
-        self.finish();
+        self.finish_all();
         self.seen
     }
 
     /// Breaks the connection at a random moment, possibly within a frame.
     fn run_until_cut(mut self) -> Seen {
-        let last = self.chance.below(STEPS as usize) as u32;
+        let last = self.chance.below_bound(STEPS as usize) as u32;
         for step in 0..last {
             self.step(step);
         }
         for side in [0, 1] {
             self.stalls[side] = 0;
-            self.deliver(side, false);
+            self.deliver_bytes(side, false);
         }
         self.check_bounds();
         for (index, side) in self.sides.iter_mut().enumerate() {
@@ -207,7 +207,7 @@ impl World {
                 assert!(!local.sent_end || !local.received_end);
                 let sent = self.sent.get(&(1 - index, id));
                 assert!(local.received <= sent.map_or(0, |sent| sent.bytes));
-                side.link.reset(id, ResetCode::Failed);
+                side.link.reset_stream(id, ResetCode::Failed);
                 self.seen.cut_off += 1;
             }
             side.link.output().clear();
@@ -217,33 +217,33 @@ impl World {
     }
 
     fn step(&mut self, step: u32) {
-        let side = self.chance.below(2);
-        match self.chance.below(100) {
-            0..=17 => self.open(),
-            18..=44 => self.send(side),
-            45 if self.is_impatient => self.cancel(),
-            45..=59 => self.consume(side, false),
-            60..=61 => self.reset(side),
+        let side = self.chance.below_bound(2);
+        match self.chance.below_bound(100) {
+            0..=17 => self.open_stream(),
+            18..=44 => self.send_data(side),
+            45 if self.is_impatient => self.cancel_all(),
+            45..=59 => self.consume_data(side, false),
+            60..=61 => self.reset_stream(side),
             62 => self.sides[side].link.ping(),
-            63 => self.stalls[side] = self.chance.below(80) as u32,
+            63 => self.stalls[side] = self.chance.below_bound(80) as u32,
             64..=80 => self.flush(side, false),
             81 if step > STEPS / 2 && self.chance.one_in(30) => self.go_away(),
-            _ => self.deliver(side, false),
+            _ => self.deliver_bytes(side, false),
         }
     }
 
-    fn open(&mut self) {
+    fn open_stream(&mut self) {
         let kind = if self.chance.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
         let mut local = Local::new(kind, &mut self.chance);
         local.head_sent = true;
         local.sent_end = local.left == 0 && !local.trailers;
-        let head = self.chance.head();
+        let head = self.chance.random_head();
         let opener = &mut self.sides[0];
         if opener.link.is_congested() {
             self.seen.congested += 1;
             return;
         }
-        match opener.link.open(kind, local.sent_end, write(&head)) {
+        match opener.link.open_stream(kind, local.sent_end, write(&head)) {
             Ok(id) => {
                 let sent = Sent { heads: vec![head], ended: local.sent_end, ..Sent::default() };
                 self.sent.insert((0, id), sent);
@@ -256,10 +256,10 @@ impl World {
         }
     }
 
-    fn send(&mut self, side: usize) {
+    fn send_data(&mut self, side: usize) {
         if self.sides[side].link.is_congested() {
             self.seen.congested += 1;
-        } else if let Some(id) = self.pick(side) {
+        } else if let Some(id) = self.pick_stream(side) {
             self.send_on(side, id);
         }
     }
@@ -274,19 +274,19 @@ impl World {
             let interim = self.chance.one_in(4);
             local.head_sent = !interim;
             local.sent_end = !interim && local.left == 0 && !local.trailers;
-            let head = self.chance.head();
+            let head = self.chance.random_head();
             link.send_head(id, interim, local.sent_end, write(&head)).unwrap();
             sent.heads.push(head);
         } else if local.left == 0 && local.trailers {
-            link.send_trailers(id, &pattern(side, id, 0, 30)).unwrap();
+            link.send_trailers(id, &body_pattern(side, id, 0, 30)).unwrap();
             local.sent_end = true;
             sent.trailers = true;
             self.seen.trailers += 1;
         } else {
-            let wanted = self.chance.below(local.left + 1);
-            let data = pattern(side, id, sent.bytes, wanted);
+            let wanted = self.chance.below_bound(local.left + 1);
+            let data = body_pattern(side, id, sent.bytes, wanted);
             let end = wanted == local.left && !local.trailers;
-            let credit = link.credit(id) as usize;
+            let credit = link.available_credit(id) as usize;
             let accepted = link.send_data(id, &data, end).unwrap();
             assert_eq!(accepted, wanted.min(credit));
             self.seen.starved += usize::from(accepted < wanted);
@@ -298,35 +298,35 @@ impl World {
         self.drop_finished(side, id);
     }
 
-    fn consume(&mut self, side: usize, all: bool) {
-        let Some(id) = self.pick(side) else {
+    fn consume_data(&mut self, side: usize, all: bool) {
+        let Some(id) = self.pick_stream(side) else {
             return;
         };
         let Side { link, streams, .. } = &mut self.sides[side];
         let local = streams.get_mut(&id).unwrap();
-        let bytes = if all { local.held } else { self.chance.below(local.held + 1) };
+        let bytes = if all { local.held } else { self.chance.below_bound(local.held + 1) };
         local.held -= bytes;
-        link.consumed(id, bytes as u32);
+        link.record_consumed(id, bytes as u32);
     }
 
     /// Resets all streams of side 0, like clients that disconnect together.
-    fn cancel(&mut self) {
+    fn cancel_all(&mut self) {
         let open: Vec<_> = self.sides[0].streams.keys().copied().collect();
         for id in open.into_iter().skip(1) {
             self.reset_one(0, id);
         }
     }
 
-    fn reset(&mut self, side: usize) {
-        if let Some(id) = self.pick(side) {
+    fn reset_stream(&mut self, side: usize) {
+        if let Some(id) = self.pick_stream(side) {
             self.reset_one(side, id);
         }
     }
 
     fn reset_one(&mut self, side: usize, id: StreamId) {
-        let code = ResetCode::ALL[self.chance.below(ResetCode::ALL.len())];
+        let code = ResetCode::ALL[self.chance.below_bound(ResetCode::ALL.len())];
         let Side { link, streams, .. } = &mut self.sides[side];
-        link.reset(id, code);
+        link.reset_stream(id, code);
         streams.remove(&id);
         self.resets.entry(id).or_default().push(code);
         self.seen.resets += 1;
@@ -345,20 +345,20 @@ impl World {
     fn flush(&mut self, side: usize, all: bool) {
         let whole = all || self.order == Order::PerStream;
         let output = self.sides[side].link.output();
-        let bytes = if whole { output.len() } else { self.chance.below(output.len() + 1) };
+        let bytes = if whole { output.len() } else { self.chance.below_bound(output.len() + 1) };
         self.wires[side].unsplit(output.split_to(bytes));
         if self.order == Order::PerStream {
-            self.shuffle(side);
+            self.shuffle_frames(side);
         }
     }
 
     /// Reorders frames in flight where their streams are unaffected.
-    fn shuffle(&mut self, side: usize) {
-        let mut frames = frames(&self.wires[side]);
+    fn shuffle_frames(&mut self, side: usize) {
+        let mut frames = split_frames(&self.wires[side]);
         for _ in 0..frames.len() {
-            let place = self.chance.below(frames.len());
+            let place = self.chance.below_bound(frames.len());
             let Some([first, second]) = frames.get_mut(place..place + 2) else { continue };
-            let (before, after) = (header(first), header(second));
+            let (before, after) = (parse_header(first), parse_header(second));
             // A link-level frame applies to all frames before it. An OPEN that was sent before the end of
             // another stream could exceed the limit.
             let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
@@ -371,7 +371,7 @@ impl World {
     }
 
     /// Delivers some of the output of `side` to the other one.
-    fn deliver(&mut self, side: usize, all: bool) {
+    fn deliver_bytes(&mut self, side: usize, all: bool) {
         if !all && self.stalls[side] > 0 {
             self.stalls[side] -= 1;
             return;
@@ -379,10 +379,10 @@ impl World {
         let wire = &mut self.wires[side];
         let bytes = match (all, self.order) {
             (true, _) => wire.len(),
-            (false, Order::Kept) => self.chance.below(wire.len() + 1),
+            (false, Order::Kept) => self.chance.below_bound(wire.len() + 1),
             (false, Order::PerStream) => {
-                let frames = frames(wire);
-                let count = self.chance.below(frames.len() + 1);
+                let frames = split_frames(wire);
+                let count = self.chance.below_bound(frames.len() + 1);
                 frames[..count].iter().map(Vec::len).sum()
             }
         };
@@ -392,14 +392,14 @@ impl World {
         loop {
             let Side { link, inbox, .. } = &mut self.sides[to];
             match link.receive(inbox).unwrap() {
-                Some(event) => self.event(to, event),
+                Some(event) => self.handle_event(to, event),
                 None => break,
             }
         }
         assert!(self.sides[to].inbox.len() < Limits::default().input_max());
     }
 
-    fn event(&mut self, side: usize, event: Event) {
+    fn handle_event(&mut self, side: usize, event: Event) {
         match event {
             Event::Opened { stream, kind, head, end } => {
                 assert_eq!(stream.number(), self.accepted_last.number() + 1);
@@ -407,30 +407,30 @@ impl World {
                 self.accepted_last = stream;
                 let local = Local::new(kind, &mut self.chance);
                 self.sides[side].streams.insert(stream, local);
-                self.head(side, stream, &head, end);
+                self.handle_head(side, stream, &head, end);
             }
             Event::Head { stream, head, interim, end, .. } => {
                 assert!(!interim || !end);
-                self.head(side, stream, &head, end);
+                self.handle_head(side, stream, &head, end);
             }
             Event::Data { stream, data, end } => {
                 let local = self.sides[side].streams.get_mut(&stream).unwrap();
-                assert_eq!(data, pattern(1 - side, stream, local.received, data.len()));
+                assert_eq!(data, body_pattern(1 - side, stream, local.received, data.len()));
                 local.received += data.len();
                 local.held += data.len();
-                self.ended(side, stream, end);
+                self.handle_end(side, stream, end);
             }
             Event::Trailers { stream, trailers } => {
-                assert_eq!(trailers, pattern(1 - side, stream, 0, 30));
+                assert_eq!(trailers, body_pattern(1 - side, stream, 0, 30));
                 assert!(self.sent[&(1 - side, stream)].trailers);
-                self.ended(side, stream, true);
+                self.handle_end(side, stream, true);
             }
             Event::Reset { stream, code, .. } => {
                 assert!(self.resets[&stream].contains(&code));
                 self.sides[side].streams.remove(&stream).unwrap();
             }
             Event::Credit { stream } => {
-                assert!(self.sides[side].link.credit(stream) > 0);
+                assert!(self.sides[side].link.available_credit(stream) > 0);
                 assert!(!self.sides[side].streams[&stream].sent_end);
             }
             Event::GoAway { last, code } if side == 1 => {
@@ -447,14 +447,14 @@ impl World {
         }
     }
 
-    fn head(&mut self, side: usize, stream: StreamId, head: &[u8], end: bool) {
+    fn handle_head(&mut self, side: usize, stream: StreamId, head: &[u8], end: bool) {
         let sent = self.sent.get_mut(&(1 - side, stream)).unwrap();
         assert_eq!(sent.heads[sent.heads_seen], head);
         sent.heads_seen += 1;
-        self.ended(side, stream, end);
+        self.handle_end(side, stream, end);
     }
 
-    fn ended(&mut self, side: usize, stream: StreamId, end: bool) {
+    fn handle_end(&mut self, side: usize, stream: StreamId, end: bool) {
         if end {
             let local = self.sides[side].streams.get_mut(&stream).unwrap();
             let sent = &self.sent[&(1 - side, stream)];
@@ -472,16 +472,16 @@ impl World {
         }
     }
 
-    fn pick(&mut self, side: usize) -> Option<StreamId> {
+    fn pick_stream(&mut self, side: usize) -> Option<StreamId> {
         let streams = &self.sides[side].streams;
-        let place = self.chance.below(streams.len().max(1));
+        let place = self.chance.below_bound(streams.len().max(1));
         streams.keys().nth(place).copied()
     }
 
     fn check_bounds(&mut self) {
         for side in &mut self.sides {
-            let limits = *side.link.limits();
-            assert_eq!(side.link.streams(), side.streams.len());
+            let limits = *side.link.own_limits();
+            assert_eq!(side.link.stream_count(), side.streams.len());
             assert!(side.streams.len() <= STREAMS_LEAST as usize);
             for local in side.streams.values() {
                 assert!(local.held <= limits.window as usize);
@@ -493,7 +493,7 @@ impl World {
     }
 
     /// Stops opening, reads and sends everything: all streams end and no bytes remain.
-    fn finish(&mut self) {
+    fn finish_all(&mut self) {
         for _ in 0..ROUNDS {
             for side in [0, 1] {
                 let open: Vec<_> = self.sides[side].streams.keys().copied().collect();
@@ -502,13 +502,13 @@ impl World {
                     let bytes = std::mem::take(&mut local.held);
                     let (sent_end, congested) =
                         (local.sent_end, self.sides[side].link.is_congested());
-                    self.sides[side].link.consumed(id, bytes as u32);
+                    self.sides[side].link.record_consumed(id, bytes as u32);
                     if !sent_end && !congested {
                         self.send_on(side, id);
                     }
                 }
                 self.flush(side, true);
-                self.deliver(side, true);
+                self.deliver_bytes(side, true);
                 self.check_bounds();
             }
             let quiet = self.sides.iter().all(|side| side.link.is_idle());
@@ -522,11 +522,11 @@ impl World {
 
 impl Local {
     fn new(kind: StreamKind, chance: &mut Chance) -> Self {
-        let size = [0, 10, 2_000, 150_000][chance.below(4)];
+        let size = [0, 10, 2_000, 150_000][chance.below_bound(4)];
         Self {
             kind,
             head_sent: false,
-            left: chance.below(size + 1),
+            left: chance.below_bound(size + 1),
             trailers: kind == StreamKind::Http && chance.one_in(4),
             sent_end: false,
             received: 0,
@@ -537,17 +537,17 @@ impl Local {
 }
 
 /// The frames of a wire with whole frames only.
-pub(super) fn frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn split_frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     while !wire.is_empty() {
-        let (frame, rest) = wire.split_at(8 + header(wire).length as usize);
+        let (frame, rest) = wire.split_at(8 + parse_header(wire).length as usize);
         frames.push(frame.to_vec());
         wire = rest;
     }
     frames
 }
 
-pub(super) fn header(frame: &[u8]) -> Header {
+pub(super) fn parse_header(frame: &[u8]) -> Header {
     Header::peek(frame).unwrap().unwrap()
 }
 
@@ -563,22 +563,22 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below_bound(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
     pub(super) fn one_in(&mut self, bound: usize) -> bool {
-        self.below(bound) == 0
+        self.below_bound(bound) == 0
     }
 
-    fn head(&mut self) -> Vec<u8> {
+    fn random_head(&mut self) -> Vec<u8> {
         let size = if self.one_in(50) { 8_000 } else { 400 };
-        (0..self.below(size)).map(|_| self.0 as u8).collect()
+        (0..self.below_bound(size)).map(|_| self.0 as u8).collect()
     }
 }
 
 /// The bytes of a body at an offset, different for each offset and stream.
-fn pattern(side: usize, stream: StreamId, offset: usize, length: usize) -> Vec<u8> {
+fn body_pattern(side: usize, stream: StreamId, offset: usize, length: usize) -> Vec<u8> {
     let start = side * 101 + stream.number() as usize * 31 + offset;
     (start..start + length).map(|place| (place % 251) as u8).collect()
 }

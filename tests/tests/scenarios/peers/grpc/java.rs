@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::manifests::{allowed_http, client, mesh_config, server_of};
+use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
 use leno_tests::{Mesh, Program, eventually, free_port, java_programs};
 
 use super::super::MODES;
@@ -14,20 +14,22 @@ use super::{CASES, WHOLE_SERVICE};
 fn every_standard_case_passes_between_java_programs_in_either_mode() {
     for mode in MODES {
         let (port, listener) = (free_port(), free_port());
-        let mut run = java("TestServiceServer");
+        let mut run = java_command("TestServiceServer");
         run.push(format!("--port={port}"));
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let manifests = [
             mesh_config(mode),
             server_of("grpc", (port, "GRPC"), &run),
-            client("user", &[], &[("grpc.shop", listener)]),
+            client_manifest("user", &[], &[("grpc.shop", listener)]),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ];
         let _mesh = Mesh::up(&manifests.concat());
-        eventually("an empty call is answered", MAX_WAIT, || call(listener, "empty_unary").ok());
+        eventually("an empty call is answered", MAX_WAIT, || {
+            run_case(listener, "empty_unary").ok()
+        });
         for case in CASES {
             let began = Instant::now();
-            let outcome = call(listener, case);
+            let outcome = run_case(listener, case);
             eprintln!("{mode}, {case}: {:?}", began.elapsed());
             assert!(outcome.is_ok(), "{mode}, {case}: {}", outcome.unwrap_err());
         }
@@ -35,9 +37,9 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
 }
 
 /// Runs one case through the outbound listener; the error is the client's output.
-fn call(listener: u16, case: &str) -> Result<(), String> {
+fn run_case(listener: u16, case: &str) -> Result<(), String> {
     let (port, case) = (format!("--server_port={listener}"), format!("--test_case={case}"));
-    let [program, arguments @ ..] = &java("TestServiceClient")[..] else {
+    let [program, arguments @ ..] = &java_command("TestServiceClient")[..] else {
         unreachable!("a command has a program")
     };
     let mut command = Command::new(program);
@@ -45,14 +47,14 @@ fn call(listener: u16, case: &str) -> Result<(), String> {
     let slow = "--soak_per_iteration_max_acceptable_latency_ms=20000";
     command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, slow]);
     let mut client = Program::start("grpc-java's client", &mut command);
-    match client.wait(MAX_WAIT).success() {
+    match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
-        false => Err(client.printed()),
+        false => Err(client.printed_output()),
     }
 }
 
 /// Returns the command line of a grpc-java program with plaintext.
-fn java(program: &str) -> Vec<String> {
+fn java_command(program: &str) -> Vec<String> {
     let classes = format!("{}/*", java_programs().display());
     let main = format!("io.grpc.testing.integration.{program}");
     let flags = ["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"];

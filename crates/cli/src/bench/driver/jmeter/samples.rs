@@ -29,7 +29,7 @@ impl Samples {
         let from = u64::try_from(from.as_millis())?;
         let mut counted = Counted::new(from, self.length);
         counted.read(BufReader::new(file)).context("the samples of JMeter")?;
-        Ok(counted.found())
+        Ok(counted.into_results())
     }
 }
 
@@ -84,11 +84,13 @@ impl Counted {
                 return Ok(());
             }
             let line = line.trim_end();
-            self.add(&Sample::parse(line, columns).with_context(|| format!("the line `{line}`"))?);
+            self.add_sample(
+                &Sample::parse(line, columns).with_context(|| format!("the line `{line}`"))?,
+            );
         }
     }
 
-    fn add(&mut self, sample: &Sample<'_>) {
+    fn add_sample(&mut self, sample: &Sample<'_>) {
         let measured = self.from..self.until;
         let status = sample.code.parse::<u16>().ok();
         if status.is_some() && measured.contains(&(sample.began + sample.took)) {
@@ -114,7 +116,7 @@ impl Counted {
         }
     }
 
-    fn found(self) -> Found {
+    fn into_results(self) -> Found {
         let seconds = (self.until - self.from) as f64 / 1e3;
         let successes: u64 = self.took.values().sum();
         let sum: u64 = self.took.iter().map(|(ms, count)| ms * count).sum();
@@ -165,10 +167,10 @@ impl<'a> Sample<'a> {
 mod tests {
     use super::*;
 
-    fn found(text: &str) -> anyhow::Result<Found> {
+    fn parse_results(text: &str) -> anyhow::Result<Found> {
         let mut counted = Counted::new(1000, Duration::from_secs(2));
         counted.read(text.as_bytes())?;
-        Ok(counted.found())
+        Ok(counted.into_results())
     }
 
     #[test]
@@ -181,7 +183,7 @@ mod tests {
                     1500,20,503\n\
                     1600,5000,Non HTTP response code: java.net.SocketTimeoutException\n\
                     3000,10,200\n";
-        let found = found(text).unwrap();
+        let found = parse_results(text).unwrap();
         assert_eq!((found.requests, found.errors), (4, 2));
         let kinds: Vec<&str> = found.errors_by_kind.keys().map(String::as_str).collect();
         assert_eq!(kinds, ["SocketTimeoutException", "status-503"]);
@@ -197,7 +199,7 @@ mod tests {
         for ms in (1..=1000).rev() {
             text.push_str(&format!("{ms},200,1000\n"));
         }
-        let latency = found(&text).unwrap().latency_us;
+        let latency = parse_results(&text).unwrap().latency_us;
         let ms = |us: Option<f64>| us.unwrap() / 1e3;
         let figures = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999];
         assert_eq!(figures.map(ms), [500.0, 900.0, 950.0, 990.0, 999.0]);
@@ -205,9 +207,9 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_no_figure() {
-        assert_eq!(found("timeStamp,elapsed,responseCode\n").unwrap().latency_us.p50, None);
+        assert_eq!(parse_results("timeStamp,elapsed,responseCode\n").unwrap().latency_us.p50, None);
         for text in ["", "timeStamp,elapsed\n", "timeStamp,elapsed,responseCode\n1000,x,200\n"] {
-            assert!(found(text).is_err(), "{text}");
+            assert!(parse_results(text).is_err(), "{text}");
         }
     }
 }

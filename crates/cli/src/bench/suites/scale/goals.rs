@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::bench::mesh_services::MeshServices;
 use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
 use crate::bench::rig::TrafficMode;
-use crate::bench::statistics::rounded;
+use crate::bench::statistics::round_significant;
 
 /// A figure, its upper bound, its target, and its source.
 struct Goal {
@@ -25,7 +25,7 @@ const fn goal(
 }
 
 /// Returns a figure of one kind of change, if the mesh had changes.
-fn of(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
+fn of_change(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     mesh.changes.as_ref().map(figure)
 }
 
@@ -42,10 +42,10 @@ const GOALS: [Goal; 13] = [
     goal("memory per further sidecar, KiB", 48.0, Some(32.0), |m| Some(m.per_sidecar_kib)),
     goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |m| Some(m.rollout_s)),
     goal("an endpoint moves: received by all its clients, p99 ms", 500.0, Some(150.0), |m| {
-        of(m, |c| c.endpoint_p99_ms)
+        of_change(m, |c| c.endpoint_p99_ms)
     }),
     goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |m| {
-        of(m, |c| c.endpoint_to_others as f64)
+        of_change(m, |c| c.endpoint_to_others as f64)
     }),
     goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
         of_rule(m, |c| c.rule_p99_ms)
@@ -53,24 +53,28 @@ const GOALS: [Goal; 13] = [
     goal("a mesh-wide rule changes: not applied in time", 0.0, None, |m| {
         of_rule(m, |c| c.rule_missed as f64)
     }),
-    goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| of(m, |c| c.storm_p99_ms)),
+    goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| {
+        of_change(m, |c| c.storm_p99_ms)
+    }),
     goal("200 endpoints move each second: not received in time", 0.0, None, |m| {
-        of(m, |c| c.storm_missed as f64)
+        of_change(m, |c| c.storm_missed as f64)
     }),
     goal("200 endpoints move each second: control plane, cores", 1.0, None, |m| {
-        of(m, |c| c.storm_cores)
+        of_change(m, |c| c.storm_cores)
     }),
     goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
-    goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| of(m, |c| c.back_s)),
+    goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| {
+        of_change(m, |c| c.back_s)
+    }),
     goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
-        of(m, |c| c.failed as f64)
+        of_change(m, |c| c.failed as f64)
     }),
 ];
 
 /// Compares figures with their goals, for meshes of the size that the goals apply to.
-pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
-    let strict = last(meshes, TrafficMode::Strict)?;
-    let permissive = last(meshes, TrafficMode::Permissive)?;
+pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
+    let strict = last_with_changes(meshes, TrafficMode::Strict)?;
+    let permissive = last_with_changes(meshes, TrafficMode::Permissive)?;
     let judged = strict.sidecars >= SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
@@ -82,9 +86,9 @@ pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<Fi
                 json!(name),
                 json!(most),
                 aim,
-                shown(found[0]),
-                shown(found[1]),
-                holds(judged, worst <= *most),
+                format_figure(found[0]),
+                format_figure(found[1]),
+                format_result(judged, worst <= *most),
             ]
         })
         .collect();
@@ -99,9 +103,9 @@ pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<Fi
             json!(name),
             json!(1.1),
             json!(1.0),
-            shown(Some(grown)),
+            format_figure(Some(grown)),
             json!("–"),
-            holds(judged, grown <= 1.1),
+            format_result(judged, grown <= 1.1),
         ]);
     }
     Some(FigureTable {
@@ -114,12 +118,17 @@ pub(super) fn table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<Fi
 }
 
 /// Returns the cost of changes, as machine-independent counts.
-pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
+pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     let changed: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
     changed.first()?;
     let row = |mesh: &MeshSize, name: &str, touched: f64, bytes: f64| {
-        vec![json!(name), json!(mesh.mode), shown(Some(touched)), shown(Some(bytes))]
+        vec![
+            json!(name),
+            json!(mesh.mode),
+            format_figure(Some(touched)),
+            format_figure(Some(bytes)),
+        ]
     };
     let mut rows = Vec::new();
     for (mesh, c) in changed {
@@ -145,15 +154,15 @@ pub(super) fn costs(meshes: &[MeshSize]) -> Option<FigureTable> {
     })
 }
 
-fn last(meshes: &[MeshSize], mode: TrafficMode) -> Option<&MeshSize> {
+fn last_with_changes(meshes: &[MeshSize], mode: TrafficMode) -> Option<&MeshSize> {
     meshes.iter().rfind(|mesh| mesh.mode == mode && mesh.changes.is_some())
 }
 
-fn shown(figure: Option<f64>) -> Value {
-    figure.map_or(json!("–"), |figure| json!(rounded(figure)))
+fn format_figure(figure: Option<f64>) -> Value {
+    figure.map_or(json!("–"), |figure| json!(round_significant(figure)))
 }
 
-fn holds(judged: bool, holds: bool) -> Value {
+fn format_result(judged: bool, holds: bool) -> Value {
     match (judged, holds) {
         (false, _) => json!("–"),
         (true, true) => json!("yes"),

@@ -3,15 +3,15 @@
 use super::*;
 
 /// Returns the status of the policy that sorts first.
-fn said(store: &mut ObjectStore) -> Result<(), String> {
-    let statements = store.statements().expect("something is to be said");
+fn first_status(store: &mut ObjectStore) -> Result<(), String> {
+    let statements = store.changed_statements().expect("something is to be said");
     match statements.first().map(|it| it.said.clone()) {
         Some(Said::Current(said)) => said,
         other => panic!("{other:?}"),
     }
 }
 
-fn backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
+fn ingress_backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
     let kind = index("IngressBackend", "policy.openservicemesh.io");
     let name = name.to_owned();
     let policy = move |port: u16, protocol: &str| {
@@ -20,22 +20,22 @@ fn backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
             "sources": [{"kind": "Service", "name": "edge", "namespace": "shop"}],
             "matches": [{"kind": "HTTPRouteGroup", "name": "g"}],
         });
-        custom(kind, &name, "2025-01-01T00:00:00Z", spec)
+        custom_event(kind, &name, "2025-01-01T00:00:00Z", spec)
     };
     (kind, policy)
 }
 
-fn selecting(name: &str, app: &str) -> WatchEvent {
+fn selecting_service(name: &str, app: &str) -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.2", "selector": {"app": app},
                  "ports": [{"port": 80, "targetPort": 8080}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
-fn controller(host_network: bool) -> WatchEvent {
+fn controller_pod(host_network: bool) -> WatchEvent {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "edge-1", "namespace": "shop",
                      "labels": {"app": "edge", "leno.dev/meshed": "sidecar"}},
@@ -43,7 +43,7 @@ fn controller(host_network: bool) -> WatchEvent {
         "status": {"podIP": "10.1.0.9", "podIPs": [{"ip": "10.1.0.9"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::pod(pod)))
+    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
 }
 
 #[test]
@@ -57,37 +57,37 @@ fn an_installation_without_gateways_lets_the_pods_of_a_service_in() {
 }
 
 fn opens_once_all_is_there(mut store: ObjectStore) {
-    let (kind, policy) = backend("a");
+    let (kind, policy) = ingress_backend("a");
     let group = index("HTTPRouteGroup", "specs.smi-spec.io");
     let nobody = "endpoints not found for service shop/edge";
     let port = "spec.backends: no pod of the Service shop/web has the port 81";
-    store.take(kind, policy(81, "http"));
+    store.apply_event(kind, policy(81, "http"));
     let no_service = "spec.backends: there is no Service shop/web that selects pods";
-    assert_eq!(said(&mut store), Err(no_service.to_owned()));
-    store.take(SERVICES, service("web", 8080));
+    assert_eq!(first_status(&mut store), Err(no_service.to_owned()));
+    store.apply_event(SERVICES, service_event("web", 8080));
     let no_group = "spec.matches: there is no HTTPRouteGroup shop/g";
-    assert_eq!(said(&mut store), Err(no_group.to_owned()));
-    store.take(PODS, pod("a", json!({})));
-    assert_eq!(said(&mut store), Err(port.to_owned()));
-    store.take(kind, policy(8080, "http"));
-    assert_eq!(said(&mut store), Err(no_group.to_owned()));
+    assert_eq!(first_status(&mut store), Err(no_group.to_owned()));
+    store.apply_event(PODS, pod_event("a", json!({})));
+    assert_eq!(first_status(&mut store), Err(port.to_owned()));
+    store.apply_event(kind, policy(8080, "http"));
+    assert_eq!(first_status(&mut store), Err(no_group.to_owned()));
     let routes = json!({"matches": [{"name": "all"}]});
-    store.take(group, custom(group, "g", "2025-01-01T00:00:00Z", routes));
-    assert_eq!(said(&mut store), Err(nobody.to_owned()));
-    store.take(SERVICES, selecting("edge", "edge"));
-    assert_eq!(said(&mut store), Err(nobody.to_owned()));
+    store.apply_event(group, custom_event(group, "g", "2025-01-01T00:00:00Z", routes));
+    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+    store.apply_event(SERVICES, selecting_service("edge", "edge"));
+    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
     // A pod in the host network has no address of its own.
-    store.take(PODS, controller(true));
+    store.apply_event(PODS, controller_pod(true));
     let on_node = format!(
         "{nobody}: its pods have the addresses of their nodes (hostNetwork); write an IPRange with those addresses"
     );
-    assert_eq!(said(&mut store), Err(on_node));
-    store.take(PODS, controller(false));
-    assert_eq!(said(&mut store), Ok(()));
-    store.take(PODS, controller(false));
-    assert!(store.statements().is_none(), "nothing is new");
-    store.take(PODS, gone("shop", "edge-1"));
-    assert_eq!(said(&mut store), Err(nobody.to_owned()));
+    assert_eq!(first_status(&mut store), Err(on_node));
+    store.apply_event(PODS, controller_pod(false));
+    assert_eq!(first_status(&mut store), Ok(()));
+    store.apply_event(PODS, controller_pod(false));
+    assert!(store.changed_statements().is_none(), "nothing is new");
+    store.apply_event(PODS, removal_event("shop", "edge-1"));
+    assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
 }
 
 /// Issue 27: such a source stayed closed, because only pods that a selector selects were sources.
@@ -102,29 +102,29 @@ fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
                 "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
                 "sources": [{"kind": "Service", "name": "hand", "namespace": "shop"}],
             });
-            let policy = || custom(kind, "a", "2025-01-01T00:00:00Z", spec.clone());
+            let policy = || custom_event(kind, "a", "2025-01-01T00:00:00Z", spec.clone());
             if is_policy_first {
-                store.take(kind, policy());
+                store.apply_event(kind, policy());
             }
-            store.take(SERVICES, service("web", 8080));
-            store.take(SERVICES, listed::by_hand());
-            let slice = |endpoints: &[(&str, bool)]| listed::slice("hand-1", 8080, endpoints);
-            store.take(listed::slices(), slice(&[("10.1.0.9", true)]));
+            store.apply_event(SERVICES, service_event("web", 8080));
+            store.apply_event(SERVICES, listed::by_hand());
+            let slice = |endpoints: &[(&str, bool)]| listed::slice_event("hand-1", 8080, endpoints);
+            store.apply_event(listed::slice_kind(), slice(&[("10.1.0.9", true)]));
             if !is_policy_first {
                 store.flush();
-                store.take(kind, policy());
+                store.apply_event(kind, policy());
             }
-            let reported = shown(store.flush());
+            let reported = describe_update(store.flush());
             for line in ["+ Workload shop/hand-1.10-1-0-9", "+ Service shop/hand"] {
                 assert!(reported.iter().any(|it| it == line), "{line} {reported:?}");
             }
-            assert_eq!(said(&mut store), Ok(()));
-            store.take(listed::slices(), slice(&[]));
-            assert_eq!(shown(store.flush()), ["- Workload shop/hand-1.10-1-0-9"]);
+            assert_eq!(first_status(&mut store), Ok(()));
+            store.apply_event(listed::slice_kind(), slice(&[]));
+            assert_eq!(describe_update(store.flush()), ["- Workload shop/hand-1.10-1-0-9"]);
             let nobody = "endpoints not found for service shop/hand";
-            assert_eq!(said(&mut store), Err(nobody.to_owned()));
-            store.take(kind, gone("shop", "a"));
-            let reported = shown(store.flush());
+            assert_eq!(first_status(&mut store), Err(nobody.to_owned()));
+            store.apply_event(kind, removal_event("shop", "a"));
+            let reported = describe_update(store.flush());
             assert!(reported.iter().any(|it| it == "- Service shop/hand"), "{reported:?}");
         }
     }
@@ -132,21 +132,21 @@ fn the_listed_addresses_of_a_service_without_a_selector_are_let_in() {
 
 #[test]
 fn two_services_do_not_open_one_port_in_two_ways() {
-    let (kind, policy) = backend("a");
-    let mut store = settled();
-    for event in [service("web", 8080), service("www", 8080)] {
-        store.take(SERVICES, event);
+    let (kind, policy) = ingress_backend("a");
+    let mut store = listed_store();
+    for event in [service_event("web", 8080), service_event("www", 8080)] {
+        store.apply_event(SERVICES, event);
     }
-    store.take(PODS, pod("a", json!({})));
+    store.apply_event(PODS, pod_event("a", json!({})));
     let first = json!({
         "backends": [{"name": "www", "port": {"number": 8080, "protocol": "grpc"}}],
         "sources": [{"kind": "IPRange", "name": "10.0.0.0/8"}],
     });
-    let custom = custom(kind, "0", "2025-01-01T00:00:00Z", first);
-    store.take(kind, custom);
-    assert_eq!(said(&mut store), Ok(()));
-    store.take(kind, policy(8080, "http"));
-    let statements = store.statements().unwrap();
+    let custom = custom_event(kind, "0", "2025-01-01T00:00:00Z", first);
+    store.apply_event(kind, custom);
+    assert_eq!(first_status(&mut store), Ok(()));
+    store.apply_event(kind, policy(8080, "http"));
+    let statements = store.changed_statements().unwrap();
     let said: Vec<&Said> = statements.iter().map(|it| &it.said).collect();
     let [Said::Current(Ok(())), Said::Current(Err(second))] = said[..] else { panic!("{said:?}") };
     assert_eq!(

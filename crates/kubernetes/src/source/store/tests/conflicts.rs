@@ -4,8 +4,8 @@ use super::*;
 use crate::status::Statement;
 
 /// Returns the status of an object: accepted, or the object that takes precedence.
-fn said(store: &mut ObjectStore, kind: &str, name: &str) -> String {
-    let statements = store.statements().expect("something is to be said");
+fn status_of(store: &mut ObjectStore, kind: &str, name: &str) -> String {
+    let statements = store.changed_statements().expect("something is to be said");
     let is_it = |it: &&Statement| (it.target.kind, it.target.name.as_str()) == (kind, name);
     let Some(statement) = statements.iter().find(is_it) else { return "nothing".to_owned() };
     let (first, generation) = match &statement.said {
@@ -24,7 +24,12 @@ fn said(store: &mut ObjectStore, kind: &str, name: &str) -> String {
 }
 
 /// Checks that the second object is in force only without the first. Both are created on the same day.
-fn check(first: (&str, &str, Value), second: (&str, &str, Value), alone: &str, expected: &str) {
+fn assert_precedence(
+    first: (&str, &str, Value),
+    second: (&str, &str, Value),
+    alone: &str,
+    expected: &str,
+) {
     check_made(first, second, ["2025-01-01T00:00:00Z"; 2], alone, expected);
 }
 
@@ -36,30 +41,30 @@ fn check_made(
     alone: &str,
     expected: &str,
 ) {
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
     let put = |store: &mut ObjectStore, (kind, name, spec): &(&str, &str, Value), made: &str| {
         let (word, group) = kind.split_once('.').unwrap();
         let kind = index(word, group);
-        store.take(kind, custom(kind, name, made, spec.clone()));
+        store.apply_event(kind, custom_event(kind, name, made, spec.clone()));
         kind
     };
     let word = second.0.split('.').next().unwrap();
     put(&mut store, &second, made[1]);
-    assert_eq!(said(&mut store, word, second.1), alone, "{word} alone");
+    assert_eq!(status_of(&mut store, word, second.1), alone, "{word} alone");
     let kind = put(&mut store, &first, made[0]);
-    assert_eq!(said(&mut store, word, second.1), expected, "{word}");
-    store.take(kind, gone("shop", first.1));
-    assert_eq!(said(&mut store, word, second.1), alone, "{word} again");
+    assert_eq!(status_of(&mut store, word, second.1), expected, "{word}");
+    store.apply_event(kind, removal_event("shop", first.1));
+    assert_eq!(status_of(&mut store, word, second.1), alone, "{word} again");
 }
 
-fn at(port: Option<u16>) -> Value {
+fn parent_ref(port: Option<u16>) -> Value {
     json!({"group": "", "kind": "Service", "name": "web", "port": port})
 }
 
 /// Returns a route.
-fn route(port: Option<u16>) -> Value {
-    json!({"parentRefs": [at(port)], "rules": [{"backendRefs": [{"name": "web", "port": 80}]}]})
+fn route_spec(port: Option<u16>) -> Value {
+    json!({"parentRefs": [parent_ref(port)], "rules": [{"backendRefs": [{"name": "web", "port": 80}]}]})
 }
 
 const HTTP: &str = "HTTPRoute.gateway.networking.k8s.io";
@@ -75,59 +80,59 @@ const RETRY: &str = "Retry.policy.openservicemesh.io";
 fn a_route_without_a_say_names_the_one_that_has_it() {
     let conflicted =
         |who: &str| format!("Conflicted: {who} is attached to the same port and takes precedence");
-    check(
-        (GRPC, "a", route(Some(80))),
-        (HTTP, "a", route(None)),
+    assert_precedence(
+        (GRPC, "a", route_spec(Some(80))),
+        (HTTP, "a", route_spec(None)),
         "True",
         &conflicted("GRPCRoute shop/a"),
     );
-    check((HTTP, "a", route(None)), (GRPC, "b", route(None)), "True", "True");
-    let tcp = || route(None);
-    check((TCP, "a", tcp()), (TCP, "b", tcp()), "True", &conflicted("TCPRoute shop/a"));
-    check((TCP, "c", tcp()), (TCP, "b", tcp()), "True", "True");
+    assert_precedence((HTTP, "a", route_spec(None)), (GRPC, "b", route_spec(None)), "True", "True");
+    let tcp = || route_spec(None);
+    assert_precedence((TCP, "a", tcp()), (TCP, "b", tcp()), "True", &conflicted("TCPRoute shop/a"));
+    assert_precedence((TCP, "c", tcp()), (TCP, "b", tcp()), "True", "True");
     let tls = |names: &[&str]| {
-        let mut spec = route(None);
+        let mut spec = route_spec(None);
         spec["hostnames"] = json!(names);
         spec
     };
     let (one, both) = (tls(&["a.example"]), tls(&["a.example", "*.b.example"]));
-    check(
+    assert_precedence(
         (TLS, "a", both.clone()),
         (TLS, "b", one.clone()),
         "True",
         &conflicted("TLSRoute shop/a"),
     );
-    check((TLS, "a", one), (TLS, "b", both), "True", "True");
+    assert_precedence((TLS, "a", one), (TLS, "b", both), "True", "True");
 }
 
 #[test]
 fn a_route_that_has_a_say_at_one_of_its_ports_is_accepted() {
-    let mut store = settled();
+    let mut store = listed_store();
     let two = json!({
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]},
     });
     let two: Served = serde_json::from_value(two).unwrap();
-    store.take(SERVICES, WatchEvent::Seen(Box::new(Seen::service(two))));
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(two))));
     let group = "gateway.networking.k8s.io";
     let (http, grpc) = (index("HTTPRoute", group), index("GRPCRoute", group));
     let day = "2025-01-01T00:00:00Z";
-    store.take(grpc, custom(grpc, "g", day, route(Some(80))));
-    store.take(http, custom(http, "h", day, route(None)));
-    assert_eq!(said(&mut store, "HTTPRoute", "h"), "True");
-    store.take(http, custom(http, "h", day, route(Some(80))));
-    assert!(said(&mut store, "HTTPRoute", "h").starts_with("Conflicted: GRPCRoute shop/g"));
+    store.apply_event(grpc, custom_event(grpc, "g", day, route_spec(Some(80))));
+    store.apply_event(http, custom_event(http, "h", day, route_spec(None)));
+    assert_eq!(status_of(&mut store, "HTTPRoute", "h"), "True");
+    store.apply_event(http, custom_event(http, "h", day, route_spec(Some(80))));
+    assert!(status_of(&mut store, "HTTPRoute", "h").starts_with("Conflicted: GRPCRoute shop/g"));
 }
 
 #[test]
 fn the_oldest_of_tcp_routes_decides_whatever_it_is_called() {
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
     let kind = index("TCPRoute", "gateway.networking.k8s.io");
-    store.take(kind, custom(kind, "a", "2025-01-02T00:00:00Z", route(None)));
-    store.take(kind, custom(kind, "z", "2025-01-01T00:00:00Z", route(None)));
-    assert!(said(&mut store, "TCPRoute", "a").starts_with("Conflicted: TCPRoute shop/z"));
+    store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", route_spec(None)));
+    store.apply_event(kind, custom_event(kind, "z", "2025-01-01T00:00:00Z", route_spec(None)));
+    assert!(status_of(&mut store, "TCPRoute", "a").starts_with("Conflicted: TCPRoute shop/z"));
 }
 
 #[test]
@@ -141,10 +146,20 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
         })
     };
     let first = "Retry shop/a applies to the same requests, and is first in alphabetical order";
-    check((RETRY, "a", retry(&["web"])), (RETRY, "b", retry(&["web"])), "committed", first);
-    check((RETRY, "a", retry(&["other"])), (RETRY, "b", retry(&["web"])), "committed", "committed");
+    assert_precedence(
+        (RETRY, "a", retry(&["web"])),
+        (RETRY, "b", retry(&["web"])),
+        "committed",
+        first,
+    );
+    assert_precedence(
+        (RETRY, "a", retry(&["other"])),
+        (RETRY, "b", retry(&["web"])),
+        "committed",
+        "committed",
+    );
     // Targets that do not exist do not count.
-    check(
+    assert_precedence(
         (RETRY, "a", retry(&["web"])),
         (RETRY, "b", retry(&["web", "other"])),
         "committed",
@@ -158,9 +173,9 @@ fn rules_about_tags_name_the_nearer_ones() {
     let whole = json!({"scope": "namespace", "otherwise": "any", "rules": rules});
     let near = json!({"service": "web", "otherwise": "any", "rules": rules});
     let decides = "Conflicted: TagRoute shop/near takes precedence";
-    check((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
+    assert_precedence((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
     // All objects of one service count.
-    check((TAGS, "near", near.clone()), (TAGS, "other", near.clone()), "True", "True");
+    assert_precedence((TAGS, "near", near.clone()), (TAGS, "other", near.clone()), "True", "True");
     let flow = json!({
         "kind": "routematcher.sermant.io/flow",
         "rules": [{
@@ -173,25 +188,25 @@ fn rules_about_tags_name_the_nearer_ones() {
         json!({"compat": "sermant", "key": "servicecomb.routeRule.web", "rules": [flow]});
     let first = "Conflicted: SermantRouteRule shop/a takes precedence";
     let both = (published.clone(), published.clone());
-    check((SERMANT, "a", both.0), (SERMANT, "b", both.1), "True", first);
+    assert_precedence((SERMANT, "a", both.0), (SERMANT, "b", both.1), "True", first);
 }
 
 #[test]
 fn a_split_that_decides_nothing_is_reported_of_in_an_event() {
     let split = || json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
     let first = "TrafficSplit shop/a is for the same service, and is first in alphabetical order";
-    check((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
+    assert_precedence((SPLIT, "a", split()), (SPLIT, "b", split()), "nothing", first);
     let attached = "HTTPRoute shop/r is attached to shop/web and takes precedence";
-    check((HTTP, "r", route(None)), (SPLIT, "b", split()), "nothing", attached);
+    assert_precedence((HTTP, "r", route_spec(None)), (SPLIT, "b", split()), "nothing", attached);
 }
 
 /// Kinds of which one object wins a conflict: a spec, and the result while it is alone.
-fn contested() -> Vec<(&'static str, Value, &'static str)> {
+fn contested_kinds() -> Vec<(&'static str, Value, &'static str)> {
     let opens = json!({
         "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
         "sources": [{"kind": "IPRange", "name": "10.0.0.0/8"}],
     });
-    let mut tls = route(None);
+    let mut tls = route_spec(None);
     tls["hostnames"] = json!(["a.example"]);
     let client = json!({"kind": "ServiceAccount", "name": "client", "namespace": "shop"});
     let host = "web.shop.svc.cluster.local";
@@ -208,7 +223,7 @@ fn contested() -> Vec<(&'static str, Value, &'static str)> {
             json!({"service": "web", "backends": [{"service": "web", "weight": 1}]}),
             "nothing",
         ),
-        (TCP, route(None), "True"),
+        (TCP, route_spec(None), "True"),
         (TLS, tls, "True"),
         (
             RETRY,
@@ -299,17 +314,17 @@ const ADDITIVE: &[&str] = &[
 #[test]
 fn the_older_object_of_each_kind_decides_whatever_its_name() {
     let (early, late) = ("2025-01-01T00:00:00Z", "2025-01-02T00:00:00Z");
-    let all = [contested(), contested_policies()].concat();
+    let all = [contested_kinds(), contested_policies()].concat();
     for (kind, spec, alone) in &all {
         for (older, newer) in [("z", "a"), ("a", "z")] {
-            let mut store = settled();
-            store.take(SERVICES, service("web", 8080));
+            let mut store = listed_store();
+            store.apply_event(SERVICES, service_event("web", 8080));
             let (word, group) = kind.split_once('.').unwrap();
             let at = index(word, group);
-            store.take(at, custom(at, older, early, spec.clone()));
-            assert_eq!(said(&mut store, word, older), *alone, "{word} alone");
-            store.take(at, custom(at, newer, late, spec.clone()));
-            let statements = store.statements().unwrap();
+            store.apply_event(at, custom_event(at, older, early, spec.clone()));
+            assert_eq!(status_of(&mut store, word, older), *alone, "{word} alone");
+            store.apply_event(at, custom_event(at, newer, late, spec.clone()));
+            let statements = store.changed_statements().unwrap();
             let of = |name: &str| {
                 let mut found = statements.iter().filter(|it| it.target.kind == word);
                 found
@@ -325,8 +340,8 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
             let won = of(older).unwrap_or_default();
             assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
             // An invalid object does not replace a valid one.
-            store.take(at, custom(at, newer, late, json!({"surely": "not"})));
-            let statements = store.statements();
+            store.apply_event(at, custom_event(at, newer, late, json!({"surely": "not"})));
+            let statements = store.changed_statements();
             let won = statements.iter().flatten().find(|it| it.target.name == older);
             let won = won.map(|it| format!("{:?} {:?}", it.said, it.conflict)).unwrap_or_default();
             assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
@@ -345,23 +360,23 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
 
 #[test]
 fn a_missing_reference_is_an_event_on_the_object_at_fault() {
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
     let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
     let kind = index("TrafficSplit", "split.smi-spec.io");
     let notes = |store: &mut ObjectStore| -> Vec<(String, String)> {
-        let statements = store.statements().unwrap();
+        let statements = store.changed_statements().unwrap();
         let notes = statements.iter().flat_map(|it| {
-            let notes = it.notes().into_iter();
+            let notes = it.event_notes().into_iter();
             notes.filter_map(|(reason, note)| {
                 Some((it.target.name.clone(), format!("{reason}: {}", note?)))
             })
         });
         notes.collect()
     };
-    store.take(kind, custom(kind, "good", "2025-01-01T00:00:00Z", split("web")));
+    store.apply_event(kind, custom_event(kind, "good", "2025-01-01T00:00:00Z", split("web")));
     assert_eq!(notes(&mut store), []);
-    store.take(kind, custom(kind, "bad", "2025-01-02T00:00:00Z", split("v9")));
+    store.apply_event(kind, custom_event(kind, "bad", "2025-01-02T00:00:00Z", split("v9")));
     let missing =
         "RefNotFound: spec.backends[0].service: there is no Service shop/v9 that selects pods";
     let older = "Conflicted: TrafficSplit shop/good is for the same service, and is older";
@@ -373,32 +388,32 @@ fn a_missing_reference_is_an_event_on_the_object_at_fault() {
         "destination": account("web"), "sources": [account("client")],
         "rules": [{"kind": "HTTPRouteGroup", "name": "g", "matches": ["all"]}],
     });
-    store.take(kind, gone("shop", "bad"));
-    store.take(targets, custom(targets, "t", "2025-01-01T00:00:00Z", target));
+    store.apply_event(kind, removal_event("shop", "bad"));
+    store.apply_event(targets, custom_event(targets, "t", "2025-01-01T00:00:00Z", target));
     let missing = "RefNotFound: spec.rules[0].name: there is no HTTPRouteGroup shop/g";
     assert_eq!(notes(&mut store), [("t".to_owned(), missing.to_owned())]);
     let groups = index("HTTPRouteGroup", "specs.smi-spec.io");
     let all = json!({"matches": [{"name": "all", "pathRegex": ".*"}]});
-    store.take(groups, custom(groups, "g", "2025-01-01T00:00:00Z", all));
+    store.apply_event(groups, custom_event(groups, "g", "2025-01-01T00:00:00Z", all));
     assert_eq!(notes(&mut store), []);
 }
 
 /// Issue 27: routes decide before splits whatever their age, so the event names the missing backend.
 #[test]
 fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
-    let mut store = settled();
+    let mut store = listed_store();
     for name in ["web", "v1"] {
-        store.take(SERVICES, service(name, 8080));
+        store.apply_event(SERVICES, service_event(name, 8080));
     }
     let splits = index("TrafficSplit", "split.smi-spec.io");
     let split = json!({"service": "web", "backends": [{"service": "v1", "weight": 1}]});
-    store.take(splits, custom(splits, "old", "2025-01-01T00:00:00Z", split));
+    store.apply_event(splits, custom_event(splits, "old", "2025-01-01T00:00:00Z", split));
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
-    let mut spec = route(None);
+    let mut spec = route_spec(None);
     spec["rules"][0]["backendRefs"][0]["name"] = json!("v2");
-    store.take(routes, custom(routes, "new", "2025-02-01T00:00:00Z", spec));
+    store.apply_event(routes, custom_event(routes, "new", "2025-02-01T00:00:00Z", spec));
     assert_eq!(
-        said(&mut store, "TrafficSplit", "old"),
+        status_of(&mut store, "TrafficSplit", "old"),
         "HTTPRoute shop/new is attached to shop/web and takes precedence; it has an error of its \
          own: there is no Service shop/v2 that selects pods"
     );
@@ -408,19 +423,19 @@ fn a_split_names_the_error_of_the_newer_route_that_decides_instead() {
 #[test]
 fn an_older_split_whose_backend_disappears_still_decides() {
     let split = |to: &str| json!({"service": "web", "backends": [{"service": to, "weight": 1}]});
-    let mut store = settled();
+    let mut store = listed_store();
     for name in ["web", "v1", "v2"] {
-        store.take(SERVICES, service(name, 8080));
+        store.apply_event(SERVICES, service_event(name, 8080));
     }
     let kind = index("TrafficSplit", "split.smi-spec.io");
-    store.take(kind, custom(kind, "old", "2025-01-01T00:00:00Z", split("v1")));
-    store.take(kind, custom(kind, "new", "2025-02-01T00:00:00Z", split("v2")));
+    store.apply_event(kind, custom_event(kind, "old", "2025-01-01T00:00:00Z", split("v1")));
+    store.apply_event(kind, custom_event(kind, "new", "2025-02-01T00:00:00Z", split("v2")));
     let conflict = "TrafficSplit shop/old is for the same service, and is older";
-    assert_eq!(said(&mut store, "TrafficSplit", "new"), conflict);
-    store.take(SERVICES, gone("shop", "v1"));
+    assert_eq!(status_of(&mut store, "TrafficSplit", "new"), conflict);
+    store.apply_event(SERVICES, removal_event("shop", "v1"));
     let error = "spec.backends[0].service: there is no Service shop/v1 that selects pods";
     assert_eq!(
-        said(&mut store, "TrafficSplit", "new"),
+        status_of(&mut store, "TrafficSplit", "new"),
         format!("{conflict}; it has an error of its own: {error}")
     );
 }

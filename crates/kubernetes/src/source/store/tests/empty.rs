@@ -3,7 +3,7 @@
 use super::*;
 
 /// As cluster add-ons have them.
-fn sticky(labels: Value) -> WatchEvent {
+fn sticky_service(labels: Value) -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "metrics-server", "namespace": "shop", "uid": "u"},
         "spec": {"clusterIP": "10.0.0.1", "selector": labels, "sessionAffinity": "ClientIP",
@@ -11,29 +11,29 @@ fn sticky(labels: Value) -> WatchEvent {
                  "ports": [{"port": 443, "appProtocol": "example.com/odd"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
 #[test]
 fn a_service_is_remarked_upon_when_a_pod_with_a_sidecar_is_behind_it() {
-    let mut store = settled();
-    store.take(SERVICES, sticky(json!({"app": "web"})));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, sticky_service(json!({"app": "web"})));
     let warnings = |store: &mut ObjectStore| {
         store.flush();
         let count = store.all_diagnostics().1.len();
-        let statements = store.statements().unwrap_or_default();
+        let statements = store.changed_statements().unwrap_or_default();
         let remarked = statements.iter().filter(|it| it.diagnostic.is_some()).count();
         (count, remarked)
     };
     assert_eq!(warnings(&mut store), (0, 0));
-    let without = pod("web-1", json!({"labels": {"app": "web"}}));
-    store.take(PODS, without);
+    let without = pod_event("web-1", json!({"labels": {"app": "web"}}));
+    store.apply_event(PODS, without);
     assert_eq!(warnings(&mut store), (0, 0));
-    store.take(PODS, pod("web-2", json!({})));
+    store.apply_event(PODS, pod_event("web-2", json!({})));
     assert_eq!(warnings(&mut store), (3, 1));
     // The order does not matter.
-    let mut store = settled();
-    store.take(PODS, pod("web-2", json!({})));
-    store.take(SERVICES, sticky(json!({"app": "web"})));
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("web-2", json!({})));
+    store.apply_event(SERVICES, sticky_service(json!({"app": "web"})));
     assert_eq!(warnings(&mut store), (3, 1));
 }

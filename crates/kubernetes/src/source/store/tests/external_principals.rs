@@ -6,21 +6,21 @@ use crate::external_principals::Grants;
 const FSM: &str = "policy.flomesh.io";
 const THEN: &str = "2025-01-01T00:00:00Z";
 
-fn granted() -> ObjectStore {
-    let mut store = settled();
+fn store_with_grants() -> ObjectStore {
+    let mut store = listed_store();
     let name = |text| Name::new(text).unwrap();
-    store.grant(Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) });
+    store.set_grants(Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) });
     store
 }
 
-fn cert(namespace: &str, names: &[&str]) -> Value {
+fn cert_spec(namespace: &str, names: &[&str]) -> Value {
     json!({"subjectAltNames": names, "secret": {"name": "batch-tls", "namespace": namespace}})
 }
 
 /// Returns the status of the first object.
-fn said(store: &mut ObjectStore) -> Option<Result<(), String>> {
+fn first_status(store: &mut ObjectStore) -> Option<Result<(), String>> {
     store.settle_external_principals();
-    let statements = store.statements()?;
+    let statements = store.changed_statements()?;
     match statements.first().map(|it| it.said.clone()) {
         Some(Said::Current(said)) => Some(said),
         None => None,
@@ -30,19 +30,22 @@ fn said(store: &mut ObjectStore) -> Option<Result<(), String>> {
 
 #[test]
 fn nothing_is_said_before_something_has_come_of_it() {
-    let mut store = granted();
+    let mut store = store_with_grants();
     let kind = index("AccessCert", FSM);
-    store.take(kind, custom(kind, "a", THEN, cert("shop", &["batch.corp.example"])));
-    assert_eq!(said(&mut store), None);
+    store.apply_event(
+        kind,
+        custom_event(kind, "a", THEN, cert_spec("shop", &["batch.corp.example"])),
+    );
+    assert_eq!(first_status(&mut store), None);
     let desired = store.external_principals().wanted[0].clone();
     assert_eq!(desired.id.to_string(), "leno://cluster.local/guest/shop/batch-tls");
     let reported =
         |outcome: Result<(), String>| Arc::new([(desired.owner.uid.clone(), outcome)].into());
     store.take_outcomes(reported(Err("spec.secret: no".to_owned())));
-    assert_eq!(said(&mut store), Some(Err("spec.secret: no".to_owned())));
+    assert_eq!(first_status(&mut store), Some(Err("spec.secret: no".to_owned())));
     store.take_outcomes(reported(Ok(())));
-    assert_eq!(said(&mut store), Some(Ok(())));
-    store.take(kind, gone("shop", "a"));
+    assert_eq!(first_status(&mut store), Some(Ok(())));
+    store.apply_event(kind, removal_event("shop", "a"));
     store.settle_external_principals();
     assert_eq!(store.external_principals().wanted, []);
 }
@@ -51,32 +54,38 @@ fn nothing_is_said_before_something_has_come_of_it() {
 fn what_may_not_be_is_not_wished_for_and_says_why() {
     let kind = index("AccessCert", FSM);
     for (spec, expected) in [
-        (cert("other", &["batch.corp.example"]), "is not the namespace of the AccessCert"),
-        (cert("shop", &["ratings.bookinfo.cluster.local"]), "an account of another namespace"),
-        (cert("shop", &["web.shop.svc.cluster.local"]), "below the trust domain"),
+        (cert_spec("other", &["batch.corp.example"]), "is not the namespace of the AccessCert"),
+        (cert_spec("shop", &["ratings.bookinfo.cluster.local"]), "an account of another namespace"),
+        (cert_spec("shop", &["web.shop.svc.cluster.local"]), "below the trust domain"),
     ] {
-        let mut store = granted();
-        store.take(kind, custom(kind, "a", THEN, spec));
-        let why = said(&mut store).unwrap().unwrap_err();
+        let mut store = store_with_grants();
+        store.apply_event(kind, custom_event(kind, "a", THEN, spec));
+        let why = first_status(&mut store).unwrap().unwrap_err();
         assert!(why.contains(expected), "{why}");
         assert_eq!(store.external_principals().wanted, []);
     }
     // Without a grant, and of another trust domain.
-    let mut store = settled();
-    store.take(kind, custom(kind, "a", THEN, cert("shop", &["batch.corp.example"])));
-    let why = said(&mut store).unwrap().unwrap_err();
+    let mut store = listed_store();
+    store.apply_event(
+        kind,
+        custom_event(kind, "a", THEN, cert_spec("shop", &["batch.corp.example"])),
+    );
+    let why = first_status(&mut store).unwrap().unwrap_err();
     assert!(why.contains("install it with `--access-certs shop`"), "{why}");
-    let mut store = granted();
-    store.take(kind, custom(kind, "a", THEN, cert("shop", &["a.shop.prod.example"])));
+    let mut store = store_with_grants();
+    store.apply_event(
+        kind,
+        custom_event(kind, "a", THEN, cert_spec("shop", &["a.shop.prod.example"])),
+    );
     store.settle_external_principals();
     assert_eq!(store.external_principals().wanted.len(), 1);
-    store.assume(TrustDomain::new("shop.prod.example").unwrap());
-    assert!(said(&mut store).unwrap().is_err());
+    store.set_trust_domain(TrustDomain::new("shop.prod.example").unwrap());
+    assert!(first_status(&mut store).unwrap().is_err());
 }
 
 #[test]
 fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
-    let mut store = granted();
+    let mut store = store_with_grants();
     let gateway = |namespace: &str| {
         let certificate = json!({
             "subjectAltNames": ["ingress-nginx.ingress-nginx.cluster.local"],
@@ -87,7 +96,7 @@ fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
         settings_of_osm("osm-system", THEN, spec)
     };
     let (kind, event) = gateway("shop");
-    store.take(kind, event);
+    store.apply_event(kind, event);
     store.settle_external_principals();
     assert_eq!(
         store.external_principals().wanted[0].owner.to_string(),
@@ -95,7 +104,7 @@ fn the_settings_of_another_mesh_want_one_for_an_ingress_controller() {
     );
     assert!(store.flush().unwrap().warnings.is_empty());
     let (kind, event) = gateway("osm-system");
-    store.take(kind, event);
+    store.apply_event(kind, event);
     store.settle_external_principals();
     assert_eq!(store.external_principals().wanted, []);
     let reported: Vec<String> =

@@ -6,18 +6,18 @@ const THEN: &str = "2025-01-01T00:00:00Z";
 
 fn with_floor(store: &mut ObjectStore, floor: Value) {
     let own = index("MeshConfig", "leno.dev");
-    store.take(own, custom(own, "mesh", THEN, json!({"floor": floor})));
+    store.apply_event(own, custom_event(own, "mesh", THEN, json!({"floor": floor})));
 }
 
-fn annotated(namespace: &str, labels: Value, annotations: Value) -> WatchEvent {
+fn annotated_namespace(namespace: &str, labels: Value, annotations: Value) -> WatchEvent {
     let namespace: Namespace = serde_json::from_value(json!({
         "metadata": {"name": namespace, "labels": labels, "annotations": annotations},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::namespace(namespace)))
+    WatchEvent::Seen(Box::new(Seen::from_namespace(namespace)))
 }
 
-fn running(name: &str, image: &str) -> WatchEvent {
+fn running_pod(name: &str, image: &str) -> WatchEvent {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop", "labels": {"app": "web"}},
         "spec": {
@@ -27,27 +27,27 @@ fn running(name: &str, image: &str) -> WatchEvent {
         "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::pod(pod)))
+    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
 }
 
-fn warnings(update: Option<Update>) -> Vec<String> {
+fn update_warnings(update: Option<Update>) -> Vec<String> {
     update.unwrap().warnings.iter().map(ToString::to_string).collect()
 }
 
 #[test]
 fn annotations_below_the_floor_are_overruled_and_reported() {
-    let mut store = settled();
+    let mut store = listed_store();
     with_floor(&mut store, json!({"trafficMode": "strict", "plaintext": "refuse"}));
-    store.take(NAMESPACES, namespace("shop", "permissive"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "permissive"));
     let annotations = json!({"leno.dev/traffic-mode": "audit", "leno.dev/plaintext": "accept"});
-    store.take(PODS, pod("a", json!({"annotations": annotations})));
+    store.apply_event(PODS, pod_event("a", json!({"annotations": annotations})));
     let update = store.flush();
     let config = store.mesh_config().unwrap();
     let workload = store.workloads.values().next().unwrap();
     assert_eq!(config.mode_of(workload), TrafficMode::Strict);
     assert_eq!(config.plaintext_of(workload), Plaintext::Refuse);
     assert_eq!(
-        warnings(update),
+        update_warnings(update),
         [
             "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: permissive is below \
              spec.floor.trafficMode of the MeshConfig, and strict is in force; remove the annotation",
@@ -58,45 +58,46 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
         ]
     );
     // An event on each of the two.
-    let statements = store.statements().unwrap();
+    let statements = store.changed_statements().unwrap();
     let kinds: Vec<&str> =
         statements.iter().filter(|it| it.diagnostic.is_some()).map(|it| it.target.kind).collect();
     assert_eq!(kinds, ["Pod", "Namespace"]);
     // In an exempt namespace they apply.
     with_floor(&mut store, json!({"plaintext": "refuse", "exceptNamespaces": ["shop"]}));
-    assert_eq!(warnings(store.flush()), [""; 0]);
+    assert_eq!(update_warnings(store.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
     assert_eq!(store.mesh_config().unwrap().mode_in(&shop), TrafficMode::Permissive);
 }
 
 #[test]
 fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
-    let mut store = settled();
+    let mut store = listed_store();
     with_floor(&mut store, json!({"injection": "required", "exclusions": "refuse"}));
     let labels = json!({"leno.dev/injection": "enabled"});
     let lists = json!({"openservicemesh.io/outbound-port-exclusion-list": "25"});
-    store.take(NAMESPACES, annotated("shop", labels, lists));
-    store.take(PODS, pod("out", json!({"labels": {"leno.dev/injection": "Disabled"}})));
+    store.apply_event(NAMESPACES, annotated_namespace("shop", labels, lists));
+    store
+        .apply_event(PODS, pod_event("out", json!({"labels": {"leno.dev/injection": "Disabled"}})));
     let lists = json!({"leno.dev/inbound-port-exclusion-list": "80"});
-    store.take(PODS, pod("holes", json!({"annotations": lists})));
-    let warnings = warnings(store.flush());
+    store.apply_event(PODS, pod_event("holes", json!({"annotations": lists})));
+    let warnings = update_warnings(store.flush());
     let parts: Vec<&str> = warnings.iter().map(|it| it.split(": ").next().unwrap()).collect();
     assert_eq!(parts, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
-    assert!(store.floor().exclusions_refused);
+    assert!(store.injection_floor().exclusions_refused);
     // In a namespace without injection no sidecar is required.
-    store.take(NAMESPACES, gone("", "shop"));
+    store.apply_event(NAMESPACES, removal_event("", "shop"));
     assert_eq!(store.flush().unwrap().warnings.len(), 1);
 }
 
 #[test]
 fn a_pod_whose_sidecar_has_another_image_is_no_member() {
-    let mut store = settled();
+    let mut store = listed_store();
     store.take_image("mesh.example/leno:0.1");
     with_floor(&mut store, json!({"sidecarImages": ["mirror.example/leno"]}));
-    store.take(PODS, running("a", "mesh.example/leno:0.2"));
-    store.take(PODS, running("b", "mirror.example/leno@sha256:00"));
-    store.take(PODS, running("c", "evil.example/leno:0.1"));
+    store.apply_event(PODS, running_pod("a", "mesh.example/leno:0.2"));
+    store.apply_event(PODS, running_pod("b", "mirror.example/leno@sha256:00"));
+    store.apply_event(PODS, running_pod("c", "evil.example/leno:0.1"));
     let update = store.flush().unwrap();
     let rejected: Vec<String> = update.rejected.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -105,12 +106,18 @@ fn a_pod_whose_sidecar_has_another_image_is_no_member() {
           spec.floor.sidecarImages of the MeshConfig does not permit: the pod is not a member of \
           the mesh; create the pod again with a permitted image"]
     );
-    assert_eq!(shown(Some(update)), ["+ Workload shop/a", "+ Workload shop/b", "+ MeshConfig"]);
+    assert_eq!(
+        describe_update(Some(update)),
+        ["+ Workload shop/a", "+ Workload shop/b", "+ MeshConfig"]
+    );
     with_floor(&mut store, json!({"sidecarImages": ["evil.example/leno"]}));
-    assert_eq!(shown(store.flush()), ["- Workload shop/b", "+ Workload shop/c", "+ MeshConfig"]);
+    assert_eq!(
+        describe_update(store.flush()),
+        ["- Workload shop/b", "+ Workload shop/c", "+ MeshConfig"]
+    );
     let own = index("MeshConfig", "leno.dev");
-    store.take(own, gone("", "mesh"));
-    assert_eq!(shown(store.flush()), ["- MeshConfig", "+ Workload shop/b"]);
+    store.apply_event(own, removal_event("", "mesh"));
+    assert_eq!(describe_update(store.flush()), ["- MeshConfig", "+ Workload shop/b"]);
 }
 
 #[test]
@@ -127,14 +134,14 @@ fn objects_about_the_whole_mesh_are_read_from_named_namespaces_alone() {
         [("TagRoute", "leno.dev", tag_route), ("Egress", "policy.openservicemesh.io", egress)]
     {
         let index = index(kind, group);
-        let mut store = settled();
-        store.take(index, custom(index, "all", THEN, spec.clone()));
+        let mut store = listed_store();
+        store.apply_event(index, custom_event(index, "all", THEN, spec.clone()));
         let update = store.flush().unwrap();
         assert_eq!(update.changes, [], "{kind}");
         let rejected = update.rejected[0].to_string();
         assert!(rejected.contains("which objects of the namespace shop cannot"), "{rejected}");
         store.take_settings_of([Name::new("shop").unwrap()].into());
-        store.take(index, custom(index, "all", THEN, spec));
-        assert_eq!(shown(store.flush()).len(), 1, "{kind}");
+        store.apply_event(index, custom_event(index, "all", THEN, spec));
+        assert_eq!(describe_update(store.flush()).len(), 1, "{kind}");
     }
 }

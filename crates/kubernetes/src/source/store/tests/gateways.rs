@@ -3,32 +3,38 @@
 use super::*;
 
 /// Adds a gateway of our class, and a route from there to a service of the namespace.
-fn edge(store: &mut ObjectStore, to: &str) {
+fn add_gateway(store: &mut ObjectStore, to: &str) {
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
-    store.take(
+    store.apply_event(
         index("GatewayClass", group),
-        custom(index("GatewayClass", group), "leno", now, class),
+        custom_event(index("GatewayClass", group), "leno", now, class),
     );
     let listeners = json!([{"name": "http", "port": 80, "protocol": "HTTP"}]);
     let gateway = json!({"gatewayClassName": "leno", "listeners": listeners});
-    store.take(index("Gateway", group), custom(index("Gateway", group), "edge", now, gateway));
+    store.apply_event(
+        index("Gateway", group),
+        custom_event(index("Gateway", group), "edge", now, gateway),
+    );
     let rules = json!([{"backendRefs": [{"name": to, "port": 80}]}]);
     let route = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
-    store.take(index("HTTPRoute", group), custom(index("HTTPRoute", group), "r", now, route));
-    store.resolve();
+    store.apply_event(
+        index("HTTPRoute", group),
+        custom_event(index("HTTPRoute", group), "r", now, route),
+    );
+    store.resolve_gateways();
 }
 
 #[test]
 fn pods_without_sidecars_are_reported_where_gateways_lead_there() {
-    let mut store = settled();
-    store.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
-    store.take(PODS, pod("other", json!({"labels": {"app": "db"}})));
-    store.take(SERVICES, service("web", 8080));
-    store.resolve();
-    assert_eq!(shown(store.flush()), ["+ Service shop/web"]);
-    edge(&mut store, "web");
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
+    store.apply_event(PODS, pod_event("other", json!({"labels": {"app": "db"}})));
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
+    add_gateway(&mut store, "web");
     let update = store.flush().unwrap();
     let workload = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::Workload(workload)) => Some(workload.clone()),
@@ -37,18 +43,18 @@ fn pods_without_sidecars_are_reported_where_gateways_lead_there() {
     let workload = workload.unwrap();
     assert_eq!((workload.name.to_string().as_str(), workload.sidecar), ("shop/plain", false));
     assert_eq!(workload.ports[0].port, 8080);
-    assert_eq!(shown(Some(update)), ["+ Workload shop/plain", "+ Gateway shop/edge"]);
-    store.take(index("HTTPRoute", "gateway.networking.k8s.io"), gone("shop", "r"));
-    store.resolve();
-    assert_eq!(shown(store.flush()), ["- Workload shop/plain", "+ Gateway shop/edge"]);
-    store.take(index("Gateway", "gateway.networking.k8s.io"), gone("shop", "edge"));
-    store.resolve();
-    assert_eq!(shown(store.flush()), ["- Gateway shop/edge"]);
+    assert_eq!(describe_update(Some(update)), ["+ Workload shop/plain", "+ Gateway shop/edge"]);
+    store.apply_event(index("HTTPRoute", "gateway.networking.k8s.io"), removal_event("shop", "r"));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), ["- Workload shop/plain", "+ Gateway shop/edge"]);
+    store.apply_event(index("Gateway", "gateway.networking.k8s.io"), removal_event("shop", "edge"));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), ["- Gateway shop/edge"]);
 }
 
 #[test]
 fn listed_endpoints_are_reported_where_gateways_lead_there() {
-    let slices = kinds().iter().position(|it| *it == Watched::Slices).unwrap();
+    let slices = watched_kinds().iter().position(|it| *it == Watched::Slices).unwrap();
     let slice = |address: &str| {
         let slice = serde_json::from_value(json!({
             "metadata": {
@@ -57,84 +63,87 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
             "addressType": "IPv4", "ports": [{"name": "", "port": 5432}],
             "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Seen(Box::new(Seen::slice(slice.unwrap())))
+        WatchEvent::Seen(Box::new(Seen::from_slice(slice.unwrap())))
     };
-    let mut store = settled();
+    let mut store = listed_store();
     let db: Served = serde_json::from_value(json!({
         "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
     }))
     .unwrap();
-    store.take(SERVICES, WatchEvent::Seen(Box::new(Seen::service(db))));
-    store.take(slices, slice("10.0.0.1"));
-    store.resolve();
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
-    edge(&mut store, "db");
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(db))));
+    store.apply_event(slices, slice("10.0.0.1"));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
+    add_gateway(&mut store, "db");
     let reported = ["+ Workload shop/db-1.10-0-0-1", "+ Service shop/db", "+ Gateway shop/edge"];
-    assert_eq!(shown(store.flush()), reported);
-    store.take(slices, slice("10.0.0.2"));
+    assert_eq!(describe_update(store.flush()), reported);
+    store.apply_event(slices, slice("10.0.0.2"));
     let reported = ["- Workload shop/db-1.10-0-0-1", "+ Workload shop/db-1.10-0-0-2"];
-    assert_eq!(shown(store.flush()), reported);
+    assert_eq!(describe_update(store.flush()), reported);
     // A slice that lists pods of another namespace is not used either.
     let borrowed = |namespace: &str| {
         let pod = json!({
             "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
             "status": {"podIP": "10.0.0.2"},
         });
-        WatchEvent::Seen(Box::new(Seen::pod(serde_json::from_value(pod).unwrap())))
+        WatchEvent::Seen(Box::new(Seen::from_pod(serde_json::from_value(pod).unwrap())))
     };
-    store.take(PODS, borrowed("bank"));
+    store.apply_event(PODS, borrowed("bank"));
     let update = store.flush().unwrap();
     assert!(update.warnings[0].to_string().contains("a pod of another namespace"));
-    assert_eq!(shown(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
-    store.take(PODS, gone("bank", "a"));
-    assert_eq!(shown(store.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
+    assert_eq!(describe_update(Some(update)), ["- Workload shop/db-1.10-0-0-2"]);
+    store.apply_event(PODS, removal_event("bank", "a"));
+    assert_eq!(describe_update(store.flush()), ["+ Workload shop/db-1.10-0-0-2"]);
     // Now it selects pods: the endpoints of slices do not count any more.
-    store.take(SERVICES, service("db", 8080));
-    store.resolve();
-    assert_eq!(shown(store.flush()), ["- Workload shop/db-1.10-0-0-2", "+ Service shop/db"]);
-    store.take(slices, gone("shop", "db-1"));
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
+    store.apply_event(SERVICES, service_event("db", 8080));
+    store.resolve_gateways();
+    assert_eq!(
+        describe_update(store.flush()),
+        ["- Workload shop/db-1.10-0-0-2", "+ Service shop/db"]
+    );
+    store.apply_event(slices, removal_event("shop", "db-1"));
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
 }
 
 #[test]
 fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
-    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
-    let mut store = ObjectStore::new(kinds());
-    for kind in 0..kinds().len() {
-        store.take(kind, WatchEvent::Begin);
+    let mut store = ObjectStore::new(watched_kinds());
+    for kind in 0..watched_kinds().len() {
+        store.apply_event(kind, WatchEvent::Begin);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
     let kind = index("GatewayClass", group);
-    store.take(kind, custom(kind, "leno", now, class));
+    store.apply_event(kind, custom_event(kind, "leno", now, class));
     let tls = json!({"certificateRefs": [{"name": "cert"}]});
     let listener = json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls});
     let kind = index("Gateway", group);
     let gateway = json!({"gatewayClassName": "leno", "listeners": [listener]});
-    store.take(kind, custom(kind, "edge", now, gateway));
-    for kind in 0..kinds().len() {
+    store.apply_event(kind, custom_event(kind, "edge", now, gateway));
+    for kind in 0..watched_kinds().len() {
         let of_secrets = WatchEvent::Covered(Arc::default());
-        store.take(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
+        store.apply_event(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
     }
-    store.resolve();
+    store.resolve_gateways();
     assert_eq!(store.progress().waiting, ["Secret"]);
     assert!(store.flush().is_none());
-    let wanted = store.secrets();
+    let wanted = store.referenced_secrets();
     assert_eq!(wanted.len(), 1);
-    store.take(secrets, WatchEvent::Covered(wanted));
-    store.resolve();
+    store.apply_event(secrets, WatchEvent::Covered(wanted));
+    store.resolve_gateways();
     assert!(store.progress().is_synced());
-    assert_eq!(shown(store.flush()), ["+ Gateway shop/edge"]);
+    assert_eq!(describe_update(store.flush()), ["+ Gateway shop/edge"]);
     // Later updates do not wait for other Secrets; a forbidden kind causes a warning.
-    store.take(secrets, WatchEvent::Forbidden("no".to_owned()));
-    store.resolve();
+    store.apply_event(secrets, WatchEvent::Forbidden("no".to_owned()));
+    store.resolve_gateways();
     assert!(store.flush().unwrap().warnings[0].to_string().starts_with("Secret:"));
 }
 
 #[test]
 fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
-    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let gateway = |store: &mut ObjectStore, name: &str, port: u16, secret: Option<&str>| {
@@ -145,70 +154,70 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
         }
         let kind = index("Gateway", group);
         let spec = json!({"gatewayClassName": "leno", "listeners": [listener]});
-        store.take(kind, custom(kind, name, now, spec));
-        store.resolve();
+        store.apply_event(kind, custom_event(kind, name, now, spec));
+        store.resolve_gateways();
     };
-    let mut store = ObjectStore::new(kinds());
-    for kind in 0..kinds().len() {
-        store.take(kind, WatchEvent::Begin);
+    let mut store = ObjectStore::new(watched_kinds());
+    for kind in 0..watched_kinds().len() {
+        store.apply_event(kind, WatchEvent::Begin);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
     let kind = index("GatewayClass", group);
-    store.take(kind, custom(kind, "leno", now, class));
+    store.apply_event(kind, custom_event(kind, "leno", now, class));
     gateway(&mut store, "a", 443, Some("cert"));
-    for kind in 0..kinds().len() {
+    for kind in 0..watched_kinds().len() {
         let of_secrets = WatchEvent::Covered(Arc::default());
-        store.take(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
+        store.apply_event(kind, if kind == secrets { of_secrets } else { WatchEvent::Complete });
     }
-    store.resolve();
+    store.resolve_gateways();
     assert!(store.flush().is_none());
     // Unreadable Secrets delay neither the mesh nor other gateways.
-    store.take(secrets, WatchEvent::Failing("no".to_owned()));
-    store.resolve();
+    store.apply_event(secrets, WatchEvent::Failing("no".to_owned()));
+    store.resolve_gateways();
     assert!(store.progress().is_synced());
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
     gateway(&mut store, "b", 80, None);
-    assert_eq!(shown(store.flush()), ["+ Gateway shop/b"]);
-    store.take(secrets, WatchEvent::Covered(store.secrets()));
-    store.resolve();
-    assert_eq!(shown(store.flush()), ["+ Gateway shop/a"]);
+    assert_eq!(describe_update(store.flush()), ["+ Gateway shop/b"]);
+    store.apply_event(secrets, WatchEvent::Covered(store.referenced_secrets()));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), ["+ Gateway shop/a"]);
     // It keeps its configuration until the new Secret has been read; others are not affected.
     gateway(&mut store, "a", 444, Some("other"));
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
     gateway(&mut store, "b", 81, None);
-    assert_eq!(shown(store.flush()), ["+ Gateway shop/b"]);
+    assert_eq!(describe_update(store.flush()), ["+ Gateway shop/b"]);
 }
 
 #[test]
 fn keys_to_which_nobody_refers_any_more_are_not_kept() {
-    let secrets = kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
-    let mut store = settled();
-    edge(&mut store, "web");
+    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let mut store = listed_store();
+    add_gateway(&mut store, "web");
     let kind = index("Gateway", "gateway.networking.k8s.io");
     let listener = json!({"name": "l", "port": 443, "protocol": "HTTPS",
                           "tls": {"certificateRefs": [{"name": "cert"}]}});
     let spec = |listener| json!({"gatewayClassName": "leno", "listeners": [listener]});
     let now = "2025-01-01T00:00:00Z";
-    store.take(kind, custom(kind, "edge", now, spec(listener.clone())));
-    store.resolve();
-    let wanted = store.secrets();
+    store.apply_event(kind, custom_event(kind, "edge", now, spec(listener.clone())));
+    store.resolve_gateways();
+    let wanted = store.referenced_secrets();
     let secret = k8s_openapi::api::core::v1::Secret {
         metadata: serde_json::from_value(json!({"name": "cert", "namespace": "shop"})).unwrap(),
         ..Default::default()
     };
-    store.take(secrets, WatchEvent::Seen(Box::new(Seen::secret(secret, &wanted))));
-    store.take(secrets, WatchEvent::Covered(wanted));
-    store.resolve();
+    store.apply_event(secrets, WatchEvent::Seen(Box::new(Seen::from_secret(secret, &wanted))));
+    store.apply_event(secrets, WatchEvent::Covered(wanted));
+    store.resolve_gateways();
     assert_eq!(store.edge.as_ref().unwrap().facts.certificates.len(), 1);
     let plain = json!({"name": "l", "port": 80, "protocol": "HTTP"});
-    store.take(kind, custom(kind, "edge", now, spec(plain)));
-    store.resolve();
+    store.apply_event(kind, custom_event(kind, "edge", now, spec(plain)));
+    store.resolve_gateways();
     assert_eq!(store.edge.as_ref().unwrap().facts.certificates.len(), 0);
     // A new reference waits until the Secret has been read again.
     store.flush();
-    store.take(kind, custom(kind, "edge", now, spec(listener)));
-    store.resolve();
-    assert_eq!(shown(store.flush()), [] as [&str; 0]);
+    store.apply_event(kind, custom_event(kind, "edge", now, spec(listener)));
+    store.resolve_gateways();
+    assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
 }
 
 #[test]
@@ -216,30 +225,30 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     let limit = index("RateLimit", "leno.dev");
     let access = index("AccessPolicy", "leno.dev");
     let enforced = |store: &mut ObjectStore| -> Vec<(&str, &str, String)> {
-        let statements = store.statements().unwrap_or_default();
+        let statements = store.changed_statements().unwrap_or_default();
         let policies = statements.iter().filter_map(|it| match &it.said {
             Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
             _ => None,
         });
         policies.map(|it| (it.status, it.reason, it.message.clone())).collect()
     };
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(PODS, pod("meshed", json!({})));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(PODS, pod_event("meshed", json!({})));
     let now = "2025-01-01T00:00:00Z";
     let rules = json!([{"requests": 10, "in": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
-    store.take(limit, custom(limit, "a", now, spec));
+    store.apply_event(limit, custom_event(limit, "a", now, spec));
     let deny = json!({"deny": [{"requests": [{"path": {"value": "/admin"}}]}]});
-    store.take(access, custom(access, "b", now, deny));
+    store.apply_event(access, custom_event(access, "b", now, deny));
     let allow = json!({"allow": [{"requests": [{"path": {"value": "/public"}}]}]});
-    store.take(access, custom(access, "c", now, allow));
-    edge(&mut store, "web");
+    store.apply_event(access, custom_event(access, "c", now, allow));
+    add_gateway(&mut store, "web");
     store.flush();
     let met = ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
     assert_eq!(enforced(&mut store), [met.clone(), met.clone(), met.clone()]);
     // A policy that allows rejects no request in permissive mode.
-    store.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     let unmet = (
         "False",
         "EndpointsWithoutSidecar",
@@ -249,23 +258,23 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     let mut found = enforced(&mut store);
     found.sort();
     assert_eq!(found, [unmet.clone(), unmet, met.clone()]);
-    store.take(PODS, gone("shop", "plain"));
+    store.apply_event(PODS, removal_event("shop", "plain"));
     assert_eq!(enforced(&mut store), [met.clone(), met.clone(), met]);
 }
 
 #[test]
 fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_another() {
     let limit = index("RateLimit", "leno.dev");
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(SERVICES, service("front", 8080));
-    store.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(SERVICES, service_event("front", 8080));
+    store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     let rules = json!([{"requests": 10, "in": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
-    store.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
-    edge(&mut store, "front");
+    store.apply_event(limit, custom_event(limit, "a", "2025-01-01T00:00:00Z", spec));
+    add_gateway(&mut store, "front");
     store.flush();
-    let statements = store.statements().unwrap();
+    let statements = store.changed_statements().unwrap();
     let enforced = statements.iter().find_map(|it| match &it.said {
         Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
         _ => None,
@@ -280,16 +289,16 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
 #[test]
 fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() {
     let limit = index("RateLimit", "leno.dev");
-    let mut store = settled();
-    store.take(SERVICES, service("web", 8080));
-    store.take(PODS, pod("plain", json!({"labels": {"app": "web"}})));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, service_event("web", 8080));
+    store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     let rules = json!([{"requests": 10, "in": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
-    store.take(limit, custom(limit, "a", "2025-01-01T00:00:00Z", spec));
+    store.apply_event(limit, custom_event(limit, "a", "2025-01-01T00:00:00Z", spec));
     store.flush();
     let enforced = |store: &mut ObjectStore| {
         store.flush();
-        let statements = store.statements().expect("the change concerns the policy");
+        let statements = store.changed_statements().expect("the change concerns the policy");
         let found = statements.iter().find_map(|it| match &it.said {
             Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
             _ => None,
@@ -298,10 +307,10 @@ fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() 
     };
     // A Service without any sidecar is reached as before.
     assert_eq!(enforced(&mut store).0, "True");
-    store.take(PODS, pod("meshed", json!({})));
+    store.apply_event(PODS, pod_event("meshed", json!({})));
     let (status, message) = enforced(&mut store);
     assert_eq!(status, "False");
     assert!(message.ends_with("clients do not use endpoints without one: shop/plain"), "{message}");
-    store.take(PODS, gone("shop", "meshed"));
+    store.apply_event(PODS, removal_event("shop", "meshed"));
     assert_eq!(enforced(&mut store).0, "True");
 }

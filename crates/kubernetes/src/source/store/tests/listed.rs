@@ -6,8 +6,8 @@ use leno_registry::JOINING_LABEL;
 use super::*;
 use crate::source::store::listed::LISTED_MAX;
 
-pub(super) fn slices() -> usize {
-    kinds().iter().position(|it| *it == Watched::Slices).unwrap()
+pub(super) fn slice_kind() -> usize {
+    watched_kinds().iter().position(|it| *it == Watched::Slices).unwrap()
 }
 
 /// A Service without a selector.
@@ -17,11 +17,11 @@ pub(super) fn by_hand() -> WatchEvent {
         "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
 /// A slice of that Service, with the address and readiness of each endpoint.
-pub(super) fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> WatchEvent {
+pub(super) fn slice_event(name: &str, port: u16, endpoints: &[(&str, bool)]) -> WatchEvent {
     let endpoint = |(address, ready): &(&str, bool)| json!({"addresses": [address], "conditions": {"ready": ready}});
     let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
     let labels = json!({"kubernetes.io/service-name": "hand"});
@@ -29,7 +29,7 @@ pub(super) fn slice(name: &str, port: u16, endpoints: &[(&str, bool)]) -> WatchE
         "metadata": {"name": name, "namespace": "shop", "labels": labels},
         "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": endpoints,
     });
-    WatchEvent::Seen(Box::new(Seen::slice(serde_json::from_value(slice).unwrap())))
+    WatchEvent::Seen(Box::new(Seen::from_slice(serde_json::from_value(slice).unwrap())))
 }
 
 /// A pod of a namespace at an address.
@@ -41,10 +41,10 @@ fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> WatchEve
         "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
         "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
     });
-    WatchEvent::Seen(Box::new(Seen::pod(serde_json::from_value(pod).unwrap())))
+    WatchEvent::Seen(Box::new(Seen::from_pod(serde_json::from_value(pod).unwrap())))
 }
 
-fn workload(update: &Update, name: &str) -> Workload {
+fn updated_workload(update: &Update, name: &str) -> Workload {
     let found = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::Workload(found)) if found.name.to_string() == name => Some(found),
         _ => None,
@@ -68,54 +68,66 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
             let mut store = settled_with(gateways);
             for part in order {
                 match part {
-                    0 => store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true)),
+                    0 => store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true)),
                     1 => {
                         let endpoints = [("10.1.0.1", true), ("192.0.2.7", true)];
-                        store.take(slices(), slice("hand-1", 8080, &endpoints));
+                        store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
                     }
-                    _ => store.take(SERVICES, by_hand()),
+                    _ => store.apply_event(SERVICES, by_hand()),
                 }
             }
-            store.resolve();
+            store.resolve_gateways();
             let update = store.flush().unwrap();
             let service = sent_service(&update);
             assert_eq!(service.ports[0].target, TargetPort::Number(8080));
-            let member = workload(&update, "shop/web-1");
-            assert!(member.sidecar && selects(&service.selector, &member.labels), "{member:?}");
+            let member = updated_workload(&update, "shop/web-1");
+            assert!(
+                member.sidecar && matches_selector(&service.selector, &member.labels),
+                "{member:?}"
+            );
             assert!(member.ports.iter().any(|it| it.port == 8080), "{member:?}");
-            let other = workload(&update, "shop/hand-1.192-0-2-7");
-            assert!(!other.sidecar && selects(&service.selector, &other.labels), "{other:?}");
+            let other = updated_workload(&update, "shop/hand-1.192-0-2-7");
+            assert!(
+                !other.sidecar && matches_selector(&service.selector, &other.labels),
+                "{other:?}"
+            );
             assert!(other.labels.contains_key(JOINING_LABEL), "{other:?}");
             let reported = [
                 "+ Workload shop/hand-1.192-0-2-7",
                 "+ Workload shop/web-1",
                 "+ Service shop/hand",
             ];
-            assert_eq!(shown(Some(update)), reported, "{order:?}");
+            assert_eq!(describe_update(Some(update)), reported, "{order:?}");
             // It is not an endpoint any more.
-            store.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
+            store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
             let update = store.flush().unwrap();
-            assert!(!selects(&service.selector, &workload(&update, "shop/web-1").labels));
-            assert_eq!(shown(Some(update)), ["+ Workload shop/web-1"]);
+            assert!(!matches_selector(
+                &service.selector,
+                &updated_workload(&update, "shop/web-1").labels
+            ));
+            assert_eq!(describe_update(Some(update)), ["+ Workload shop/web-1"]);
             // A listed pod that is not known yet is an endpoint without a sidecar until then.
             let endpoints = [("10.1.0.2", true), ("192.0.2.7", true)];
-            store.take(slices(), slice("hand-1", 8080, &endpoints));
-            assert_eq!(shown(store.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
-            store.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+            store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
+            assert_eq!(describe_update(store.flush()), ["+ Workload shop/hand-1.10-1-0-2"]);
+            store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
             let update = store.flush().unwrap();
-            assert!(selects(&service.selector, &workload(&update, "shop/web-2").labels));
+            assert!(matches_selector(
+                &service.selector,
+                &updated_workload(&update, "shop/web-2").labels
+            ));
             let reported = ["- Workload shop/hand-1.10-1-0-2", "+ Workload shop/web-2"];
-            assert_eq!(shown(Some(update)), reported);
-            store.take(PODS, gone("shop", "web-2"));
+            assert_eq!(describe_update(Some(update)), reported);
+            store.apply_event(PODS, removal_event("shop", "web-2"));
             let reported = ["- Workload shop/web-2", "+ Workload shop/hand-1.10-1-0-2"];
-            assert_eq!(shown(store.flush()), reported);
-            store.take(SERVICES, gone("shop", "hand"));
+            assert_eq!(describe_update(store.flush()), reported);
+            store.apply_event(SERVICES, removal_event("shop", "hand"));
             let reported = [
                 "- Workload shop/hand-1.10-1-0-2",
                 "- Workload shop/hand-1.192-0-2-7",
                 "- Service shop/hand",
             ];
-            assert_eq!(shown(store.flush()), reported);
+            assert_eq!(describe_update(store.flush()), reported);
         }
     }
 }
@@ -124,59 +136,60 @@ fn a_listed_address_of_a_pod_with_a_sidecar_is_that_pod() {
 #[test]
 fn a_service_that_lists_pods_joins_with_the_first_sidecar_of_its_namespace() {
     let mut store = settled_with(false);
-    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", false));
-    store.take(SERVICES, by_hand());
-    store.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
+    store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", false));
+    store.apply_event(SERVICES, by_hand());
+    store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("10.1.0.1", true)]));
     assert!(store.flush().is_none(), "its clients reach it as without a mesh");
-    store.take(PODS, pod_at("bank", "web-2", "10.1.0.2", true));
-    assert_eq!(shown(store.flush()), ["+ Workload bank/web-2"]);
-    store.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    store.apply_event(PODS, pod_at("bank", "web-2", "10.1.0.2", true));
+    assert_eq!(describe_update(store.flush()), ["+ Workload bank/web-2"]);
+    store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
     let update = store.flush().unwrap();
-    assert!(workload(&update, "shop/hand-1.10-1-0-1").labels.contains_key(JOINING_LABEL));
+    assert!(updated_workload(&update, "shop/hand-1.10-1-0-1").labels.contains_key(JOINING_LABEL));
     let reported =
         ["+ Workload shop/hand-1.10-1-0-1", "+ Workload shop/web-2", "+ Service shop/hand"];
-    assert_eq!(shown(Some(update)), reported);
+    assert_eq!(describe_update(Some(update)), reported);
     // Addresses that are not those of pods stay outside the mesh.
     let mut store = settled_with(false);
-    store.take(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
-    store.take(SERVICES, by_hand());
-    store.take(slices(), slice("hand-1", 8080, &[("192.0.2.7", true)]));
-    assert_eq!(shown(store.flush()), ["+ Workload shop/web-2"]);
+    store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.3", true));
+    store.apply_event(SERVICES, by_hand());
+    store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("192.0.2.7", true)]));
+    assert_eq!(describe_update(store.flush()), ["+ Workload shop/web-2"]);
 }
 
 #[test]
 fn pods_of_other_namespaces_and_endpoints_that_are_not_ready_are_left_out() {
     let mut store = settled_with(false);
-    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
-    store.take(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
-    store.take(PODS, pod_at("bank", "web-1", "10.1.0.3", true));
-    store.take(SERVICES, by_hand());
+    store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    store.apply_event(PODS, pod_at("shop", "web-2", "10.1.0.2", true));
+    store.apply_event(PODS, pod_at("bank", "web-1", "10.1.0.3", true));
+    store.apply_event(SERVICES, by_hand());
     let endpoints = [("10.1.0.1", true), ("10.1.0.2", false), ("10.1.0.3", true)];
-    store.take(slices(), slice("hand-1", 8080, &endpoints));
+    store.apply_event(slice_kind(), slice_event("hand-1", 8080, &endpoints));
     let update = store.flush().unwrap();
     let service = sent_service(&update);
-    let is_selected = |name| selects(&service.selector, &workload(&update, name).labels);
+    let is_selected =
+        |name| matches_selector(&service.selector, &updated_workload(&update, name).labels);
     let selected = ["shop/web-1", "shop/web-2", "bank/web-1"].map(is_selected);
     assert_eq!(selected, [true, false, false]);
     let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
     let warning = warning.to_string();
     assert!(warning.contains("10.1.0.3 is a pod of another namespace"), "{warning}");
-    assert_eq!(shown(Some(update)).len(), 4, "three pods and the Service");
+    assert_eq!(describe_update(Some(update)).len(), 4, "three pods and the Service");
 }
 
 /// Sidecars support one number per Service port.
 #[test]
 fn a_service_whose_slices_differ_in_a_port_stays_outside() {
     let mut store = settled_with(false);
-    store.take(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
-    store.take(SERVICES, by_hand());
-    store.take(slices(), slice("hand-1", 8080, &[("10.1.0.1", true)]));
-    assert_eq!(shown(store.flush()), ["+ Workload shop/web-1", "+ Service shop/hand"]);
-    store.take(slices(), slice("hand-2", 9090, &[("192.0.2.7", true)]));
-    let update = shown(store.flush());
+    store.apply_event(PODS, pod_at("shop", "web-1", "10.1.0.1", true));
+    store.apply_event(SERVICES, by_hand());
+    store.apply_event(slice_kind(), slice_event("hand-1", 8080, &[("10.1.0.1", true)]));
+    assert_eq!(describe_update(store.flush()), ["+ Workload shop/web-1", "+ Service shop/hand"]);
+    store.apply_event(slice_kind(), slice_event("hand-2", 9090, &[("192.0.2.7", true)]));
+    let update = describe_update(store.flush());
     assert!(update.contains(&"- Service shop/hand".to_owned()), "{update:?}");
-    store.take(slices(), gone("shop", "hand-2"));
-    let update = shown(store.flush());
+    store.apply_event(slice_kind(), removal_event("shop", "hand-2"));
+    let update = describe_update(store.flush());
     assert!(update.contains(&"+ Service shop/hand".to_owned()), "{update:?}");
 }
 
@@ -187,13 +200,13 @@ fn listed_endpoints_are_bounded() {
     let addresses: Vec<String> = (0..LISTED_MAX + 1).map(address).collect();
     for (index, part) in addresses.chunks(1000).enumerate() {
         let endpoints: Vec<(&str, bool)> = part.iter().map(|it| (it.as_str(), true)).collect();
-        store.take(slices(), slice(&format!("hand-{index}"), 8080, &endpoints));
+        store.apply_event(slice_kind(), slice_event(&format!("hand-{index}"), 8080, &endpoints));
     }
     let update = store.flush().unwrap();
     let [warning] = update.warnings.as_slice() else { panic!("{:?}", update.warnings) };
     let warning = warning.to_string();
     assert!(warning.contains("1 of its endpoints are ignored"), "{warning}");
-    store.take(slices(), gone("shop", "hand-0"));
-    store.take(slices(), slice("hand-16", 8080, &[("10.1.0.1", true)]));
+    store.apply_event(slice_kind(), removal_event("shop", "hand-0"));
+    store.apply_event(slice_kind(), slice_event("hand-16", 8080, &[("10.1.0.1", true)]));
     assert_eq!(store.flush().unwrap().warnings, []);
 }

@@ -5,17 +5,17 @@ use kube::core::PartialObjectMeta;
 
 use super::*;
 
-fn nodes() -> usize {
-    kinds().iter().position(|it| matches!(it, Watched::Nodes)).unwrap()
+fn node_kind() -> usize {
+    watched_kinds().iter().position(|it| matches!(it, Watched::Nodes)).unwrap()
 }
 
-fn node(name: &str, zone: &str) -> WatchEvent {
+fn node_event(name: &str, zone: &str) -> WatchEvent {
     let labels = json!({"topology.kubernetes.io/zone": zone});
     let node: PartialObjectMeta<Node> = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::node(node)))
+    WatchEvent::Seen(Box::new(Seen::from_node(node)))
 }
 
 fn pod_on(node: &str) -> WatchEvent {
@@ -25,20 +25,20 @@ fn pod_on(node: &str) -> WatchEvent {
         "status": {"podIP": "10.1.0.1"},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::pod(pod)))
+    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
 }
 
-fn near(distribution: Value) -> WatchEvent {
+fn near_service(distribution: Value) -> WatchEvent {
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"}, "ports": [{"port": 80}],
                  "trafficDistribution": distribution},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::service(service)))
+    WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
-fn zone(update: Option<Update>) -> Option<String> {
+fn updated_zone(update: Option<Update>) -> Option<String> {
     match update.unwrap().changes.pop().unwrap() {
         Change::Upsert(Object::Workload(workload)) => {
             workload.labels.get("topology.kubernetes.io/zone").cloned()
@@ -49,42 +49,48 @@ fn zone(update: Option<Update>) -> Option<String> {
 
 #[test]
 fn a_workload_is_in_the_zone_of_its_node() {
-    let mut store = settled();
-    store.take(PODS, pod_on("n1"));
-    assert_eq!(zone(store.flush()), None);
-    store.take(nodes(), node("n1", "east"));
-    assert_eq!(zone(store.flush()).as_deref(), Some("east"));
-    store.take(nodes(), node("n2", "north"));
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_on("n1"));
+    assert_eq!(updated_zone(store.flush()), None);
+    store.apply_event(node_kind(), node_event("n1", "east"));
+    assert_eq!(updated_zone(store.flush()).as_deref(), Some("east"));
+    store.apply_event(node_kind(), node_event("n2", "north"));
     assert!(store.flush().is_none());
-    store.take(nodes(), node("n1", "west"));
-    assert_eq!(zone(store.flush()).as_deref(), Some("west"));
-    store.take(nodes(), gone("", "n1"));
-    assert_eq!(zone(store.flush()), None);
+    store.apply_event(node_kind(), node_event("n1", "west"));
+    assert_eq!(updated_zone(store.flush()).as_deref(), Some("west"));
+    store.apply_event(node_kind(), removal_event("", "n1"));
+    assert_eq!(updated_zone(store.flush()), None);
 }
 
 #[test]
 fn a_service_that_asks_for_it_prefers_the_zone_of_the_client() {
-    let mut store = settled();
-    store.take(SERVICES, near(json!("PreferClose")));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, near_service(json!("PreferClose")));
     let key = "TagRoute shop/web.traffic-distribution";
-    assert_eq!(shown(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
     // Rules of users take precedence.
     let kind = index("TagRoute", "leno.dev");
     let written = json!({"service": "web", "sameTag": [{"tags": ["rack"]}]});
-    store.take(kind, custom(kind, "mine", "2025-01-01T00:00:00Z", written));
-    assert_eq!(shown(store.flush()), [format!("- {key}"), "+ TagRoute shop/mine".to_owned()]);
-    store.take(kind, gone("shop", "mine"));
-    assert_eq!(shown(store.flush()), ["- TagRoute shop/mine".to_owned(), format!("+ {key}")]);
-    store.take(SERVICES, near(json!(null)));
-    assert_eq!(shown(store.flush()), [format!("- {key}")]);
+    store.apply_event(kind, custom_event(kind, "mine", "2025-01-01T00:00:00Z", written));
+    assert_eq!(
+        describe_update(store.flush()),
+        [format!("- {key}"), "+ TagRoute shop/mine".to_owned()]
+    );
+    store.apply_event(kind, removal_event("shop", "mine"));
+    assert_eq!(
+        describe_update(store.flush()),
+        ["- TagRoute shop/mine".to_owned(), format!("+ {key}")]
+    );
+    store.apply_event(SERVICES, near_service(json!(null)));
+    assert_eq!(describe_update(store.flush()), [format!("- {key}")]);
 }
 
 #[test]
 fn what_a_configuration_centre_says_of_callers_counts_before_a_preference() {
-    let mut store = settled();
-    store.take(SERVICES, near(json!("PreferClose")));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, near_service(json!("PreferClose")));
     let key = "TagRoute shop/web.traffic-distribution";
-    assert_eq!(shown(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
+    assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
     let kind = index("SermantRouteRule", "leno.dev");
     let published = |of: &str, kind: &str| {
         let (fit, tags) = match kind {
@@ -101,7 +107,7 @@ fn what_a_configuration_centre_says_of_callers_counts_before_a_preference() {
             "rules": [{"kind": format!("routematcher.sermant.io/{kind}"), "rules": [rule]}],
         })
     };
-    let rule = |spec: Value| custom(kind, "published", "2025-01-01T00:00:00Z", spec);
+    let rule = |spec: Value| custom_event(kind, "published", "2025-01-01T00:00:00Z", spec);
     for (spec, expected) in [
         (published("web", "flow"), vec!["+ SermantRouteRule shop/published".to_owned()]),
         (
@@ -113,8 +119,8 @@ fn what_a_configuration_centre_says_of_callers_counts_before_a_preference() {
             vec![format!("+ {key}"), "+ SermantRouteRule shop/published".to_owned()],
         ),
     ] {
-        store.take(kind, rule(spec.clone()));
-        let mut reported = shown(store.flush());
+        store.apply_event(kind, rule(spec.clone()));
+        let mut reported = describe_update(store.flush());
         reported.sort_by_key(|line| line.contains("Sermant"));
         assert_eq!(reported, expected, "{spec}");
     }
@@ -122,8 +128,8 @@ fn what_a_configuration_centre_says_of_callers_counts_before_a_preference() {
 
 #[test]
 fn a_service_without_a_selector_prefers_nothing() {
-    let mut store = settled();
-    store.take(SERVICES, near(json!("PreferClose")));
+    let mut store = listed_store();
+    store.apply_event(SERVICES, near_service(json!("PreferClose")));
     store.flush();
     let service: Served = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "shop"},
@@ -131,15 +137,15 @@ fn a_service_without_a_selector_prefers_nothing() {
                  "trafficDistribution": "PreferClose"},
     }))
     .unwrap();
-    store.take(SERVICES, WatchEvent::Seen(Box::new(Seen::service(service))));
-    let reported = shown(store.flush());
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(service))));
+    let reported = describe_update(store.flush());
     assert_eq!(reported, ["- Service shop/web", "- TagRoute shop/web.traffic-distribution"]);
 }
 
 #[test]
 fn a_weight_that_is_none_is_said_beside_its_pod() {
-    let mut store = settled();
-    store.take(PODS, pod("a", json!({"annotations": {"leno.dev/weight": "heavy"}})));
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("a", json!({"annotations": {"leno.dev/weight": "heavy"}})));
     let update = store.flush().unwrap();
     let reported: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -147,23 +153,23 @@ fn a_weight_that_is_none_is_said_beside_its_pod() {
         ["Pod shop/a: metadata.annotations[\"leno.dev/weight\"]: \"heavy\" is not a weight; 100 \
              is in force; use a number from 1 to 1000, or remove it"]
     );
-    let statements = store.statements().unwrap();
+    let statements = store.changed_statements().unwrap();
     let diagnostics: Vec<_> = statements.iter().map(|it| it.diagnostic.is_some()).collect();
     assert_eq!(diagnostics, [true]);
     // Unmeshed pods cause no warnings.
     let external_client = json!({"labels": {}, "annotations": {"leno.dev/weight": "heavy"}});
-    store.take(PODS, pod("a", external_client));
+    store.apply_event(PODS, pod_event("a", external_client));
     assert_eq!(store.flush().unwrap().warnings, []);
-    assert_eq!(store.statements().unwrap(), []);
+    assert_eq!(store.changed_statements().unwrap(), []);
 }
 
 #[test]
 fn what_is_not_supported_of_a_service_or_namespace_is_said_beside_it() {
-    let mut store = settled();
-    store.take(PODS, pod("web-1", json!({})));
-    store.take(SERVICES, near(json!("PreferSameNode")));
-    store.take(NAMESPACES, namespace("shop", "stict"));
-    let statements = store.statements().unwrap();
+    let mut store = listed_store();
+    store.apply_event(PODS, pod_event("web-1", json!({})));
+    store.apply_event(SERVICES, near_service(json!("PreferSameNode")));
+    store.apply_event(NAMESPACES, namespace_event("shop", "stict"));
+    let statements = store.changed_statements().unwrap();
     let said: Vec<(String, bool)> = statements
         .iter()
         .map(|it| (it.target.to_string(), it.refusal.is_some() && it.diagnostic.is_none()))
@@ -171,9 +177,9 @@ fn what_is_not_supported_of_a_service_or_namespace_is_said_beside_it() {
     assert_eq!(said, [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]);
     assert!(statements.iter().all(|it| it.said == Said::Nothing));
     // The event disappears with its cause.
-    store.take(SERVICES, near(json!(null)));
-    store.take(NAMESPACES, namespace("shop", "strict"));
-    assert_eq!(store.statements().unwrap(), []);
+    store.apply_event(SERVICES, near_service(json!(null)));
+    store.apply_event(NAMESPACES, namespace_event("shop", "strict"));
+    assert_eq!(store.changed_statements().unwrap(), []);
 }
 
 #[test]
@@ -185,9 +191,9 @@ fn sidecars_are_not_reported_of_services_without_a_selector() {
             "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
         }))
         .unwrap();
-        store.take(SERVICES, WatchEvent::Seen(Box::new(Seen::service(service))));
+        store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(service))));
         assert!(store.flush().is_none(), "to them its address is outside the mesh");
         let name = ServiceName::new("shop", "outside").unwrap();
-        assert_eq!(store.service(&name).is_some(), gateways, "gateways alone lead there");
+        assert_eq!(store.mesh_service(&name).is_some(), gateways, "gateways alone lead there");
     }
 }

@@ -5,45 +5,45 @@ use super::*;
 const OSM: &str = "config.openservicemesh.io";
 const THEN: &str = "2025-01-01T00:00:00Z";
 
-fn foreign(spec: Value) -> (usize, WatchEvent) {
+fn foreign_settings(spec: Value) -> (usize, WatchEvent) {
     let kind = index("MeshConfig", OSM);
-    (kind, custom(kind, "osm-mesh-config", THEN, spec))
+    (kind, custom_event(kind, "osm-mesh-config", THEN, spec))
 }
 
 #[test]
 fn a_strict_mesh_of_osm_is_strict_here() {
-    let mut store = settled();
+    let mut store = listed_store();
     let traffic = json!({"outboundPortExclusionList": [6379]});
-    let (kind, event) = foreign(json!({"traffic": traffic}));
-    store.take(kind, event);
-    let found = config(store.flush());
+    let (kind, event) = foreign_settings(json!({"traffic": traffic}));
+    store.apply_event(kind, event);
+    let found = updated_config(store.flush());
     assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
-    assert_eq!(store.exclusions().outbound_ports, BTreeSet::from([6379]));
+    assert_eq!(store.mesh_exclusions().outbound_ports, BTreeSet::from([6379]));
     let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
-    let (kind, event) = foreign(json!({"traffic": open}));
-    store.take(kind, event);
-    let found = config(store.flush());
+    let (kind, event) = foreign_settings(json!({"traffic": open}));
+    store.apply_event(kind, event);
+    let found = updated_config(store.flush());
     assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Allow));
-    assert_eq!(store.exclusions(), crate::inject::Exclusions::default());
-    store.take(kind, gone("osm-system", "osm-mesh-config"));
-    assert_eq!(shown(store.flush()), ["- MeshConfig"]);
+    assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
+    store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
+    assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
 }
 
 #[test]
 fn of_two_meshes_the_stricter_counts() {
-    let mut store = settled();
+    let mut store = listed_store();
     let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
-    let (kind, event) = foreign(json!({"traffic": open}));
-    store.take(kind, event);
+    let (kind, event) = foreign_settings(json!({"traffic": open}));
+    store.apply_event(kind, event);
     let fsm = index("MeshConfig", "config.flomesh.io");
-    store.take(fsm, custom(fsm, "fsm-mesh-config", THEN, json!({})));
-    let found = config(store.flush());
+    store.apply_event(fsm, custom_event(fsm, "fsm-mesh-config", THEN, json!({})));
+    let found = updated_config(store.flush());
     assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
 }
 
 #[test]
 fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
-    let mut store = settled();
+    let mut store = listed_store();
     let open = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
         "inboundPortExclusionList": [80],
@@ -51,7 +51,7 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
     // Regardless of its age and of other objects.
     let early = settings_of_osm("shop", "2020-01-01T00:00:00Z", json!({"traffic": open}));
     let (kind, early) = early;
-    store.take(kind, early);
+    store.apply_event(kind, early);
     let update = store.flush().unwrap();
     assert_eq!(update.changes, []);
     let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
@@ -61,25 +61,25 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
              are read only from the namespaces that the operator configures; write a MeshConfig of \
              leno.dev, or install with `--settings-namespaces shop`"]
     );
-    let statements = store.statements().unwrap();
+    let statements = store.changed_statements().unwrap();
     assert!(statements[0].diagnostic.as_ref().unwrap().contains("--settings-namespaces shop"));
-    assert_eq!(store.exclusions(), crate::inject::Exclusions::default());
+    assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
     let (_, named) = settings_of_osm("osm-system", THEN, json!({}));
-    store.take(kind, named);
-    assert_eq!(config(store.flush()).mode, TrafficMode::Strict);
-    assert_eq!(store.exclusions(), crate::inject::Exclusions::default());
+    store.apply_event(kind, named);
+    assert_eq!(updated_config(store.flush()).mode, TrafficMode::Strict);
+    assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
 }
 
 #[test]
 fn of_one_mesh_the_oldest_settings_apply() {
-    let mut store = settled();
+    let mut store = listed_store();
     let (kind, oldest) = settings_of_osm("osm-system", THEN, json!({}));
-    store.take(kind, oldest);
+    store.apply_event(kind, oldest);
     let open = json!({
         "enablePermissiveTrafficPolicyMode": true, "outboundPortExclusionList": [6379],
     });
     let later = settings_of_osm("leno-system", "2025-02-01T00:00:00Z", json!({"traffic": open}));
-    store.take(kind, later.1);
+    store.apply_event(kind, later.1);
     let update = store.flush().unwrap();
     let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -89,45 +89,45 @@ fn of_one_mesh_the_oldest_settings_apply() {
           older; remove one of the two"
         ]
     );
-    assert_eq!(config(Some(update)).mode, TrafficMode::Strict);
-    assert_eq!(store.exclusions(), crate::inject::Exclusions::default());
-    let statements = store.statements().unwrap();
+    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Strict);
+    assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
+    let statements = store.changed_statements().unwrap();
     let diagnostics: Vec<_> = statements.iter().map(|it| it.diagnostic.is_some()).collect();
     assert_eq!(diagnostics, [true]);
-    store.take(kind, gone("osm-system", "osm-mesh-config"));
+    store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings, []);
-    assert_eq!(config(Some(update)).mode, TrafficMode::Permissive);
-    assert_eq!(store.exclusions().outbound_ports, BTreeSet::from([6379]));
+    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Permissive);
+    assert_eq!(store.mesh_exclusions().outbound_ports, BTreeSet::from([6379]));
 }
 
 #[test]
 fn a_trust_domain_is_assumed_where_none_of_ours_says_one() {
-    let mut store = ObjectStore::new(kinds());
-    store.assume(TrustDomain::new("assumed.example").unwrap());
+    let mut store = ObjectStore::new(watched_kinds());
+    store.set_trust_domain(TrustDomain::new("assumed.example").unwrap());
     store.take_settings_of([Name::new("osm-system").unwrap()].into());
-    for kind in 0..kinds().len() {
-        store.take(kind, WatchEvent::Begin);
-        store.take(kind, WatchEvent::Complete);
+    for kind in 0..watched_kinds().len() {
+        store.apply_event(kind, WatchEvent::Begin);
+        store.apply_event(kind, WatchEvent::Complete);
     }
     let mut domain = |event: Option<(usize, WatchEvent)>| {
         if let Some((kind, event)) = event {
-            store.take(kind, event);
+            store.apply_event(kind, event);
         }
-        config(store.flush()).trust_domain.to_string()
+        updated_config(store.flush()).trust_domain.to_string()
     };
     let own = index("MeshConfig", "leno.dev");
-    let of_own = |spec: Value| Some((own, custom(own, "mesh", THEN, spec)));
+    let of_own = |spec: Value| Some((own, custom_event(own, "mesh", THEN, spec)));
     assert_eq!(domain(None), "assumed.example");
-    assert_eq!(domain(Some(foreign(json!({})))), "assumed.example");
+    assert_eq!(domain(Some(foreign_settings(json!({})))), "assumed.example");
     assert_eq!(domain(of_own(json!({"egress": "allow"}))), "assumed.example");
     assert_eq!(domain(of_own(json!({"trustDomain": "said.example"}))), "said.example");
-    assert_eq!(domain(Some((own, gone("", "mesh")))), "assumed.example");
+    assert_eq!(domain(Some((own, removal_event("", "mesh")))), "assumed.example");
 }
 
 #[test]
 fn nothing_of_another_mesh_applies_beside_our_own_settings() {
-    let mut store = settled();
+    let mut store = listed_store();
     let own = index("MeshConfig", "leno.dev");
     let gateway = json!({
         "subjectAltNames": ["ingress.example"], "validityDuration": "24h",
@@ -135,9 +135,9 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     });
     let traffic = json!({"inboundPortExclusionList": [80], "enableEgress": false});
     let spec = json!({"traffic": traffic, "certificate": {"ingressGateway": gateway}});
-    let (kind, event) = foreign(spec);
-    store.take(kind, event);
-    assert_eq!(config(store.flush()).egress, Egress::Deny);
+    let (kind, event) = foreign_settings(spec);
+    store.apply_event(kind, event);
+    assert_eq!(updated_config(store.flush()).egress, Egress::Deny);
     assert_eq!(store.ingress_gateways().count(), 1);
     // One field in addition to the trust domain is enough.
     for (spec, reported) in [
@@ -149,7 +149,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
         (json!({"egress": "allow"}), WEAKER_THAN_OSM),
         (json!({"trustDomain": "prod.example", "egress": "allow"}), WEAKER_THAN_OSM),
     ] {
-        store.take(own, custom(own, "mesh", THEN, spec.clone()));
+        store.apply_event(own, custom_event(own, "mesh", THEN, spec.clone()));
         let update = store.flush();
         let found = store.mesh_config().unwrap();
         assert_eq!(found.egress, Egress::Allow, "{spec}");
@@ -159,20 +159,20 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
             TrafficMode::Permissive
         };
         assert_eq!(found.mode, expected, "{spec}");
-        assert_eq!(store.exclusions(), crate::inject::Exclusions::default(), "{spec}");
+        assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default(), "{spec}");
         assert_eq!(store.ingress_gateways().count(), 0, "{spec}");
         let warnings = update.map(|it| it.warnings).unwrap_or_default();
         let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
         assert_eq!(warnings, [reported], "{spec}");
         // In an event, too.
-        let statements = store.statements().unwrap();
+        let statements = store.changed_statements().unwrap();
         let diagnostics: Vec<&String> =
             statements.iter().filter_map(|it| it.diagnostic.as_ref()).collect();
         assert!(diagnostics.iter().any(|it| it.contains("is ignored")), "{diagnostics:?}");
     }
-    store.take(own, gone("", "mesh"));
-    assert_eq!(config(store.flush()).egress, Egress::Deny);
-    assert_eq!(store.exclusions().inbound_ports, BTreeSet::from([80]));
+    store.apply_event(own, removal_event("", "mesh"));
+    assert_eq!(updated_config(store.flush()).egress, Egress::Deny);
+    assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]));
 }
 
 /// The warning about strict settings of OSM when our MeshConfig has no mode.
@@ -185,26 +185,27 @@ const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is i
 fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
     let own = index("MeshConfig", "leno.dev");
     for spec in [json!({"trustDomain": "prod.example"}), json!({})] {
-        let mut store = settled();
-        store.take(own, custom(own, "mesh", THEN, spec.clone()));
-        let (kind, event) = foreign(json!({"traffic": {"inboundPortExclusionList": [80]}}));
-        store.take(kind, event);
+        let mut store = listed_store();
+        store.apply_event(own, custom_event(own, "mesh", THEN, spec.clone()));
+        let (kind, event) =
+            foreign_settings(json!({"traffic": {"inboundPortExclusionList": [80]}}));
+        store.apply_event(kind, event);
         let update = store.flush().unwrap();
         assert_eq!(update.warnings, [], "{spec}");
-        let found = config(Some(update));
+        let found = updated_config(Some(update));
         assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny), "{spec}");
         let is_said = found.trust_domain.to_string() == "prod.example";
         assert_eq!(is_said, spec["trustDomain"].is_string());
-        assert_eq!(store.exclusions().inbound_ports, BTreeSet::from([80]), "{spec}");
+        assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]), "{spec}");
     }
 }
 
 #[test]
 fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
-    let mut store = settled();
+    let mut store = listed_store();
     let own = index("MeshConfig", "leno.dev");
     let (kind, event) = settings_of_osm("shop", THEN, json!({}));
-    store.take(kind, event);
+    store.apply_event(kind, event);
     let reported = |store: &mut ObjectStore| {
         let warnings = store.flush().unwrap().warnings;
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
@@ -216,13 +217,13 @@ fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
          strict`, or install with `--settings-namespaces shop`",
     ];
     assert_eq!(reported(&mut store), expected);
-    let statements = store.statements().unwrap();
+    let statements = store.changed_statements().unwrap();
     assert!(statements[0].diagnostic.as_ref().unwrap().contains("the mesh is permissive"));
-    store.take(own, custom(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
+    store.apply_event(own, custom_event(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
     assert_eq!(reported(&mut store), expected);
     // The operator specifies a mode.
     for mode in ["permissive", "strict"] {
-        store.take(own, custom(own, "mesh", THEN, json!({"trafficMode": mode})));
+        store.apply_event(own, custom_event(own, "mesh", THEN, json!({"trafficMode": mode})));
         let reported = reported(&mut store);
         assert_eq!(reported.len(), 1, "{reported:?}");
         assert!(!reported[0].contains("permissive"), "{reported:?}");
@@ -232,20 +233,20 @@ fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
 #[test]
 fn nothing_is_reported_while_the_settings_of_another_mesh_may_not_be_read() {
     let kind = index("MeshConfig", OSM);
-    let mut store = ObjectStore::new(kinds());
-    for other in (0..kinds().len()).filter(|other| *other != kind) {
-        store.take(other, WatchEvent::Complete);
+    let mut store = ObjectStore::new(watched_kinds());
+    for other in (0..watched_kinds().len()).filter(|other| *other != kind) {
+        store.apply_event(other, WatchEvent::Complete);
     }
-    store.take(kind, WatchEvent::Forbidden("no".to_owned()));
+    store.apply_event(kind, WatchEvent::Forbidden("no".to_owned()));
     assert!(store.flush().is_none(), "what is enforced is not known");
-    store.take(kind, WatchEvent::Absent);
+    store.apply_event(kind, WatchEvent::Absent);
     assert!(store.flush().is_some());
 }
 
 #[test]
 fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
-    let mut store = settled();
-    let watched = |wanted: Watched| kinds().iter().position(|it| *it == wanted).unwrap();
+    let mut store = listed_store();
+    let watched = |wanted: Watched| watched_kinds().iter().position(|it| *it == wanted).unwrap();
     let (service, slice) =
         (watched(Watched::ApiServerService), watched(Watched::ApiServerEndpoints));
     let object: Served = serde_json::from_value(json!({
@@ -253,7 +254,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
         "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443, "targetPort": 6443}]},
     }))
     .unwrap();
-    store.take(service, WatchEvent::Seen(Box::new(Seen::api_server_service(object))));
+    store.apply_event(service, WatchEvent::Seen(Box::new(Seen::api_server_service(object))));
     let endpoints = |address: &str| {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "kubernetes", "namespace": "default"}, "addressType": "IPv4",
@@ -261,13 +262,13 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
         }));
         WatchEvent::Seen(Box::new(Seen::api_server_endpoints(object.unwrap())))
     };
-    store.take(slice, endpoints("192.0.2.7"));
+    store.apply_event(slice, endpoints("192.0.2.7"));
     // The addresses are not needed while egress is allowed.
     assert!(store.flush().is_none_or(|update| update.changes.is_empty()));
     let own = index("MeshConfig", "leno.dev");
     let set = |store: &mut ObjectStore, spec: Value| {
-        store.take(own, custom(own, "mesh", THEN, spec));
-        let config = config(store.flush());
+        store.apply_event(own, custom_event(own, "mesh", THEN, spec));
+        let config = updated_config(store.flush());
         config.api_server.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(set(&mut store, json!({"egress": "deny"})), ["10.96.0.1:443", "192.0.2.7:6443"]);
@@ -275,9 +276,9 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     assert_eq!(set(&mut store, closed), [] as [&str; 0]);
     set(&mut store, json!({"egress": "deny"}));
     // A new API server replaces the previous one.
-    store.take(slice, endpoints("192.0.2.8"));
-    let found = config(store.flush()).api_server;
+    store.apply_event(slice, endpoints("192.0.2.8"));
+    let found = updated_config(store.flush()).api_server;
     assert_eq!(found, ["10.96.0.1:443", "192.0.2.8:6443"].map(|it| it.parse().unwrap()).into());
-    store.take(slice, gone("default", "kubernetes"));
-    assert_eq!(config(store.flush()).api_server, ["10.96.0.1:443".parse().unwrap()].into());
+    store.apply_event(slice, removal_event("default", "kubernetes"));
+    assert_eq!(updated_config(store.flush()).api_server, ["10.96.0.1:443".parse().unwrap()].into());
 }
