@@ -76,11 +76,11 @@ def until(what, look):
         time.sleep(0.05)
 
 
-def settled(touched=0):
-    """Whether so many times a proxy was told something new, and each has applied all that it was told."""
+def settled(recipients=0):
+    """True if so many pushes had a recipient, and every proxy has applied all of them."""
     now = told()
-    return (now["leno_control_touched_total"] >= touched and now["leno_control_proxies_behind"] == 0
-            and now['leno_control_queue_depth{queue="rounds"}'] == 0)
+    return (now["leno_control_push_recipients_total"] >= recipients and now["leno_control_proxies_out_of_sync"] == 0
+            and now['leno_control_queue_depth{queue="pushes"}'] == 0)
 
 
 def move(number):
@@ -105,19 +105,19 @@ def measure(what, followers, changes, change, seconds_max):
     """Makes changes, and fails when one in a hundred takes longer than it may."""
     before = told()
     for number in range(changes):
-        already = told()["leno_control_touched_total"]
+        already = told()["leno_control_push_recipients_total"]
         change(number)
         until(f"{what}, and all have applied it", lambda: settled(already + followers))
     after = told()
     name = "leno_control_convergence_seconds"
     grown = {key: after[key] - before.get(key, 0) for key in after}
     count = grown[f"{name}_count"]
-    touched = grown["leno_control_touched_total"]
+    recipients = grown["leno_control_push_recipients_total"]
     bounds = sorted(float(key.split('"')[1]) for key in grown if key.startswith(f"{name}_bucket") and "Inf" not in key)
     within = {bound: grown[f'{name}_bucket{{le="{bound:g}"}}'] for bound in bounds}
     median, p99 = (next((bound for bound in bounds if within[bound] >= share * count), float("inf"))
                    for share in (0.5, 0.99))
-    print(f"{what}, {changes} times with {followers} sidecars: {count:.0f} rounds told {touched:.0f} proxies; mean "
+    print(f"{what}, {changes} times with {followers} sidecars: {count:.0f} changes pushed to {recipients:.0f} proxies; mean "
           f"{1e3 * grown[f'{name}_sum'] / count:.1f} ms, half within {1e3 * median:g} ms, 99 % within {1e3 * p99:g} ms")
     if p99 > seconds_max:
         sys.exit(f"{1e3 * seconds_max:g} ms are promised")

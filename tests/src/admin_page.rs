@@ -31,8 +31,8 @@ impl AdminPage {
     /// If its admin page does not respond.
     #[must_use]
     pub fn full_configuration(&self) -> Value {
-        let response = get_page(self.address, "/world").expect("the admin page answers");
-        serde_json::from_slice(&response.body).expect("the world is JSON")
+        let response = get_page(self.address, "/config").expect("the admin page answers");
+        serde_json::from_slice(&response.body).expect("the configuration is JSON")
     }
 
     /// Returns the services in its configuration.
@@ -53,7 +53,7 @@ impl AdminPage {
     #[must_use]
     pub fn inbound_listener(&self, port: u16) -> SocketAddr {
         let world = self.full_configuration();
-        let address = world["doors"][format!("inbound-{port}")].as_str();
+        let address = world["open_listeners"][format!("inbound-{port}")].as_str();
         let address = address.unwrap_or_else(|| panic!("no inbound listener in {world}"));
         address.parse().expect("an address")
     }
@@ -65,9 +65,9 @@ impl AdminPage {
     #[must_use]
     pub fn http_proxy(&self) -> SocketAddr {
         let world = self.full_configuration();
-        let address = world["doors"]["http-proxy"].as_str();
+        let address = world["open_listeners"]["http-proxy"].as_str();
         address
-            .unwrap_or_else(|| panic!("no HTTP proxy door in {world}"))
+            .unwrap_or_else(|| panic!("no HTTP proxy listener in {world}"))
             .parse()
             .expect("an address")
     }
@@ -90,6 +90,6 @@ impl AdminPage {
     /// If its admin page does not respond.
     #[must_use]
     pub fn rejected_connections(&self, reason: &str) -> f64 {
-        self.metric_value(&format!("leno_connections_refused_total{{reason=\"{reason}\"}}"))
+        self.metric_value(&format!("leno_connections_rejected_total{{reason=\"{reason}\"}}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Returns the mesh configuration; `mode` is `permissive` or `strict`.
+/// Returns the mesh configuration; `mode` is the default policy, `allow` or `deny`.
 #[must_use]
 pub fn mesh_config(mode: &str) -> String {
     format!(
@@ -10,7 +10,7 @@ pub fn mesh_config(mode: &str) -> String {
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {{name: mesh}}
-spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
+spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
 "
     )
 }

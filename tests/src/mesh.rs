@@ -97,7 +97,7 @@ impl Mesh {
 }
 
 /// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
-/// with an outbound listener for it at `listener`; `mode` is `permissive` or `strict`.
+/// with an outbound listener for it at `listener`; `mode` is the default policy, `allow` or `deny`.
 #[must_use]
 pub fn ratings_manifests(command: &str, port: u16, listener: u16, mode: &str) -> String {
     let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
@@ -126,7 +126,7 @@ spec:
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {{name: mesh}}
-spec: {{trustDomain: cluster.local, trafficMode: {mode}}}
+spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
 "
     )
 }

@@ -39,12 +39,12 @@ impl Mesh {
         let workloads = self.get_json("workloads");
         let listeners = find_named(&workloads, "name", workload)?["listeners"].as_object()?;
         let admin = parse_address(&proxy["admin"])?;
-        let world = get_page(admin, "/world").ok()?;
+        let world = get_page(admin, "/config").ok()?;
         let world: Value = serde_json::from_slice(&world.body).ok()?;
         Some(Sidecar {
             pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
             admin,
-            proxy: parse_address(&world["doors"]["http-proxy"])?,
+            proxy: parse_address(&world["open_listeners"]["http-proxy"])?,
             inbound: listeners.values().next().and_then(parse_address),
         })
     }

@@ -252,9 +252,9 @@ const CONTROL: &[(&str, &str)] = &[
 ];
 /// The queries to each sidecar.
 const SIDECAR: &[(&str, &str)] = &[
-    ("world.json", "/world"),
+    ("config.json", "/config"),
     ("connections.json", "/connections"),
-    ("removed.json", "/removed"),
+    ("ejected.json", "/ejected"),
     ("circuits.json", "/circuits"),
     ("metrics.txt", "/metrics"),
 ];

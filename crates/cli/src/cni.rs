@@ -41,6 +41,6 @@ Examples:
 
 The plugin is this program under the name `leno-cni`: the container runtime runs it for each new pod,
 after the plugins that set up the pod's network. It queries the agent pod on its node for the pod's
-redirection. While the agent is down, pods outside the --pass namespaces do not start, so that no pod
+redirection. While the agent is down, pods outside --exclude-namespaces do not start, so that no pod
 runs without redirection.
 ";

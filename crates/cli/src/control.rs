@@ -72,10 +72,10 @@ pub(crate) struct MeshArgs {
     /// Certificate lifetime; certificates are renewed after half of it
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_positive)]
     certificate_lifetime: Duration,
-    /// CA certificates (PEM) used to verify JWKS servers and the metrics collector [default: the system's
+    /// CA certificates (PEM) used to verify JWKS servers, and the metrics collector [default: the system's
     /// roots]
     #[arg(long, value_name = "FILE")]
-    key_roots: Option<PathBuf>,
+    jwks_ca: Option<PathBuf>,
     /// Hosts and address ranges from which `JwtValidation` keys may be fetched, in addition to public
     /// addresses, or `none`; a host stands for its private addresses only [default: loopback and private
     /// addresses; with --kubernetes none]
@@ -86,8 +86,8 @@ pub(crate) struct MeshArgs {
     #[arg(long, value_name = "DIR", value_parser = absolute_path)]
     jwks_files: Option<PathBuf>,
     /// Interval of sidecar metrics reports, at least 1s; `off` to disable
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_every)]
-    report_every: ReportEvery,
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_report_interval)]
+    report_interval: ReportInterval,
     /// Address of the web UI, or `off`; port 0: chosen by the kernel. Beyond loopback it requires the token
     /// from `leno status`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_page)]
@@ -115,11 +115,11 @@ impl MeshArgs {
         Config {
             listen,
             advertise: self.advertise,
-            key_roots: self.key_roots.clone(),
+            jwks_ca: self.jwks_ca.clone(),
             key_access: self.key_access(KeyAccess::of_operator()),
             certificate_lifetime: self.certificate_lifetime,
             token_lifetime: self.token_lifetime,
-            report_every: self.report_every.0,
+            report_interval: self.report_interval.0,
             page: self.page.0,
             playground: Some(explain_playground()),
             ..Config::new(data, facts)
@@ -166,19 +166,19 @@ impl FactsArgs {
 
 /// The interval of sidecar metrics reports, if enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReportEvery(Option<Duration>);
+pub(crate) struct ReportInterval(Option<Duration>);
 
 /// The address of the web UI, if enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageAddress(Option<SocketAddr>);
 
-fn parse_report_every(text: &str) -> Result<ReportEvery, String> {
+fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
     if text == OFF {
-        return Ok(ReportEvery(None));
+        return Ok(ReportInterval(None));
     }
     let every = parse_duration(text)?;
     match (REPORT_EVERY_MIN..=REPORT_EVERY_MAX).contains(&every) {
-        true => Ok(ReportEvery(Some(every))),
+        true => Ok(ReportInterval(Some(every))),
         false => Err(format!("use {REPORT_EVERY_MIN:?} to {REPORT_EVERY_MAX:?}, or `{OFF}`")),
     }
 }
@@ -342,10 +342,10 @@ mod tests {
 
     #[test]
     fn reports_and_the_page_can_be_turned_off_and_are_bounded() {
-        assert_eq!(parse_report_every("off"), Ok(ReportEvery(None)));
-        assert_eq!(parse_report_every("1s"), Ok(ReportEvery(Some(REPORT_EVERY_MIN))));
+        assert_eq!(parse_report_interval("off"), Ok(ReportInterval(None)));
+        assert_eq!(parse_report_interval("1s"), Ok(ReportInterval(Some(REPORT_EVERY_MIN))));
         for bad in ["999ms", "11s", "0s", "5", "never"] {
-            assert!(parse_report_every(bad).is_err(), "{bad}");
+            assert!(parse_report_interval(bad).is_err(), "{bad}");
         }
         assert_eq!(parse_page("off"), Ok(PageAddress(None)));
         assert_eq!(parse_page("[::1]:80"), Ok(PageAddress("[::1]:80".parse().ok())));

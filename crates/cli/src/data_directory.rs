@@ -93,7 +93,7 @@ fn command_length(text: &str) -> Option<usize> {
         end_of(first + 1).filter(|end| has_more && *end > first + 1)
     };
     match text.get(PROGRAM.len()..first)? {
-        "get" | "root" => second(),
+        "get" | "ca" => second(),
         "explain" => second().filter(|end| {
             text.get(first + 1..*end).is_some_and(|topic| ["request", "change"].contains(&topic))
         }),
@@ -450,11 +450,11 @@ mod tests {
         for (mode, accepted) in [(0o755, true), (0o775, false), (0o1777, false), (0o702, false)] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             let outcome = DataDirectory::claim(path.clone()).map(drop);
-            let remedy = format!("chmod 700 {}", path.display());
+            let hint = format!("chmod 700 {}", path.display());
             match outcome {
                 Ok(()) => assert!(accepted, "{mode:o}"),
                 Err(error) => {
-                    assert!(!accepted && error.to_string().contains(&remedy), "{mode:o}: {error}");
+                    assert!(!accepted && error.to_string().contains(&hint), "{mode:o}: {error}");
                 }
             }
         }

@@ -21,7 +21,7 @@ use crate::explain::ExplainFormat;
 use crate::get::Mesh;
 use crate::output::{self, escape_cell};
 use reach::Reached;
-use steps::{Facts, Removed, Step, Verdict, build_steps};
+use steps::{Ejected, Facts, Step, Verdict, build_steps};
 
 /// Arguments of `leno diagnose`.
 #[derive(Debug, Args)]
@@ -58,8 +58,8 @@ impl DiagnoseArgs {
         let to = self.to.map(|service| service.to_string());
         let facts = runtime.block_on(collect_facts(&mesh, &workload, to.as_deref()))?;
         let mut steps = build_steps(&facts, &workload, to.as_deref());
-        for remedy in steps.iter_mut().filter_map(|step| step.remedy.as_mut()) {
-            *remedy = self.data.in_commands(remedy);
+        for hint in steps.iter_mut().filter_map(|step| step.hint.as_mut()) {
+            *hint = self.data.in_commands(hint);
         }
         let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
         match self.output.structured_format() {
@@ -86,7 +86,7 @@ async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow:
         rejections: traffic.rejections,
         edges: traffic.edges,
         ready: None,
-        removed: Vec::new(),
+        ejected: Vec::new(),
         reached: Vec::new(),
         unknown: Vec::new(),
         decision: None,
@@ -100,9 +100,9 @@ async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow:
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
         facts.ready = mesh.sidecar_is_ready(workload).await;
-        let removed = mesh.sidecar_page(workload, "/removed").await.ok();
-        let removed = removed.and_then(|page| serde_json::from_str::<Removed>(&page).ok());
-        facts.removed = removed.map(|found| found.removed).unwrap_or_default();
+        let ejected = mesh.sidecar_page(workload, "/ejected").await.ok();
+        let ejected = ejected.and_then(|page| serde_json::from_str::<Ejected>(&page).ok());
+        facts.ejected = ejected.map(|found| found.ejected).unwrap_or_default();
         let (called, unknown) = called_services(&facts, workload, to);
         for service in called.into_iter().take(reach::SERVICES_MAX) {
             facts.reached.extend(Reached::query_sidecar(mesh, (workload, &service)).await);
@@ -149,11 +149,11 @@ fn render_steps(workload: &str, steps: &[Step]) -> String {
         several => format!("{several} steps fail"),
     };
     let mut text = format!("{workload}: {verdict}\n");
-    for Step { name, verdict, what, remedy } in steps {
+    for Step { name, verdict, message, hint } in steps {
         let mark = verdict.mark();
-        text.push_str(&format!("  {mark} {name:<12} {}\n", escape_cell(what)));
-        if let Some(remedy) = remedy {
-            text.push_str(&format!("      {:<12} {}\n", "", escape_cell(remedy)));
+        text.push_str(&format!("  {mark} {name:<12} {}\n", escape_cell(message)));
+        if let Some(hint) = hint {
+            text.push_str(&format!("      {:<12} {}\n", "", escape_cell(hint)));
         }
     }
     text

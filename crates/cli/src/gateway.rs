@@ -31,7 +31,7 @@ pub(crate) struct GatewayArgs {
     /// proxy serves but is not ready, and HTTP/1.1 responses carry `Connection: close`. A second SIGTERM skips
     /// it
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
-    linger: Duration,
+    drain_delay: Duration,
     #[command(flatten)]
     serving: ServingArgs,
 }
@@ -40,13 +40,13 @@ impl GatewayArgs {
     /// Runs the proxy until SIGTERM or SIGINT, then drains.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         limits::raise_open_files();
-        let linger = self.linger;
+        let drain_delay = self.drain_delay;
         let config = self.into_config()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(run_proxy(config, false, linger))?;
+        runtime.block_on(run_proxy(config, false, drain_delay))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -74,5 +74,5 @@ A Gateway applies to workloads in its namespace with the label
 gateway.networking.k8s.io/gateway-name: NAME and the service account leno-gateway-NAME.
 Changes to the Gateway's ports take effect without a restart; new connections use new certificates.
 
-SIGTERM and SIGINT drain, after --linger: requests in progress finish, within --drain-timeout.
+SIGTERM and SIGINT drain, after --drain-delay: requests in progress finish, within --drain-timeout.
 ";

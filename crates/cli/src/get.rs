@@ -3,7 +3,7 @@
 pub(crate) mod changes;
 pub(crate) mod circuits;
 mod connections;
-pub(crate) mod removed;
+pub(crate) mod ejected;
 mod rules;
 mod sidecars;
 mod table;
@@ -33,7 +33,7 @@ pub(crate) struct GetArgs {
     topic: Topic,
     /// For proxies: show only those that are out of sync or reject a configuration
     #[arg(long)]
-    stale: bool,
+    out_of_sync: bool,
     #[command(flatten)]
     data: DataArgs,
     /// Output format
@@ -62,7 +62,7 @@ enum Topic {
     #[value(alias = "circuit")]
     Circuits,
     /// Endpoints ejected by sidecars
-    Removed,
+    Ejected,
     /// Connected sidecars and their sync state
     #[value(alias = "proxy", alias = "sidecars")]
     Proxies,
@@ -88,7 +88,7 @@ impl Topic {
         match self {
             Self::Connections
             | Self::Circuits
-            | Self::Removed
+            | Self::Ejected
             | Self::Proxies
             | Self::Workloads
             | Self::Rules => true,
@@ -108,7 +108,7 @@ impl Topic {
             Self::Workloads => "/workloads",
             Self::Services => "/services",
             Self::Certificates => "/certificates",
-            Self::Connections | Self::Circuits | Self::Removed | Self::Proxies => "/proxies",
+            Self::Connections | Self::Circuits | Self::Ejected | Self::Proxies => "/proxies",
             Self::Changes => "/changes",
             Self::Routes => "/routes",
             Self::Policies => "/policies",
@@ -132,9 +132,9 @@ impl GetArgs {
         if self.topic.is_about_sidecars() {
             mesh.print_scope().await;
         }
-        if self.stale {
+        if self.out_of_sync {
             if self.topic != Topic::Proxies {
-                bail!("--stale applies to proxies only: leno get proxies --stale");
+                bail!("--out-of-sync applies to proxies only: leno get proxies --out-of-sync");
             }
             let mut proxies: Vec<ProxyStatus> = parse_response(answer)?;
             proxies.retain(ProxyStatus::is_stale);
@@ -150,10 +150,10 @@ impl GetArgs {
             let found = circuits::query_circuits(&mesh, &proxies).await;
             return self.print_result(&found, circuits::circuit_table);
         }
-        if self.topic == Topic::Removed {
+        if self.topic == Topic::Ejected {
             let proxies: Vec<ProxyStatus> = parse_response(answer)?;
-            let found = removed::query_ejected(&mesh, &proxies).await;
-            return self.print_result(&found, removed::ejected_table);
+            let found = ejected::query_ejected(&mesh, &proxies).await;
+            return self.print_result(&found, ejected::ejected_table);
         }
         if self.topic == Topic::Rules {
             let found = parse_response::<TrafficStatus>(answer)?.rules;
@@ -180,7 +180,7 @@ impl GetArgs {
             Topic::Certificates => table::certificate_table(&parse_response::<Vec<_>>(answer)?),
             Topic::Connections
             | Topic::Circuits
-            | Topic::Removed
+            | Topic::Ejected
             | Topic::Proxies
             | Topic::Rules => table::proxy_table(&parse_response::<Vec<_>>(answer)?),
             Topic::Changes => changes::change_table(&parse_response::<Vec<_>>(answer)?),
@@ -369,5 +369,5 @@ Examples:
   leno get routes -o wide
   leno get rules
   leno get circuits
-  leno get proxies --stale
+  leno get proxies --out-of-sync
 ";

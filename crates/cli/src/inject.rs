@@ -33,9 +33,9 @@ pub(crate) struct InjectArgs {
     /// Trust domain of the mesh [default: the control plane's; with --roots cluster.local]
     #[arg(long, value_name = "NAME", value_parser = TrustDomain::new)]
     trust_domain: Option<TrustDomain>,
-    /// For clusters older than 1.29: a regular container instead of a native sidecar
+    /// Inject a regular container instead of a native sidecar, for clusters older than 1.29
     #[arg(long)]
-    classic: bool,
+    no_native_sidecar: bool,
     /// For meshes installed with --cni: CNI plugins redirect traffic, so that pods need no NET_ADMIN [default:
     /// as installed; with --roots false]
     #[arg(long)]
@@ -82,7 +82,7 @@ impl InjectArgs {
         let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
         Settings {
-            native_sidecars: !self.classic && !found.is_old,
+            native_sidecars: !self.no_native_sidecar && !found.is_old,
             by_plugin: self.cni || found.by_plugin,
             exclusions: found.exclusions.clone(),
             floor: found.floor.clone(),

@@ -5,6 +5,7 @@
 mod ask;
 mod bench;
 mod bug_report;
+mod ca;
 mod check;
 mod cluster;
 mod cni;
@@ -22,7 +23,6 @@ mod gateway;
 mod get;
 mod inject;
 mod install;
-mod intercept;
 mod limits;
 mod load;
 mod log;
@@ -32,8 +32,8 @@ mod ports;
 mod proxy;
 mod range;
 mod reader;
+mod redirect;
 mod revoke;
-mod root;
 mod status;
 mod stop;
 mod tap;
@@ -101,8 +101,8 @@ enum Command {
     Token(token::TokenArgs),
     /// Revoke a workload's mesh membership, including all of its certificates
     Revoke(revoke::RevokeArgs),
-    /// Rotate the root certificate of a mesh in stages
-    Root(root::RootArgs),
+    /// Rotate the root CA of a mesh in stages
+    Ca(ca::CaArgs),
     /// Run a sidecar proxy
     Proxy(proxy::ProxyArgs),
     /// Run a gateway proxy
@@ -116,7 +116,7 @@ enum Command {
     /// Add sidecars to Kubernetes manifests
     Inject(inject::InjectArgs),
     /// Redirect a network namespace's traffic to its sidecar
-    Intercept(intercept::InterceptArgs),
+    Redirect(redirect::RedirectArgs),
     /// Run the CNI plugin
     Cni(cni::CniArgs),
     /// Benchmark Leno against other proxies
@@ -195,8 +195,8 @@ fn wrong_usage(error: &clap::Error) -> ExitCode {
     let replaced = cause.and_then(|cause| Some((cause, replacement_text(cause)?)));
     match replaced {
         None => error.exit(),
-        Some((cause, remedy)) => {
-            let text = error.to_string().replacen(&cause.to_string(), remedy, 1);
+        Some((cause, hint)) => {
+            let text = error.to_string().replacen(&cause.to_string(), hint, 1);
             eprint!("{text}");
             ExitCode::from(2)
         }
@@ -233,14 +233,14 @@ impl Command {
             Self::Load(args) => args.run(),
             Self::Token(args) => args.run(),
             Self::Revoke(args) => args.run(),
-            Self::Root(args) => args.run(),
+            Self::Ca(args) => args.run(),
             Self::Proxy(args) => args.run(),
             Self::Gateway(args) => args.run(),
             Self::Control(args) => args.run(),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Inject(args) => args.run(),
-            Self::Intercept(args) => args.run(),
+            Self::Redirect(args) => args.run(),
             Self::Cni(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::Completions(args) => args.run(),
@@ -251,7 +251,7 @@ impl Command {
 
     fn log_style(&self) -> log::Style {
         match self {
-            Self::Control(_) | Self::Gateway(_) | Self::Intercept(_) | Self::Cni(_) => {
+            Self::Control(_) | Self::Gateway(_) | Self::Redirect(_) | Self::Cni(_) => {
                 log::Style::Service
             }
             Self::Demo(_) => log::Style::Show,

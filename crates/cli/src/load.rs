@@ -77,7 +77,7 @@ pub(crate) struct LoadArgs {
     streams: Option<usize>,
     /// Open a new connection for each request; latencies include the connection setup
     #[arg(long, help_heading = CONNECTIONS)]
-    fresh_connections: bool,
+    disable_keepalive: bool,
     /// Send requests through this HTTP proxy
     #[arg(long, value_name = "HOST:PORT", help_heading = CONNECTIONS)]
     proxy: Option<String>,
@@ -154,7 +154,7 @@ impl LoadArgs {
     }
 }
 
-const PACE: &str = "Pace";
+const PACE: &str = "Rate";
 const CONNECTIONS: &str = "Connections";
 const REQUESTS: &str = "Requests";
 const REPORT: &str = "Report";

@@ -44,7 +44,7 @@ pub(crate) struct ProxyArgs {
     /// delay the proxy is not ready, and HTTP/1.1 responses carry `Connection: close`. A second SIGTERM skips
     /// it
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
-    linger: Duration,
+    drain_delay: Duration,
     #[arg(long, env = "LENO_PROBES", hide = true)]
     probes: Option<Probes>,
     #[command(flatten)]
@@ -67,13 +67,13 @@ impl ProxyArgs {
             exec::die_with(parent, Signal::TERM)?;
         }
         limits::raise_open_files();
-        let (supervised, linger) = (self.is_supervised(), self.linger);
+        let (supervised, drain_delay) = (self.is_supervised(), self.drain_delay);
         let config = self.into_config()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start the control thread")?;
-        runtime.block_on(run_proxy(config, supervised, linger))?;
+        runtime.block_on(run_proxy(config, supervised, drain_delay))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -92,7 +92,7 @@ impl ProxyArgs {
 pub(crate) async fn run_proxy(
     config: Config,
     supervised: bool,
-    linger: Duration,
+    drain_delay: Duration,
 ) -> anyhow::Result<()> {
     let signals = stop::stop_signal()?;
     let quit = stop::quit_signal()?;
@@ -108,7 +108,7 @@ pub(crate) async fn run_proxy(
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
-    let stop = stop::after_drain_delay(signals, linger, proxy.drain_starter());
+    let stop = stop::after_drain_delay(signals, drain_delay, proxy.drain_starter());
     let reported = Reported { listeners, admin, in_flight, application };
     let reports = report::report_listeners(reported, supervised)?;
     // Reports end with the proxy: closed listeners are not reported.
@@ -144,6 +144,6 @@ Examples:
         --control leno-control.leno-system.svc:15010 --state /var/lib/leno \\
         --service-account-token /var/run/secrets/leno.dev/token --health [::]:15020
 
-SIGTERM, SIGINT, SIGPWR and SIGXCPU drain, after --linger: requests in progress finish, within --drain-timeout.
+SIGTERM, SIGINT, SIGPWR and SIGXCPU drain, after --drain-delay: requests in progress finish, within --drain-timeout.
 SIGQUIT stops without draining. SIGHUP, SIGUSR1, SIGUSR2, SIGALRM and other timer and user signals are ignored.
 ";

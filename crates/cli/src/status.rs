@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_control::findings::{Facts, Finding, Weight, collect_findings};
+use leno_control::findings::{Facts, Finding, Severity, collect_findings};
 use leno_identity::quote_path;
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ impl StatusArgs {
                 Ok(facts) => {
                     let mut findings = collect_findings(&facts);
                     for finding in &mut findings {
-                        finding.remedy = self.data.in_commands(&finding.remedy);
+                        finding.hint = self.data.in_commands(&finding.hint);
                     }
                     let text = render_status(&facts, &findings, &self.data.option_hint());
                     (Verdict::from_findings(findings, Some(facts.status)), text)
@@ -71,7 +71,7 @@ impl StatusArgs {
 
 impl Verdict {
     fn from_findings(findings: Vec<Finding>, mesh: Option<leno_control::status::Status>) -> Self {
-        let healthy = findings.iter().all(|finding| finding.weight == Weight::Notice);
+        let healthy = findings.iter().all(|finding| finding.severity == Severity::Notice);
         Self { healthy, findings, mesh }
     }
 }
@@ -101,16 +101,16 @@ fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
 
 /// Formats a finding in two lines. Some of their text comes from sidecars.
 fn format_finding(finding: &Finding) -> String {
-    let mark = match finding.weight {
-        Weight::Problem => "✗",
-        Weight::Notice => "·",
+    let mark = match finding.severity {
+        Severity::Problem => "✗",
+        Severity::Notice => "·",
     };
-    format!("  {mark} {}\n      {}\n", escape_cell(&finding.what), escape_cell(&finding.remedy))
+    format!("  {mark} {}\n      {}\n", escape_cell(&finding.message), escape_cell(&finding.hint))
 }
 
 fn render_status(facts: &Facts, findings: &[Finding], hint: &str) -> String {
     let status = &facts.status;
-    let problems = findings.iter().filter(|finding| finding.weight == Weight::Problem).count();
+    let problems = findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
     let verdict = match problems {
         0 => "healthy".to_owned(),
         1 => "1 problem".to_owned(),
@@ -119,9 +119,9 @@ fn render_status(facts: &Facts, findings: &[Finding], hint: &str) -> String {
     let edges = facts.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let requests = format_rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(
-        "{} ({}): {verdict}\n  {}, {}, {} connected, {requests}\n",
+        "{} (default policy {}): {verdict}\n  {}, {}, {} connected, {requests}\n",
         status.trust_domain,
-        status.traffic_mode,
+        status.default_policy,
         format_count(status.services, "service"),
         format_count(status.workloads, "workload"),
         format_count(status.proxies, "sidecar"),
@@ -153,8 +153,9 @@ mod tests {
 
     #[test]
     fn texts_of_sidecars_steer_no_terminal() {
-        let what = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
-        let finding = Finding { weight: Weight::Problem, what, remedy: "correct it".to_owned() };
+        let message = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
+        let finding =
+            Finding { severity: Severity::Problem, message, hint: "correct it".to_owned() };
         let text = format_finding(&finding);
         assert!(text.contains("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}  healthy\n"), "{text:?}");
         assert_eq!(text.lines().count(), 2, "{text:?}");

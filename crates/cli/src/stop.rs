@@ -82,18 +82,18 @@ pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Resolves after `first` and the drain delay `linger`, or at a second signal. `leaving` runs at the first
+/// Resolves after `first` and the drain delay `drain_delay`, or at a second signal. `leaving` runs at the first
 /// signal.
 pub(crate) async fn after_drain_delay(
     first: impl Future<Output = ()>,
-    linger: Duration,
+    drain_delay: Duration,
     leaving: impl FnOnce(),
 ) {
     first.await;
     leaving();
     let Ok(second) = stop_signal() else { return };
     tokio::select! {
-        () = tokio::time::sleep(linger) => {}
+        () = tokio::time::sleep(drain_delay) => {}
         () = second => {}
     }
 }

@@ -55,8 +55,8 @@ pub(crate) struct TapArgs {
     count: Option<u64>,
     /// Exit after this time: a command in a pod keeps running when the connection of `kubectl exec` without
     /// `-i` is lost
-    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = parse_positive)]
-    lifetime: Duration,
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_positive)]
+    duration: Duration,
     /// Output format
     #[arg(short, long, value_enum, default_value_t = TapFormat::Table)]
     output: TapFormat,
@@ -102,7 +102,7 @@ impl TapArgs {
         require_service(&mesh, service).await?;
         mesh.print_scope().await;
         let stop = stop::stop_signal()?;
-        stop::end_when_blocked(|| {}, Some(self.lifetime))?;
+        stop::end_when_blocked(|| {}, Some(self.duration))?;
         let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             shown.print_line(&HEADER.map(str::to_owned).join("  "))?;
@@ -117,9 +117,9 @@ impl TapArgs {
             }
             () = stop => {}
             () = reader::wait_until_gone() => return Ok(()),
-            () = tokio::time::sleep(self.lifetime) => {
-                let lifetime = format_duration(self.lifetime);
-                log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --for"));
+            () = tokio::time::sleep(self.duration) => {
+                let lifetime = format_duration(self.duration);
+                log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --duration"));
             }
         }
         if shown.dropped > 0 {
@@ -340,7 +340,7 @@ mod tests {
             &["shop/stock", "--from=web"],
             &["shop/stock", "--rate=0"],
             &["shop/stock", "--count=0"],
-            &["shop/stock", "--for=0s"],
+            &["shop/stock", "--duration=0s"],
         ] {
             assert!(parse_args(bad).is_err(), "{bad:?}");
         }

@@ -32,7 +32,7 @@ pub(crate) struct TopArgs {
     once: bool,
     /// Refresh interval
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_positive)]
-    every: Duration,
+    interval: Duration,
     #[command(flatten)]
     data: DataArgs,
     /// Output format with --once; `json` and `yaml` imply --once
@@ -95,7 +95,7 @@ impl TopArgs {
         let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
         let next = || async {
-            tokio::time::sleep(self.every).await;
+            tokio::time::sleep(self.interval).await;
             query_view(mesh).await
         };
         let mut looking = Box::pin(next());

@@ -279,8 +279,8 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
 /// Returns a page of a sidecar, over the sidecar's open stream.
 async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     let Some((workload, path)) = sidecar_query::parse(query) else {
-        let remedy = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
-        return text_response(StatusCode::BAD_REQUEST, remedy.to_owned());
+        let hint = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
+        return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
     let turn = admin.share.acquire_turn().await;
     let found = query_owner(&admin.questions, Question::Sidecar(workload.clone())).await;
@@ -427,9 +427,9 @@ fn create_token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
     let (Some(Ok(workload)), Ok(lifetime)) =
         (name.map(|name| name.parse::<WorkloadName>()), lifetime)
     else {
-        let remedy =
+        let hint =
             "specify the workload: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
-        return text_response(StatusCode::BAD_REQUEST, remedy.to_owned());
+        return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
     let lifetime = lifetime.map(Duration::from_millis);
     match admin.invitations.create_bundle(&workload, lifetime, SystemTime::now()) {

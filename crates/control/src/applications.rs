@@ -104,12 +104,12 @@ impl Application {
             ApplicationState::Restarting => ("restarting", None),
             ApplicationState::Stopped => ("stopped", None),
         };
-        let keeps_exiting = self.keeps_exiting(now);
+        let crash_looping = self.keeps_exiting(now);
         ApplicationStatus {
-            state: if keeps_exiting { "restarting" } else { word }.to_owned(),
+            state: if crash_looping { "restarting" } else { word }.to_owned(),
             pid,
             restarts: self.restarts,
-            keeps_exiting,
+            crash_looping,
             last_exit: self.last_exit.clone(),
             since_seconds: now.saturating_duration_since(self.since).as_secs_f64(),
             ports: self.ports.clone(),

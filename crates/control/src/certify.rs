@@ -65,7 +65,7 @@ pub(crate) struct Certifier {
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
     pub(crate) issued: u64,
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
 }
 
 /// A signed certificate, issued here or presented by a proxy.
@@ -144,7 +144,7 @@ impl Certifier {
             registrations: BTreeMap::new(),
             rejected_joins: Arc::default(),
             issued: 0,
-            refused: 0,
+            rejected: 0,
         }
     }
 
@@ -244,7 +244,7 @@ impl Certifier {
 
     /// Rejects a request.
     pub(crate) fn reject_request(&mut self, answer: CertificateAnswer, error: CertifyError) {
-        self.refused += 1;
+        self.rejected += 1;
         send_rejection(answer, &error);
     }
 
@@ -289,9 +289,9 @@ impl Certifier {
                 return Some((signed, occasion));
             }
             Ok(Outcome::Unheard) => self.issued += 1,
-            Ok(Outcome::Refused) => self.refused += 1,
+            Ok(Outcome::Refused) => self.rejected += 1,
             Err(error) => {
-                self.refused += 1;
+                self.rejected += 1;
                 tracing::error!(%error, "certificate signing did not complete");
             }
         }

@@ -39,7 +39,7 @@ pub struct Config {
     pub sources: Vec<PathBuf>,
     /// CA certificates (PEM) used to verify JWKS servers and the metrics collector; the system's roots if
     /// absent.
-    pub key_roots: Option<PathBuf>,
+    pub jwks_ca: Option<PathBuf>,
     /// The servers and files that JWKS may be read from.
     pub key_access: KeyAccess,
     /// The lifetime of certificates, including its own.
@@ -49,7 +49,7 @@ pub struct Config {
     /// Its own pod, as reported to a metrics collector; its machine and port if absent.
     pub pod: Option<WorkloadName>,
     /// The interval of sidecars' traffic reports; none if absent.
-    pub report_every: Option<Duration>,
+    pub report_interval: Option<Duration>,
     /// The address of the browser page; none if absent.
     pub page: Option<SocketAddr>,
     /// The dry-run engine for requests, for that page and `leno explain`; none if absent.
@@ -114,12 +114,12 @@ impl Config {
             shared: None,
             issuer: None,
             sources,
-            key_roots: None,
+            jwks_ca: None,
             key_access: KeyAccess::of_operator(),
             certificate_lifetime: LEAF_LIFETIME,
             token_lifetime: TOKEN_LIFETIME,
             pod: None,
-            report_every: Some(REPORT_EVERY),
+            report_interval: Some(REPORT_EVERY),
             page: None,
             playground: None,
             supervised: false,

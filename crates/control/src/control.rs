@@ -27,7 +27,7 @@ use crate::config::Config;
 use crate::dial::Plainly;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
-use crate::keys::{Keeper, KeyReadings, KeyUpdate, wanted_by};
+use crate::keys::{JwksFetches, Keeper, KeyUpdate, wanted_by};
 use crate::mesh::Mesh;
 use crate::owner::{Answer, Inbox, Owner, Question, Queues, Sent, run_owner};
 use crate::page::{Lent, Page};
@@ -127,7 +127,7 @@ impl Control {
             None => None,
         };
         let mut keys =
-            Keeper::new(config.key_roots.clone(), config.key_access.clone(), random_number());
+            Keeper::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
         let keys_read = keys.read_first(&wanted_by(&first)).await;
         let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
         let ground = Ground {
@@ -270,9 +270,9 @@ pub enum StartError {
     #[error("the configuration cannot be read")]
     Registry,
     /// The required enforcement is unknown: the `MeshConfig` may be among the rejected documents, and a mesh
-    /// without one is permissive.
+    /// without one allows all members.
     #[error(
-        "a rejected document may be the MeshConfig, and without it the mesh would be permissive: correct the document and \
+        "a rejected document may be the MeshConfig, and without it the mesh would allow all members: correct the document and \
          start again"
     )]
     MeshConfig(Vec<Rejected>),
@@ -432,7 +432,7 @@ impl Ground {
             gauges: Arc::clone(&owner.gauges),
             registered: owner.sent.here.clone(),
             trust_domain: self.trust_domain(),
-            report_every: self.config.report_every,
+            report_interval: self.config.report_interval,
             operators: Operators::new(random_number()),
         }
     }
@@ -446,7 +446,7 @@ impl Ground {
     ) -> Push {
         Push {
             source: self.source(),
-            post: Post::new(Plainly, self.config.key_roots.clone()),
+            post: Post::new(Plainly, self.config.jwks_ca.clone()),
             gauges: Arc::clone(&owner.gauges),
             questions,
             last,
@@ -518,7 +518,7 @@ impl Ground {
                 .with_reviewer(self.config.reviewer.clone()),
             applicants: Vec::new(),
             diagnostics: Diagnostics::default(),
-            keys: KeyReadings::new(self.config.key_access.detailed),
+            keys: JwksFetches::new(self.config.key_access.detailed),
             pending_connections: Arc::<PendingConnections>::default(),
             gauges: Arc::<Gauges>::default(),
             sent: Sent::default(),
@@ -526,7 +526,7 @@ impl Ground {
             swept: now,
             queues: Queues::default(),
             history: History::default(),
-            report_every: self.config.report_every,
+            report_interval: self.config.report_interval,
             began: now,
             unfinished: VecDeque::new(),
             logs: LogLimits::default(),

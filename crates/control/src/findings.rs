@@ -58,17 +58,17 @@ pub struct NotUnderstood(#[source] serde_json::Error);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Its severity.
-    pub weight: Weight,
+    pub severity: Severity,
     /// The description.
-    pub what: String,
+    pub message: String,
     /// The suggested action.
-    pub remedy: String,
+    pub hint: String,
 }
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Weight {
+pub enum Severity {
     /// The mesh is unhealthy.
     Problem,
     /// The mesh is healthy; the notice may explain an observation.
@@ -122,12 +122,12 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, NotUnderstood> {
 
 impl Finding {
     /// Creates a problem with its hint.
-    pub fn problem(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { weight: Weight::Problem, what: what.into(), remedy: remedy.into() }
+    pub fn problem(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { severity: Severity::Problem, message: message.into(), hint: hint.into() }
     }
 
-    fn notice(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { weight: Weight::Notice, what: what.into(), remedy: remedy.into() }
+    fn notice(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { severity: Severity::Notice, message: message.into(), hint: hint.into() }
     }
 }
 
@@ -152,7 +152,7 @@ pub fn collect_findings(facts: &Facts) -> Vec<Finding> {
     findings.extend(check_rejections(facts));
     findings.extend(check_services(facts));
     findings.extend(check_transient(&facts.status, &facts.traffic));
-    findings.sort_by_key(|finding| finding.weight);
+    findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
@@ -177,7 +177,7 @@ fn check_sidecars(facts: &Facts) -> Vec<Finding> {
             reinstate_command("NAMESPACE/NAME"),
         ));
     }
-    if !lost.is_empty() && !facts.status.settling {
+    if !lost.is_empty() && !facts.status.starting {
         findings.push(Finding::problem(
             format!(
                 "{} without a connected sidecar: {}",
@@ -188,8 +188,8 @@ fn check_sidecars(facts: &Facts) -> Vec<Finding> {
         ));
     }
     for proxy in &facts.proxies {
-        let behind = proxy.behind_seconds.unwrap_or_default();
-        if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
+        let behind = proxy.out_of_sync_seconds.unwrap_or_default();
+        if let Some(refusal) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
             findings.push(Finding::problem(
                 format!("the sidecar of {} rejects its configuration: {refusal}", proxy.workload),
                 "correct the named object; the previous configuration stays in use",
@@ -206,7 +206,7 @@ fn check_sidecars(facts: &Facts) -> Vec<Finding> {
             ));
         }
     }
-    limit_findings(findings, "leno get proxies --stale")
+    limit_findings(findings, "leno get proxies --out-of-sync")
 }
 
 /// Returns the command that undoes the revocation of a workload.
@@ -279,7 +279,7 @@ fn check_certificates(facts: &Facts) -> Vec<Finding> {
     let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
     let findings = ending.map(|certificate| {
         let workload = &certificate.workload;
-        let remedy =
+        let hint =
             "its sidecar should have renewed it: check that it runs and reaches the control plane";
         match certificate.valid_for_seconds {
             0 => Finding::problem(
@@ -296,7 +296,7 @@ fn check_certificates(facts: &Facts) -> Vec<Finding> {
                     "the certificate of {workload} expires in {}",
                     format_duration(Duration::from_secs(left))
                 ),
-                remedy,
+                hint,
             ),
         }
     });
@@ -307,7 +307,7 @@ fn check_documents(facts: &Facts) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
-        let remedy = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
+        let hint = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
         let files = |of_documents: bool| {
             let all = list("rejected").into_iter().flatten();
             let is_document = |it: &&Value| it.get("line").is_some() || it.get("kind").is_some();
@@ -319,7 +319,7 @@ fn check_documents(facts: &Facts) -> Vec<Finding> {
         if !unread.is_empty() {
             let unread =
                 format!("{} not read: {}", format_count(unread.len(), "path"), list_names(&unread));
-            findings.push(Finding::problem(unread, remedy));
+            findings.push(Finding::problem(unread, hint));
         }
         let documents = facts.status.rejected.saturating_sub(unread.len());
         if documents > 0 {
@@ -332,7 +332,7 @@ fn check_documents(facts: &Facts) -> Vec<Finding> {
             };
             let rejected =
                 format!("{} rejected: {}", format_count(documents, noun), list_names(&names));
-            findings.push(Finding::problem(rejected, remedy));
+            findings.push(Finding::problem(rejected, hint));
         }
     }
     if let Some(problem) = facts.rejected.get("trust_domain").and_then(Value::as_str) {
@@ -402,25 +402,25 @@ fn check_services(facts: &Facts) -> Vec<Finding> {
     let findings = ailing.map(|service| {
         let rates = &service.rates;
         let reason = facts.reasons.get(&service.name).cloned().flatten();
-        let (why, remedy) = match reason {
+        let (why, hint) = match reason {
             Some(reason) => (
                 format!(", most often with {reason}"),
-                format!("leno explain {reason} shows its meaning and remedy"),
+                format!("leno explain {reason} shows its meaning and hint"),
             ),
             None => (
                 ", without a reason of the mesh: the application responds with errors".to_owned(),
                 "check the application's log".to_owned(),
             ),
         };
-        let what = format!(
+        let message = format!(
             "{}: {} of {} succeed{why}",
             service.name,
             format_share(rates.success),
             format_rate(rates.per_second)
         );
         match rates.success.is_some_and(|share| share < FAILING) {
-            true => Finding::problem(what, remedy),
-            false => Finding::notice(what, remedy),
+            true => Finding::problem(message, hint),
+            false => Finding::notice(message, hint),
         }
     });
     limit_findings(findings.collect(), "leno top --sort success")
@@ -429,7 +429,7 @@ fn check_services(facts: &Facts) -> Vec<Finding> {
 /// Reports transient or intended conditions.
 fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if status.settling {
+    if status.starting {
         findings.push(Finding::notice(
             "the control plane has just started and waits for sidecars to reconnect",
             "it takes a few seconds: repeat the command",
@@ -441,13 +441,13 @@ fn check_transient(status: &Status, traffic: &TrafficStatus) -> Vec<Finding> {
                 "{} must still renew certificates after the CA change",
                 format_count(status.outdated, "sidecar")
             ),
-            "they renew automatically; leno root status lists them",
+            "they renew automatically; leno ca status lists them",
         ));
     }
-    if traffic.report_every_ms.is_none() {
+    if traffic.report_interval_ms.is_none() {
         findings.push(Finding::notice(
             "failures of services are unknown: sidecars do not report traffic",
-            "start the control plane without --report-every off",
+            "start the control plane without --report-interval off",
         ));
     }
     findings
@@ -458,9 +458,10 @@ fn limit_findings(mut findings: Vec<Finding>, command: &str) -> Vec<Finding> {
     let more = findings.len().saturating_sub(FINDINGS_MAX);
     if more > 0 {
         let rest = findings.split_off(FINDINGS_MAX);
-        let weight = rest.iter().map(|finding| finding.weight).min().unwrap_or(Weight::Notice);
-        let what = format!("and {more} more of this kind");
-        findings.push(Finding { weight, what, remedy: command.to_owned() });
+        let severity =
+            rest.iter().map(|finding| finding.severity).min().unwrap_or(Severity::Notice);
+        let message = format!("and {more} more of this kind");
+        findings.push(Finding { severity, message, hint: command.to_owned() });
     }
     findings
 }

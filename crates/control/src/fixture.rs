@@ -46,7 +46,8 @@ pub(crate) fn service_name(name: &str) -> ServiceName {
     ServiceName::new("bookinfo", name).unwrap()
 }
 
-/// Bookinfo, permissive: productpage calls details and reviews, which is split over two versions.
+/// Bookinfo with `defaultPolicy: allow`: productpage calls details and reviews, which is split over two
+/// versions.
 pub(crate) const BOOKINFO: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -110,13 +111,13 @@ spec:
   - backendRefs: [{name: reviews-v1, port: 9080, weight: 90}, {name: reviews-v2, port: 9080, weight: 10}]
 "#;
 
-/// Additions that make [`BOOKINFO`] strict: only productpage may call anything, namely reviews v1.
+/// Additions that make [`BOOKINFO`] deny by default: only productpage may call anything, namely reviews v1.
 pub(crate) const STRICT: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: strict}
+spec: {trustDomain: cluster.local, defaultPolicy: deny}
 ---
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -164,11 +165,11 @@ impl Dice {
 /// A small set of names, so that objects often refer to each other.
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
-/// Returns an `OutlierRemoval` of two services.
+/// Returns an `OutlierDetection` of two services.
 fn outlier_manifest([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
     format!(
         "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
-         {{kind: Service, name: {two}}}], consecutive: {row}}}"
+         {{kind: Service, name: {two}}}], consecutiveFailures: {row}}}"
     )
 }
 
@@ -183,15 +184,15 @@ fn sermant_manifest(service: &str, stay: &str) -> String {
 /// Returns a `TagRoute` of one service.
 fn tag_manifest(service: &str, tier: &str, tag: &str) -> String {
     format!(
-        "spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
-         sameTag: [{{tags: [{tag}]}}]}}"
+        "spec: {{service: {service}, fallbackPolicy: any, rules: [{{split: [{{tags: {{tier: {tier}}}}}]}}], \
+         preferSameTag: [{{tags: [{tag}]}}]}}"
     )
 }
 
 /// Returns a `TagRoute` of many services with a rule that matches the caller.
 fn caller_manifest(scope: &str, tier: &str, app: &str) -> String {
     format!(
-        "spec: {{scope: {scope}, otherwise: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
+        "spec: {{scope: {scope}, fallbackPolicy: fail, rules: [{{from: {{tags: {{tier: {tier}}}}}, \
          split: [{{tags: {{app: {app}}}}}]}}]}}"
     )
 }
@@ -288,16 +289,16 @@ fn retry_manifest(account: &str, services: [&str; 2], attempts: &str) -> String 
 const OSM: &str = "policy.openservicemesh.io/v1alpha1";
 const LENO: &str = "leno.dev/v1alpha1";
 
-/// Traffic modes.
-const MODES: &[&str] = &["strict", "permissive", "audit"];
+/// Default policies.
+const MODES: &[&str] = &["deny", "allow", "dry-run"];
 
-/// Returns random mesh settings, mostly strict: the mode with the most dependencies.
+/// Returns random mesh settings, mostly `deny`: the default policy with the most dependencies.
 fn random_settings(dice: &mut Dice) -> String {
     format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trustDomain: cluster.local, trafficMode: {}, egress: {}, \
-         namespaces: [{{name: {}, trafficMode: {}}}]}}",
-        dice.pick(&["strict", "strict", "permissive"]),
+         spec: {{trustDomain: cluster.local, defaultPolicy: {}, egress: {}, \
+         namespaces: [{{name: {}, defaultPolicy: {}}}]}}",
+        dice.pick(&["deny", "deny", "allow"]),
         dice.pick(&["deny", "allow"]),
         dice.pick(&["bookinfo", "elsewhere", "elsewhere"]),
         dice.pick(MODES),
@@ -322,7 +323,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             head("Workload", LENO, &label_lines(one, two)),
         ),
         1 => format!(
-            "{}spec: {{serviceAccount: {three}, trafficMode: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
+            "{}spec: {{serviceAccount: {three}, defaultPolicy: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
             head("Workload", LENO, &format!(", labels: {{app: {one}}}")),
             dice.pick(MODES),
         ),
@@ -352,7 +353,7 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
             "{}spec: {{matches: {{ports: [{port}]}}}}",
             head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
         ),
-        8 => head("OutlierRemoval", LENO, "") + &outlier_manifest([one, two], [port, other]),
+        8 => head("OutlierDetection", LENO, "") + &outlier_manifest([one, two], [port, other]),
         9 => head("SermantRemoval", LENO, "") + &sermant_manifest(one, port),
         10 => head("TagRoute", LENO, "") + &tag_manifest(one, two, three),
         11 => head("TagRoute", LENO, "") + &caller_manifest(dice.pick(SCOPES), one, two),

@@ -3,7 +3,7 @@
 //! All tables are bounded and expire. A restarted control plane begins with empty tables, and one of several
 //! knows only the reports of its own sidecars. Time is an argument.
 
-mod hits;
+mod match_counts;
 mod rejections;
 mod ring;
 mod track;
@@ -15,7 +15,7 @@ use leno_discovery::{Direction, Traffic, TrafficSeries};
 use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
 use leno_telemetry::RecentTable;
 
-use self::hits::Hits;
+use self::match_counts::MatchCounts;
 use self::rejections::Rejections;
 use self::ring::Batch;
 use self::track::{REACH, Track};
@@ -31,7 +31,7 @@ pub(crate) struct History {
     sidecars: BTreeMap<WorkloadName, Sent>,
     /// The time of the last request of an account at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, Clients>,
-    hits: Hits,
+    match_counts: MatchCounts,
     rejections: Rejections,
     pub(crate) tally: Tally,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Tally {
     pub(crate) reports: u64,
     /// Series that were not kept: the sidecar had no room, they refer to missing objects, or this control plane
     /// evicted them for newer ones. Each counts once.
-    pub(crate) folded: u64,
+    pub(crate) dropped: u64,
 }
 
 /// The subject of a plot.
@@ -91,7 +91,7 @@ impl History {
             return;
         }
         self.tally.reports += 1;
-        self.tally.folded = self.tally.folded.saturating_add(sent.folded.into());
+        self.tally.dropped = self.tally.dropped.saturating_add(sent.overflowed.into());
         let since = at.saturating_sub(sent.span);
         let caller = find_caller(mesh, name);
         let (mut inbound, mut outbound) = (0_u64, 0_u64);
@@ -107,12 +107,12 @@ impl History {
                     self.record_outbound(mesh, &caller, series, (since, at))
                 }
             };
-            // A series without a service is the sidecar's overflow series, which `folded` already counts.
-            let counted = series.service.is_none() && sent.folded > 0;
-            self.tally.folded += u64::from(!kept && !counted);
+            // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
+            let counted = series.service.is_none() && sent.overflowed > 0;
+            self.tally.dropped += u64::from(!kept && !counted);
         }
-        self.tally.folded += self.hits.record_report(mesh, &sent.rules, at);
-        self.tally.folded += self.rejections.record_report(mesh, name, sent, at);
+        self.tally.dropped += self.match_counts.record_report(mesh, &sent.rules, at);
+        self.tally.dropped += self.rejections.record_report(mesh, name, sent, at);
         let sent = Sent {
             at,
             span: sent.span,
@@ -129,7 +129,7 @@ impl History {
         let Some(client) = &series.peer else { return };
         let clients = self.verified.entry(server.clone()).or_default();
         let evicted = clients.insert(client.clone(), at);
-        self.tally.folded += u64::from(evicted.is_some());
+        self.tally.dropped += u64::from(evicted.is_some());
     }
 
     /// Counts requests as clients saw them, including those that did not arrive. Returns false if they refer to
@@ -179,7 +179,7 @@ impl History {
             add(track);
             evicted += u64::from(old.is_some());
         }
-        self.tally.folded += evicted;
+        self.tally.dropped += evicted;
         route.is_some() || series.route.is_none()
     }
 
@@ -196,7 +196,7 @@ impl History {
             };
             there && exists(to) && fresh(track)
         });
-        self.hits.evict_expired(mesh, at);
+        self.match_counts.evict_expired(mesh, at);
         self.rejections.evict_expired(mesh, at);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified.retain(|server, clients| {
@@ -226,14 +226,14 @@ impl History {
         let fresh = every.unwrap_or_default().saturating_mul(FRESH_REPORTS);
         let sidecars = self.sidecars.iter();
         TrafficStatus {
-            report_every_ms: every
+            report_interval_ms: every
                 .map(|every| u64::try_from(every.as_millis()).unwrap_or(u64::MAX)),
             reports: self.tally.reports,
-            folded: self.tally.folded,
+            series_dropped: self.tally.dropped,
             services: self.services.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             routes: self.routes.iter().map(|(k, track)| named(k.to_string(), track)).collect(),
             edges: self.edges.iter().map(|((from, to), track)| edge((from, to), track)).collect(),
-            rules: self.hits.rule_statuses(at),
+            rules: self.match_counts.rule_statuses(at),
             rejections: self.rejections.rejection_statuses(&self.services, at),
             sidecars: sidecars.map(|(name, sent)| sent.sidecar_traffic(name, at, fresh)).collect(),
         }

@@ -3,9 +3,9 @@
 //! Sidecars receive the keys with their configuration, so that none of them needs access to an issuer.
 
 mod access;
+mod fetches;
 mod file;
 mod pace;
-mod readings;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,8 +21,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use access::{KeyAccess, PermittedFiles, PermittedServers};
+pub(crate) use fetches::JwksFetches;
 use pace::Draw;
-pub(crate) use readings::KeyReadings;
 
 /// The JWKS endpoints in use.
 pub(crate) type Wanted = Arc<BTreeSet<KeySource>>;
@@ -31,12 +31,12 @@ pub(crate) type Wanted = Arc<BTreeSet<KeySource>>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyUpdate {
     pub(crate) source: KeySource,
-    pub(crate) reading: Reading,
+    pub(crate) fetched: Fetched,
 }
 
 /// The outcome of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Reading {
+pub(crate) enum Fetched {
     /// A changed key set.
     Changed(Arc<str>),
     /// The same key set as before.
@@ -89,7 +89,7 @@ struct Known {
     /// The time of the next fetch; absent while one is in progress.
     due: Option<Instant>,
     /// Aborts the fetch that began last.
-    reading: Option<AbortHandle>,
+    fetch: Option<AbortHandle>,
     /// Held while its file is read: threads cannot be aborted, so further reads must not pile up behind one
     /// that hangs.
     turn: Arc<Mutex<()>>,
@@ -175,15 +175,15 @@ impl Keeper {
         for source in &gone {
             let known = self.known.remove(source);
             // An aborted fetch must not occupy a slot.
-            if let Some(reading) = known.and_then(|known| known.reading) {
-                reading.abort();
+            if let Some(fetch) = known.and_then(|known| known.fetch) {
+                fetch.abort();
             }
         }
         for source in wanted {
             let new = || Known { due: Some(now), ..Known::default() };
             self.known.entry(source.clone()).or_insert_with(new);
         }
-        gone.into_iter().map(|source| KeyUpdate { source, reading: Reading::Dropped }).collect()
+        gone.into_iter().map(|source| KeyUpdate { source, fetched: Fetched::Dropped }).collect()
     }
 
     /// Starts pending fetches, within the concurrency limit: the longest overdue first, so that unresponsive
@@ -197,7 +197,7 @@ impl Keeper {
             known.due = None;
             let (source, tag, roots) = (source.clone(), known.tag.clone(), self.roots.clone());
             let (access, turn) = (Arc::clone(&self.access), Arc::clone(&known.turn));
-            known.reading = Some(self.under_way.spawn(async move {
+            known.fetch = Some(self.under_way.spawn(async move {
                 let read = match &source {
                     KeySource::File(path) => {
                         file::read(path.clone(), access.files.clone(), turn).await
@@ -231,23 +231,23 @@ impl Keeper {
         let known = self.known.get_mut(&source)?;
         let read = read
             .and_then(|answer| known.record_response(answer).map_err(|error| error.to_string()));
-        let (reading, max_age) = match read {
-            Ok((changed, max_age)) => (changed.map_or(Reading::Same, Reading::Changed), max_age),
-            Err(why) => (Reading::Failed(why), None),
+        let (fetched, max_age) = match read {
+            Ok((changed, max_age)) => (changed.map_or(Fetched::Same, Fetched::Changed), max_age),
+            Err(why) => (Fetched::Failed(why), None),
         };
-        known.failures = match &reading {
-            Reading::Failed(_) => known.failures.saturating_add(1),
+        known.failures = match &fetched {
+            Fetched::Failed(_) => known.failures.saturating_add(1),
             _ => 0,
         };
         let wait = match &source {
             KeySource::File(_) => LOOK_EVERY,
             KeySource::Server(server) if known.failures == 0 => {
-                pace::after_success(server.refresh, max_age, &mut self.draw)
+                pace::after_success(server.refresh_interval, max_age, &mut self.draw)
             }
             KeySource::Server(_) => pace::after_failure(known.failures, &mut self.draw),
         };
         known.due = Some(now + wait);
-        Some(KeyUpdate { source, reading })
+        Some(KeyUpdate { source, fetched })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod addresses;
+mod affected_set;
 mod attached;
 mod boundary;
 mod enforcement;
@@ -13,25 +14,24 @@ mod retries;
 mod revocations;
 mod sidecars;
 mod tags;
-mod touched;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Change, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute, HttpRouteGroup,
-    MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, Revocations, RevokedWorkload,
-    RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName, TargetRule,
-    TcpRoute, TcpRouteName, TlsRoute, TrafficMode, TrafficSplit, TrafficTarget, Workload,
+    Change, DefaultPolicy, Gateway, GatewayName, GatewayTcpRoute, GrantName, HttpRoute,
+    HttpRouteGroup, MeshConfig, Name, Object, ObjectKey, PolicyName, ReferenceGrant, Revocations,
+    RevokedWorkload, RouteGroupName, RouteKind, RouteName, Service, ServiceAccount, ServiceName,
+    TargetRule, TcpRoute, TcpRouteName, TlsRoute, TrafficSplit, TrafficTarget, Workload,
     WorkloadName,
 };
 
 pub(crate) use addresses::is_own_address;
+pub(crate) use affected_set::AffectedSet;
 pub(crate) use attached::{Attached, Route};
 pub(crate) use index::Index;
 pub(crate) use tags::{Affected, Scope, Tags};
-pub(crate) use touched::Touched;
 
 /// The mTLS listen addresses of a workload's sidecar, by application port.
 pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
@@ -69,7 +69,7 @@ pub(crate) struct Mesh {
     selecting: Index<WorkloadName, ServiceName>,
     by_account: Index<ServiceAccount, WorkloadName>,
     /// The modes set on individual workloads, with the number of workloads.
-    own_modes: BTreeMap<TrafficMode, usize>,
+    own_modes: BTreeMap<DefaultPolicy, usize>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
     tags: Tags,
@@ -91,16 +91,16 @@ impl Mesh {
 
     /// True if a policy can keep a client from a service that it would see otherwise.
     pub(crate) fn has_strict(&self) -> bool {
-        self.has_mode(|mode| mode == TrafficMode::Strict)
+        self.has_mode(|default_policy| default_policy == DefaultPolicy::Deny)
     }
 
     /// True if policies apply to any workload.
     pub(crate) fn has_policed(&self) -> bool {
-        self.has_mode(|mode| mode != TrafficMode::Permissive)
+        self.has_mode(|default_policy| default_policy != DefaultPolicy::Allow)
     }
 
-    /// Returns the mode of a workload, which determines if policies apply.
-    pub(crate) fn mode_of(&self, workload: &Workload) -> TrafficMode {
+    /// Returns the default policy of a workload, which determines if policies apply.
+    pub(crate) fn mode_of(&self, workload: &Workload) -> DefaultPolicy {
         self.config.mode_of(workload)
     }
 
@@ -110,13 +110,13 @@ impl Mesh {
             self.account_workloads(&target.destination).filter_map(|name| self.workload(name));
         let mut modes = workloads.map(|workload| self.mode_of(workload)).peekable();
         match modes.peek() {
-            Some(_) => modes.any(|mode| mode != TrafficMode::Permissive),
-            None => self.config.mode_in(&target.destination.namespace) != TrafficMode::Permissive,
+            Some(_) => modes.any(|default_policy| default_policy != DefaultPolicy::Allow),
+            None => self.config.mode_in(&target.destination.namespace) != DefaultPolicy::Allow,
         }
     }
 
-    fn has_mode(&self, is: impl Fn(TrafficMode) -> bool) -> bool {
-        self.config.traffic_modes().chain(self.own_modes.keys().copied()).any(is)
+    fn has_mode(&self, is: impl Fn(DefaultPolicy) -> bool) -> bool {
+        self.config.default_policys().chain(self.own_modes.keys().copied()).any(is)
     }
 
     pub(crate) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
@@ -226,160 +226,169 @@ impl Mesh {
 /// Changes.
 impl Mesh {
     /// Applies a change from a registry.
-    pub(crate) fn apply(&mut self, change: Change) -> Touched {
-        let mut touched = Touched::default();
+    pub(crate) fn apply(&mut self, change: Change) -> AffectedSet {
+        let mut affected_set = AffectedSet::default();
         match change {
-            Change::Upsert(object) => self.upsert(object, &mut touched),
-            Change::Remove(key) => self.remove(&key, &mut touched),
+            Change::Upsert(object) => self.upsert(object, &mut affected_set),
+            Change::Remove(key) => self.remove(&key, &mut affected_set),
         }
-        self.touch_opened_to(&mut touched);
-        self.touch_beside(&mut touched);
-        touched
+        self.touch_opened_to(&mut affected_set);
+        self.touch_beside(&mut affected_set);
+        affected_set
     }
 
     /// Sets the generation in which certificates are issued from now on.
-    pub(crate) fn issue_in(&mut self, ca_generation: u64) -> Touched {
+    pub(crate) fn issue_in(&mut self, ca_generation: u64) -> AffectedSet {
         let everybody = self.ca_generation != ca_generation;
         self.ca_generation = ca_generation;
-        Touched { everybody, ..Touched::default() }
+        AffectedSet { everybody, ..AffectedSet::default() }
     }
 
-    fn upsert(&mut self, object: Object, touched: &mut Touched) {
+    fn upsert(&mut self, object: Object, affected_set: &mut AffectedSet) {
         match object {
-            Object::Workload(workload) => self.set_instance(workload, touched),
+            Object::Workload(workload) => self.set_instance(workload, affected_set),
             Object::Service(service) => {
-                self.set_service(&service.name.clone(), Some(service), touched);
+                self.set_service(&service.name.clone(), Some(service), affected_set);
             }
-            Object::MeshConfig(config) => self.set_config(config, touched),
+            Object::MeshConfig(config) => self.set_config(config, affected_set),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
                 let name = (route.kind, route.name.clone());
-                touched.services.extend(self.routes.set_route(&name, Some(route)));
+                affected_set.services.extend(self.routes.set_route(&name, Some(route)));
             }
             Object::TlsRoute(route) => {
                 let name = route.rule.route.clone();
-                touched.services.extend(self.tls_routes.set_route(&name, Some(route)));
+                affected_set.services.extend(self.tls_routes.set_route(&name, Some(route)));
             }
             Object::TrafficTarget(target) => {
-                self.set_target(&target.name.clone(), Some(target), touched);
+                self.set_target(&target.name.clone(), Some(target), affected_set);
             }
             Object::HttpRouteGroup(group) => {
-                self.touch_users_of_group(&group.name, touched);
+                self.touch_users_of_group(&group.name, affected_set);
                 self.groups.insert(group.name.clone(), group);
             }
             Object::TcpRoute(route) => {
-                self.touch_users_of_tcp_route(&route.name, touched);
+                self.touch_users_of_tcp_route(&route.name, affected_set);
                 self.tcp_routes.insert(route.name.clone(), route);
             }
             Object::ServicePolicy(policy) => {
-                self.set_policy(&policy.name.clone(), Some(policy), touched);
+                self.set_policy(&policy.name.clone(), Some(policy), affected_set);
             }
             Object::TagRoute(route) => {
                 let affected = self.tags.set_route(&route.name.clone(), Some(route));
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
             Object::SermantRouteRule(rule) => {
                 let affected = self.tags.set_sermant(&rule.name.clone(), Some(rule));
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
             Object::Lane(lane) => {
                 let affected = self.tags.set_lane(&lane.name.clone(), Some(lane));
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
             Object::ReferenceGrant(grant) => {
-                self.set_grant(&grant.name.clone(), Some(grant), touched);
+                self.set_grant(&grant.name.clone(), Some(grant), affected_set);
             }
             Object::AccessPolicy(policy) => {
-                self.set_access_policy(&policy.name.clone(), Some(policy), touched);
+                self.set_access_policy(&policy.name.clone(), Some(policy), affected_set);
             }
             Object::GatewayTcpRoute(route) => {
                 let name = route.rule.route.clone();
-                touched.services.extend(self.gateway_tcp_routes.set_route(&name, Some(route)));
+                affected_set.services.extend(self.gateway_tcp_routes.set_route(&name, Some(route)));
             }
             Object::Gateway(gateway) => {
-                self.set_gateway(&gateway.name.clone(), Some(gateway), touched);
+                self.set_gateway(&gateway.name.clone(), Some(gateway), affected_set);
             }
             Object::Ingress(policy) => {
-                self.set_ingress(&policy.name.clone(), Some(policy), touched);
+                self.set_ingress(&policy.name.clone(), Some(policy), affected_set);
             }
-            Object::Egress(policy) => self.set_egress(&policy.name.clone(), Some(policy), touched),
-            Object::Retry(policy) => self.set_retry(&policy.name.clone(), Some(policy), touched),
+            Object::Egress(policy) => {
+                self.set_egress(&policy.name.clone(), Some(policy), affected_set)
+            }
+            Object::Retry(policy) => {
+                self.set_retry(&policy.name.clone(), Some(policy), affected_set)
+            }
             Object::AccessCert(cert) => self.set_access_cert(&cert.name.clone(), Some(cert)),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
-                touched.services.extend(self.splits.set_route(&name, Some(split)));
+                affected_set.services.extend(self.splits.set_route(&name, Some(split)));
             }
         }
     }
 
     /// A workload without a sidecar is unmeshed.
-    fn set_instance(&mut self, workload: Workload, touched: &mut Touched) {
+    fn set_instance(&mut self, workload: Workload, affected_set: &mut AffectedSet) {
         let name = workload.name.clone();
         let (member, unmeshed_workload) = match workload.sidecar {
             true => (Some(workload), None),
             false => (None, Some(workload)),
         };
-        self.set_workload(&name, member, touched);
-        self.set_unmeshed_workload(&name, unmeshed_workload, touched);
+        self.set_workload(&name, member, affected_set);
+        self.set_unmeshed_workload(&name, unmeshed_workload, affected_set);
     }
 
-    fn remove(&mut self, key: &ObjectKey, touched: &mut Touched) {
+    fn remove(&mut self, key: &ObjectKey, affected_set: &mut AffectedSet) {
         match key {
             ObjectKey::Workload(name) => {
-                self.set_workload(name, None, touched);
-                self.set_unmeshed_workload(name, None, touched);
+                self.set_workload(name, None, affected_set);
+                self.set_unmeshed_workload(name, None, affected_set);
             }
-            ObjectKey::Service(name) => self.set_service(name, None, touched),
-            ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), touched),
+            ObjectKey::Service(name) => self.set_service(name, None, affected_set),
+            ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), affected_set),
             ObjectKey::HttpRoute(name) => {
                 let name = (RouteKind::Http, name.clone());
-                touched.services.extend(self.routes.set_route(&name, None));
+                affected_set.services.extend(self.routes.set_route(&name, None));
             }
             ObjectKey::GrpcRoute(name) => {
                 let name = (RouteKind::Grpc, name.clone());
-                touched.services.extend(self.routes.set_route(&name, None));
+                affected_set.services.extend(self.routes.set_route(&name, None));
             }
             ObjectKey::TlsRoute(name) => {
-                touched.services.extend(self.tls_routes.set_route(name, None))
+                affected_set.services.extend(self.tls_routes.set_route(name, None))
             }
-            ObjectKey::TrafficTarget(name) => self.set_target(name, None, touched),
+            ObjectKey::TrafficTarget(name) => self.set_target(name, None, affected_set),
             ObjectKey::HttpRouteGroup(name) => {
-                self.touch_users_of_group(name, touched);
+                self.touch_users_of_group(name, affected_set);
                 self.groups.remove(name);
             }
             ObjectKey::TcpRoute(name) => {
-                self.touch_users_of_tcp_route(name, touched);
+                self.touch_users_of_tcp_route(name, affected_set);
                 self.tcp_routes.remove(name);
             }
-            ObjectKey::ServicePolicy(name) => self.set_policy(name, None, touched),
+            ObjectKey::ServicePolicy(name) => self.set_policy(name, None, affected_set),
             ObjectKey::TagRoute(name) => {
                 let affected = self.tags.set_route(name, None);
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
             ObjectKey::SermantRouteRule(name) => {
                 let affected = self.tags.set_sermant(name, None);
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
             ObjectKey::Lane(name) => {
                 let affected = self.tags.set_lane(name, None);
-                self.touch_tags(affected, touched);
+                self.touch_tags(affected, affected_set);
             }
-            ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, touched),
-            ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, touched),
+            ObjectKey::ReferenceGrant(name) => self.set_grant(name, None, affected_set),
+            ObjectKey::AccessPolicy(name) => self.set_access_policy(name, None, affected_set),
             ObjectKey::GatewayTcpRoute(name) => {
-                touched.services.extend(self.gateway_tcp_routes.set_route(name, None));
+                affected_set.services.extend(self.gateway_tcp_routes.set_route(name, None));
             }
-            ObjectKey::Gateway(name) => self.set_gateway(name, None, touched),
-            ObjectKey::Ingress(name) => self.set_ingress(name, None, touched),
-            ObjectKey::Egress(name) => self.set_egress(name, None, touched),
-            ObjectKey::Retry(name) => self.set_retry(name, None, touched),
+            ObjectKey::Gateway(name) => self.set_gateway(name, None, affected_set),
+            ObjectKey::Ingress(name) => self.set_ingress(name, None, affected_set),
+            ObjectKey::Egress(name) => self.set_egress(name, None, affected_set),
+            ObjectKey::Retry(name) => self.set_retry(name, None, affected_set),
             ObjectKey::AccessCert(name) => self.set_access_cert(name, None),
             ObjectKey::TrafficSplit(name) => {
-                touched.services.extend(self.splits.set_route(name, None))
+                affected_set.services.extend(self.splits.set_route(name, None))
             }
         }
     }
 
-    fn set_workload(&mut self, name: &WorkloadName, new: Option<Workload>, touched: &mut Touched) {
+    fn set_workload(
+        &mut self,
+        name: &WorkloadName,
+        new: Option<Workload>,
+        affected_set: &mut AffectedSet,
+    ) {
         let old = self.workloads.remove(name);
         let had_strict = self.has_strict();
         self.count_mode(old.as_ref(), new.as_ref());
@@ -391,10 +400,10 @@ impl Mesh {
             self.by_account.remove(&old.account, name);
         }
         let mut services = before;
-        let same = touched::same_to_clients(old.as_ref(), new.as_ref());
+        let same = affected_set::same_to_clients(old.as_ref(), new.as_ref());
         if old != new {
-            touched.workloads.insert(name.clone());
-            self.addresses.move_workload(old.as_ref(), new.as_ref(), touched);
+            affected_set.workloads.insert(name.clone());
+            self.addresses.move_workload(old.as_ref(), new.as_ref(), affected_set);
         }
         self.keep_sidecar(name, old.as_ref(), new.as_ref());
         if let Some(new) = new {
@@ -407,27 +416,35 @@ impl Mesh {
             self.by_account.insert(&new.account, name);
             self.workloads.insert(name.clone(), new);
         }
-        // Strict mode switches between shared views and views per account.
-        touched.everybody |= had_strict != self.has_strict();
+        // `defaultPolicy: deny` switches between shared views and views per account.
+        affected_set.everybody |= had_strict != self.has_strict();
         if !same {
             for service in services {
-                self.touch_service(&service, touched);
+                self.touch_service(&service, affected_set);
             }
         }
     }
 
     fn count_mode(&mut self, old: Option<&Workload>, new: Option<&Workload>) {
-        let mode = |workload: Option<&Workload>| workload.and_then(|it| it.admission.mode);
-        if let Some(count) = mode(old).and_then(|mode| self.own_modes.get_mut(&mode)) {
+        let default_policy =
+            |workload: Option<&Workload>| workload.and_then(|it| it.admission.default_policy);
+        if let Some(count) =
+            default_policy(old).and_then(|default_policy| self.own_modes.get_mut(&default_policy))
+        {
             *count -= 1;
         }
-        if let Some(mode) = mode(new) {
-            *self.own_modes.entry(mode).or_default() += 1;
+        if let Some(default_policy) = default_policy(new) {
+            *self.own_modes.entry(default_policy).or_default() += 1;
         }
         self.own_modes.retain(|_, count| *count > 0);
     }
 
-    fn set_service(&mut self, name: &ServiceName, new: Option<Service>, touched: &mut Touched) {
+    fn set_service(
+        &mut self,
+        name: &ServiceName,
+        new: Option<Service>,
+        affected_set: &mut AffectedSet,
+    ) {
         let old = self.services.remove(name);
         let differs = old != new;
         self.select_unmeshed_workloads(name, new.as_ref());
@@ -444,28 +461,38 @@ impl Mesh {
             self.services.insert(name.clone(), new);
         }
         if differs {
-            self.addresses.move_service(old.as_ref(), self.services.get(name), touched);
-            workloads.iter().for_each(|workload| self.touch_address_of(workload, touched));
+            self.addresses.move_service(old.as_ref(), self.services.get(name), affected_set);
+            workloads.iter().for_each(|workload| self.touch_address_of(workload, affected_set));
             // Their configurations contain the service under which each port is counted.
-            touched.workloads.extend(workloads);
-            self.touch_service(name, touched);
+            affected_set.workloads.extend(workloads);
+            self.touch_service(name, affected_set);
         }
     }
 
-    fn set_grant(&mut self, name: &GrantName, new: Option<ReferenceGrant>, touched: &mut Touched) {
+    fn set_grant(
+        &mut self,
+        name: &GrantName,
+        new: Option<ReferenceGrant>,
+        affected_set: &mut AffectedSet,
+    ) {
         let old = self.grants.remove(name);
         if old != new {
-            touched.services.extend(self.routes.leading_into(&name.namespace));
-            touched.services.extend(self.splits.leading_into(&name.namespace));
-            touched.services.extend(self.gateway_tcp_routes.leading_into(&name.namespace));
-            touched.services.extend(self.tls_routes.leading_into(&name.namespace));
+            affected_set.services.extend(self.routes.leading_into(&name.namespace));
+            affected_set.services.extend(self.splits.leading_into(&name.namespace));
+            affected_set.services.extend(self.gateway_tcp_routes.leading_into(&name.namespace));
+            affected_set.services.extend(self.tls_routes.leading_into(&name.namespace));
         }
         if let Some(new) = new {
             self.grants.insert(name.clone(), new);
         }
     }
 
-    fn set_target(&mut self, name: &PolicyName, new: Option<TrafficTarget>, touched: &mut Touched) {
+    fn set_target(
+        &mut self,
+        name: &PolicyName,
+        new: Option<TrafficTarget>,
+        affected_set: &mut AffectedSet,
+    ) {
         let old = self.targets.remove(name);
         let differs = old != new;
         if let Some(old) = &old {
@@ -485,10 +512,10 @@ impl Mesh {
                 |target: &TrafficTarget| (target.destination.clone(), target.sources.clone());
             let same_reach = old.as_ref().map(reach) == new.as_ref().map(reach);
             for target in old.iter().chain(&new) {
-                self.touch_access(&target.destination, touched);
-                self.touch_unenforced(|it| it.account == target.destination, touched);
+                self.touch_access(&target.destination, affected_set);
+                self.touch_unenforced(|it| it.account == target.destination, affected_set);
                 if !same_reach {
-                    touched.accounts.extend(target.sources.iter().cloned());
+                    affected_set.accounts.extend(target.sources.iter().cloned());
                 }
             }
         }
@@ -497,65 +524,65 @@ impl Mesh {
         }
     }
 
-    /// Marks a service as changed. In strict mode a client may reach a service through a backend of its routes,
-    /// so services that route to it may change too.
-    fn touch_service(&self, name: &ServiceName, touched: &mut Touched) {
-        touched.services.insert(name.clone());
+    /// Marks a service as changed. With `defaultPolicy: deny` a client may reach a service through a backend of
+    /// its routes, so services that route to it may change too.
+    fn touch_service(&self, name: &ServiceName, affected_set: &mut AffectedSet) {
+        affected_set.services.insert(name.clone());
         if self.has_strict() {
             let parents = self.routes.leading_to(name).chain(self.tls_routes.leading_to(name));
-            touched.services.extend(parents.chain(self.splits.leading_to(name)).cloned());
-            touched.services.extend(self.gateway_tcp_routes.leading_to(name).cloned());
+            affected_set.services.extend(parents.chain(self.splits.leading_to(name)).cloned());
+            affected_set.services.extend(self.gateway_tcp_routes.leading_to(name).cloned());
         }
     }
 
     /// Marks the services and workloads affected by changed tag rules or lanes.
-    fn touch_tags(&self, affected: Affected, touched: &mut Touched) {
-        touched.everybody |= affected.callers;
+    fn touch_tags(&self, affected: Affected, affected_set: &mut AffectedSet) {
+        affected_set.everybody |= affected.callers;
         for scope in affected.scopes {
             match scope {
                 Scope::Service(service) => {
-                    touched.services.insert(service);
+                    affected_set.services.insert(service);
                 }
                 Scope::Namespace(namespace) => {
                     let inside = self.services.keys().filter(|name| name.namespace == namespace);
-                    touched.services.extend(inside.cloned());
+                    affected_set.services.extend(inside.cloned());
                 }
-                Scope::Mesh => touched.services.extend(self.services.keys().cloned()),
+                Scope::Mesh => affected_set.services.extend(self.services.keys().cloned()),
             }
         }
         for service in &affected.entry_services {
-            touched.workloads.extend(self.selected.values_for(service).cloned());
+            affected_set.workloads.extend(self.selected.values_for(service).cloned());
         }
     }
 
-    fn touch_access(&self, account: &ServiceAccount, touched: &mut Touched) {
-        touched.workloads.extend(self.account_workloads(account).cloned());
+    fn touch_access(&self, account: &ServiceAccount, affected_set: &mut AffectedSet) {
+        affected_set.workloads.extend(self.account_workloads(account).cloned());
     }
 
-    fn touch_users_of_group(&self, name: &RouteGroupName, touched: &mut Touched) {
+    fn touch_users_of_group(&self, name: &RouteGroupName, affected_set: &mut AffectedSet) {
         let uses = |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
         let splits = self.splits.all_routes().filter(uses);
-        touched.services.extend(splits.map(|split| split.root.service.clone()));
-        self.touch_boundary_users(name, touched);
-        self.touch_users(touched, |rule| match rule {
+        affected_set.services.extend(splits.map(|split| split.root.service.clone()));
+        self.touch_boundary_users(name, affected_set);
+        self.touch_users(affected_set, |rule| match rule {
             TargetRule::Http { group, .. } => group == name,
             TargetRule::Tcp { .. } => false,
         });
     }
 
-    fn touch_users_of_tcp_route(&self, name: &TcpRouteName, touched: &mut Touched) {
-        self.touch_users(touched, |rule| match rule {
+    fn touch_users_of_tcp_route(&self, name: &TcpRouteName, affected_set: &mut AffectedSet) {
+        self.touch_users(affected_set, |rule| match rule {
             TargetRule::Http { .. } => false,
             TargetRule::Tcp { route } => route == name,
         });
     }
 
-    fn touch_users(&self, touched: &mut Touched, uses: impl Fn(&TargetRule) -> bool) {
+    fn touch_users(&self, affected_set: &mut AffectedSet, uses: impl Fn(&TargetRule) -> bool) {
         if !self.has_policed() {
             return;
         }
         for target in self.targets.values().filter(|t| t.rules.iter().any(&uses)) {
-            self.touch_access(&target.destination, touched);
+            self.touch_access(&target.destination, affected_set);
         }
     }
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use leno_telemetry::names::Metric;
 use leno_telemetry::names::control::{
-    ALIASES, APPLIED, CERTIFICATES, CERTIFICATES_REFUSED, CHANGES, COMPILED, CONDITIONS,
-    CONNECTIONS_REFUSED, CONVERGENCE, DELTA_BYTES, HALF_OPEN_EVICTED, KEY_READINGS, KEY_SOURCES,
-    LOG_LINES_DROPPED, METRIC_POINTS, OFFERED, PROXIES, PROXIES_BEHIND, QUEUES, RECEIVED, REFUSED,
-    REJECTED, REPORTS, SENT, SERIES_FOLDED, SERVICES, TOUCHED, WORKLOADS,
+    ALIASES, CERTIFICATE_REQUESTS_REJECTED, CERTIFICATES, CHANGES, CONDITIONS,
+    CONNECTIONS_REJECTED, CONVERGENCE, DELTA_BYTES, HALF_OPEN_CONNECTIONS_EVICTED, JWKS_FETCHES,
+    JWKS_SOURCES, LOG_LINES_DROPPED, METRIC_POINTS, PROXIES, PROXIES_OUT_OF_SYNC, PUSH_RECIPIENTS,
+    PUSHES, QUEUES, RECEIVED, REJECTED_OBJECTS, REPORTS, SENT, SERIES_DROPPED, SERVICES,
+    SNAPSHOTS_COMPILED, UPDATES_APPLIED, UPDATES_REJECTED, WORKLOADS,
 };
 use leno_telemetry::{Durations, Form, Names, Number, Page, Reader, lines_dropped};
 
@@ -38,31 +39,36 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     read_metric(reader, &WORKLOADS, status.workloads as u64);
     read_metric(reader, &SERVICES, status.services as u64);
     read_metric(reader, &PROXIES, status.proxies as u64);
-    read_metric(reader, &PROXIES_BEHIND, status.behind as u64);
-    read_metric(reader, &REJECTED, status.rejected as u64);
+    read_metric(reader, &PROXIES_OUT_OF_SYNC, status.out_of_sync as u64);
+    read_metric(reader, &REJECTED_OBJECTS, status.rejected as u64);
     read_labeled(reader, &CONDITIONS, "kind", report.condition_counts());
     read_metric(reader, &CHANGES, tally.changes);
-    read_metric(reader, &COMPILED, tally.compiled);
-    read_metric(reader, &OFFERED, tally.offered);
-    read_metric(reader, &APPLIED, tally.applied);
-    read_metric(reader, &REFUSED, tally.refused);
+    read_metric(reader, &SNAPSHOTS_COMPILED, tally.compiled);
+    read_metric(reader, &PUSHES, tally.pushes);
+    read_metric(reader, &UPDATES_APPLIED, tally.applied);
+    read_metric(reader, &UPDATES_REJECTED, tally.rejected);
     read_metric(reader, &SENT, gauges.sent_bytes());
     read_metric(reader, &RECEIVED, gauges.received_bytes());
     read_metric(reader, &CERTIFICATES, certifier.issued);
-    read_metric(reader, &CERTIFICATES_REFUSED, certifier.refused);
-    read_labeled(reader, &CONNECTIONS_REFUSED, "reason", gauges.failed_connections());
-    read_metric(reader, &HALF_OPEN_EVICTED, gauges.evicted_count());
+    read_metric(reader, &CERTIFICATE_REQUESTS_REJECTED, certifier.rejected);
+    read_labeled(reader, &CONNECTIONS_REJECTED, "reason", gauges.failed_connections());
+    read_metric(reader, &HALF_OPEN_CONNECTIONS_EVICTED, gauges.evicted_count());
     reader.begin_metric(&CONVERGENCE);
     reader.record_durations(&[], &convergence_durations(report));
-    read_metric(reader, &TOUCHED, tally.touched);
+    read_metric(reader, &PUSH_RECIPIENTS, tally.push_recipients);
     read_metric(reader, &DELTA_BYTES, tally.delta_bytes);
     read_metric(reader, &REPORTS, report.history.reports);
-    read_metric(reader, &SERIES_FOLDED, report.history.folded);
+    read_metric(reader, &SERIES_DROPPED, report.history.dropped);
     read_metric(reader, &LOG_LINES_DROPPED, lines_dropped());
     read_key_metrics(reader, report);
     read_queue_metrics(reader, report);
-    let (exported, refused) = gauges.point_counts();
-    read_labeled(reader, &METRIC_POINTS, "result", [("exported", exported), ("refused", refused)]);
+    let (exported, rejected) = gauges.point_counts();
+    read_labeled(
+        reader,
+        &METRIC_POINTS,
+        "result",
+        [("exported", exported), ("rejected", rejected)],
+    );
 }
 
 fn read_metric(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
@@ -84,7 +90,7 @@ fn read_labeled(
 }
 
 fn convergence_durations<'a>(report: &Report<'a>) -> Durations<'a> {
-    Durations::new(report.connected.rounds.convergence_times(), &LIMITS)
+    Durations::new(report.connected.pushes.convergence_times(), &LIMITS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
@@ -98,8 +104,8 @@ fn write_aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'
             "events_queued" => report.queues.updates as u64,
             "resource_namespace_count" => report.namespace_count() as u64,
             "proxy_broadcast_event_count" => tally.changes,
-            "proxy_response_send_success_count" => tally.offered,
-            "proxy_response_send_error_count" => tally.refused,
+            "proxy_response_send_success_count" => tally.pushes,
+            "proxy_response_send_error_count" => tally.rejected,
             "proxy_config_update_time" => {
                 page.record_durations(&[], &convergence_durations(report));
                 continue;
@@ -126,22 +132,30 @@ fn write_aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'
 fn read_key_metrics(reader: &mut impl Reader, report: &Report<'_>) {
     let (sources, without) = report.key_sources();
     let failing = report.keys.failing_count();
-    let states = [("all", sources), ("failing", failing), ("without", without)];
-    read_labeled(reader, &KEY_SOURCES, "state", states.map(|(state, count)| (state, count as u64)));
-    let readings = report.keys;
-    let results =
-        [("changed", readings.changed), ("same", readings.same), ("failed", readings.failed)];
-    read_labeled(reader, &KEY_READINGS, "result", results);
+    let states = [("all", sources), ("failing", failing), ("without-keys", without)];
+    read_labeled(
+        reader,
+        &JWKS_SOURCES,
+        "state",
+        states.map(|(state, count)| (state, count as u64)),
+    );
+    let fetches = report.keys;
+    let results = [
+        ("changed", fetches.changed),
+        ("unchanged", fetches.unchanged),
+        ("failed", fetches.failed),
+    ];
+    read_labeled(reader, &JWKS_FETCHES, "result", results);
 }
 
 fn read_queue_metrics(reader: &mut impl Reader, report: &Report<'_>) {
     let queues = [
         ("updates", report.queues.updates),
         ("events", report.queues.events),
-        ("questions", report.queues.questions),
+        ("queries", report.queues.queries),
         ("signatures", report.certifier.under_way()),
-        ("due", report.connected.pending_count()),
-        ("rounds", report.connected.rounds.open_count()),
+        ("pending", report.connected.pending_count()),
+        ("pushes", report.connected.pushes.open_count()),
     ];
     read_labeled(reader, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }

@@ -28,8 +28,8 @@ use crate::authority::{Current, Revoked};
 use crate::certify::{Certifier, Done};
 use crate::config::{Limits, Times};
 use crate::history::History;
-use crate::keys::{KeyReadings, KeyUpdate, Reading, Wanted};
-use crate::mesh::{Listeners, Mesh, Touched};
+use crate::keys::{Fetched, JwksFetches, KeyUpdate, Wanted};
+use crate::mesh::{AffectedSet, Listeners, Mesh};
 use crate::peers::Peers;
 use crate::presence::{Presence, Start};
 use crate::publish::{Cause, ConnectedProxies, ConnectedProxy, Edit};
@@ -54,7 +54,7 @@ pub(crate) struct Owner {
     /// Joins that wait for their workload to become known.
     pub(crate) applicants: Vec<Applicant>,
     pub(crate) diagnostics: Diagnostics,
-    pub(crate) keys: KeyReadings,
+    pub(crate) keys: JwksFetches,
     pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) gauges: Arc<Gauges>,
     pub(crate) sent: Sent,
@@ -63,7 +63,7 @@ pub(crate) struct Owner {
     pub(crate) queues: Queues,
     pub(crate) history: History,
     /// The interval of sidecars' traffic reports.
-    pub(crate) report_every: Option<Duration>,
+    pub(crate) report_interval: Option<Duration>,
     /// The time zero of the traffic history.
     pub(crate) began: Instant,
     /// Proxies with a response that is compiled in slices, each with its turn.
@@ -89,7 +89,7 @@ pub(crate) struct Owner {
 pub(crate) struct Queues {
     pub(crate) updates: usize,
     pub(crate) events: usize,
-    pub(crate) questions: usize,
+    pub(crate) queries: usize,
 }
 
 /// The owner's input queues; all are bounded.
@@ -210,7 +210,7 @@ impl Owner {
         self.queues = Queues {
             updates: inbox.updates.len(),
             events: inbox.events.len(),
-            questions: inbox.questions.len(),
+            queries: inbox.questions.len(),
         };
         let wake = self.wake_at();
         let has_slices = !self.unfinished.is_empty();
@@ -252,7 +252,7 @@ impl Owner {
                 event: Event::Traffic { .. } | Event::Reported { .. }, ..
             }) => true,
             Input::Keys(key_update) => {
-                matches!(key_update.reading, Reading::Same | Reading::Failed(_))
+                matches!(key_update.fetched, Fetched::Same | Fetched::Failed(_))
             }
             _ => false,
         };
@@ -284,10 +284,10 @@ impl Owner {
             }
             Input::Certifier(Done::Reviewed(reviewed)) => self.handle_review(reviewed, now),
             Input::CaGeneration(ca_generation) => {
-                let touched = self.mesh.issue_in(ca_generation);
-                if !touched.is_empty() {
+                let affected_set = self.mesh.issue_in(ca_generation);
+                if !affected_set.is_empty() {
                     let cause = (Cause::Authority, now.clock);
-                    self.connected.record_change(&touched, &self.mesh, cause, now.clock);
+                    self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
                 }
             }
             Input::Revoked(revoked) => self.apply_revocations(revoked, now),
@@ -324,11 +324,11 @@ impl Owner {
             self.set_listeners(&workload, None, now);
         }
         for workload in self.presence.take_given_up(now.clock) {
-            let touched = self.mesh.give_up(&workload);
-            if !touched.is_empty() {
+            let affected_set = self.mesh.give_up(&workload);
+            if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 let cause = (Cause::Gone(workload), now.clock);
-                self.connected.record_change(&touched, &self.mesh, cause, now.clock);
+                self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
             }
         }
         if self.start.check_end(&self.mesh, now.clock) {
@@ -364,7 +364,7 @@ impl Owner {
         if changes.is_empty() {
             return;
         }
-        let mut touched = Touched::default();
+        let mut affected_set = AffectedSet::default();
         let mut workloads = BTreeSet::new();
         let count = changes.len();
         let mut first = None;
@@ -378,7 +378,7 @@ impl Owner {
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
-            touched.merge(self.mesh.apply(change));
+            affected_set.merge(self.mesh.apply(change));
         }
         let cause = match first {
             Some((key, edit)) if count > 1 => Cause::Objects(count, key, edit),
@@ -387,7 +387,7 @@ impl Owner {
         };
         self.want_keys();
         self.want_metrics();
-        self.connected.record_change(&touched, &self.mesh, (cause, noticed), now.clock);
+        self.connected.record_change(&affected_set, &self.mesh, (cause, noticed), now.clock);
         tracing::info!(
             changes = count,
             id = self.connected.newest_change().0,
@@ -397,7 +397,7 @@ impl Owner {
             self.presence.expect_sidecar(name, now.clock + CHANGED_MAX);
         }
         let any_workload = !workloads.is_empty();
-        if touched.everybody {
+        if affected_set.everybody {
             // Some of them may be revoked.
             workloads.extend(self.connected.connected_workloads());
         }
@@ -467,9 +467,9 @@ impl Owner {
             Some(_) => Cause::Listens(workload.clone()),
             None => Cause::Gone(workload.clone()),
         };
-        let touched = self.mesh.set_listeners(workload, listeners);
-        if !touched.is_empty() {
-            self.connected.record_change(&touched, &self.mesh, (cause, now.clock), now.clock);
+        let affected_set = self.mesh.set_listeners(workload, listeners);
+        if !affected_set.is_empty() {
+            self.connected.record_change(&affected_set, &self.mesh, (cause, now.clock), now.clock);
         }
     }
 

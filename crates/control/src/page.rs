@@ -304,7 +304,7 @@ fn reasons_json() -> String {
             "label": reason.label(),
             "status": reason.status(),
             "caption": reason.caption(),
-            "remedy": reason.remedy(),
+            "hint": reason.remedy(),
         })
     };
     format!("{:#}\n", Value::from_iter(Reason::ALL.iter().map(reason)))

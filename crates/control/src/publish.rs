@@ -2,7 +2,7 @@
 
 mod journal;
 mod proxy;
-mod rounds;
+mod pushes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,11 +16,11 @@ use crate::compile::{
     used_services,
 };
 use crate::config::Times;
-use crate::mesh::{Index, Mesh, Touched};
+use crate::mesh::{AffectedSet, Index, Mesh};
 
 pub(crate) use journal::{Cause, Edit, Journal, Noted};
-pub(crate) use proxy::{ConnectedProxy, Offered};
-pub(crate) use rounds::{Round, Rounds, Sent};
+pub(crate) use proxy::{ConnectedProxy, Pushed};
+pub(crate) use pushes::{ConfigPush, ConfigPushes, Sent};
 
 /// All connected proxies, their dependencies, and the pending updates.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(crate) struct ConnectedProxies {
     newest: ChangeId,
     /// The total work so far, in budget units.
     work: u64,
-    pub(crate) rounds: Rounds,
+    pub(crate) pushes: ConfigPushes,
     pub(crate) journal: Journal,
     pub(crate) tally: Tally,
 }
@@ -83,13 +83,13 @@ pub(crate) struct Tally {
     /// Compiled configurations.
     pub(crate) compiled: u64,
     /// Of these, those that differed from the proxy's current one, and were sent.
-    pub(crate) offered: u64,
+    pub(crate) pushes: u64,
     /// Sent updates that were applied.
     pub(crate) applied: u64,
     /// Rejected deltas (NACKs).
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
     /// Proxies that received an update, summed over pushes.
-    pub(crate) touched: u64,
+    pub(crate) push_recipients: u64,
     /// Bytes of acknowledged deltas.
     pub(crate) delta_bytes: u64,
 }
@@ -119,7 +119,7 @@ impl ConnectedProxies {
             sending: None,
             newest: first,
             work: 0,
-            rounds: Rounds::default(),
+            pushes: ConfigPushes::default(),
             journal: Journal::default(),
             tally: Tally::default(),
         }
@@ -189,7 +189,7 @@ impl ConnectedProxies {
             sending.due.remove(&connection);
             sending.reached.remove(&connection);
         }
-        self.rounds.settle_connection(connection, proxy.unsettled_bytes, now);
+        self.pushes.settle_connection(connection, proxy.unsettled_bytes, now);
         Some(proxy)
     }
 
@@ -211,7 +211,7 @@ impl ConnectedProxies {
         proxy.unsettled_bytes += bytes;
         if !proxy.is_behind() {
             let bytes = std::mem::take(&mut proxy.unsettled_bytes);
-            self.rounds.settle_connection(connection, bytes, now);
+            self.pushes.settle_connection(connection, bytes, now);
         }
     }
 
@@ -219,7 +219,7 @@ impl ConnectedProxies {
     /// after the debounce time.
     pub(crate) fn record_change(
         &mut self,
-        touched: &Touched,
+        affected_set: &AffectedSet,
         mesh: &Mesh,
         (cause, noticed): (Cause, Instant),
         now: Instant,
@@ -227,8 +227,8 @@ impl ConnectedProxies {
         self.newest.0 += 1;
         self.tally.changes += 1;
         self.journal.record_change(Noted { id: self.newest, cause, noticed, seen: now });
-        self.views.mark_outdated(touched);
-        let due = self.affected_proxies(touched, mesh);
+        self.views.mark_outdated(affected_set);
+        let due = self.affected_proxies(affected_set, mesh);
         let pending = self.pending.get_or_insert_with(|| Pending {
             due: BTreeSet::new(),
             seen: Vec::new(),
@@ -274,7 +274,7 @@ impl ConnectedProxies {
         while self.work < end {
             let next = self.sending.as_mut().and_then(|sending| sending.due.pop_first());
             let Some(connection) = next else { break };
-            let is_new = self.send_config(connection, mesh, settling) == Some(Offered::New);
+            let is_new = self.send_config(connection, mesh, settling) == Some(Pushed::New);
             if let Some(sending) = &mut self.sending {
                 sending.recipients += usize::from(is_new);
                 sending.reached.insert(connection);
@@ -294,8 +294,8 @@ impl ConnectedProxies {
             |one: &ConnectionId| self.proxies.get(one).is_some_and(ConnectedProxy::is_behind);
         reached.retain(is_behind);
         self.views.evict_unused();
-        self.tally.touched += recipients as u64;
-        self.rounds.begin_push(change, seen, Sent { at, concerned, recipients, waiting: reached });
+        self.tally.push_recipients += recipients as u64;
+        self.pushes.begin_push(change, seen, Sent { at, concerned, recipients, waiting: reached });
     }
 
     /// Marks all proxies as affected, without a change of the mesh.
@@ -353,7 +353,7 @@ impl ConnectedProxies {
         connection: ConnectionId,
         mesh: &Mesh,
         settling: Settling,
-    ) -> Option<Offered> {
+    ) -> Option<Pushed> {
         let proxy = self.proxies.get(&connection)?;
         let workload = mesh.workload(&proxy.workload)?;
         let before = self.views.compiled_count();
@@ -383,12 +383,12 @@ impl ConnectedProxies {
         self.work = self.work.saturating_add(units);
         self.charge_views(before);
         let proxy = self.proxies.get_mut(&connection);
-        let offered = proxy.map(|proxy| {
+        let pushed = proxy.map(|proxy| {
             proxy.world_units = units;
             proxy.send_if_changed((world, doubt), change)
         });
-        self.tally.offered += u64::from(offered == Some(Offered::New));
-        offered
+        self.tally.pushes += u64::from(pushed == Some(Pushed::New));
+        pushed
     }
 
     /// Returns the number of proxies with pending changes.
@@ -397,17 +397,17 @@ impl ConnectedProxies {
         pending + self.sending.as_ref().map_or(0, |sending| sending.due.len())
     }
 
-    fn affected_proxies(&self, touched: &Touched, mesh: &Mesh) -> BTreeSet<ConnectionId> {
-        if touched.everybody {
+    fn affected_proxies(&self, affected_set: &AffectedSet, mesh: &Mesh) -> BTreeSet<ConnectionId> {
+        if affected_set.everybody {
             return self.proxies.keys().copied().collect();
         }
-        let accounts = touched.accounts.iter();
+        let accounts = affected_set.accounts.iter();
         let clients = accounts.flat_map(|account| mesh.account_workloads(account));
-        let workloads = touched.workloads.iter().chain(clients);
+        let workloads = affected_set.workloads.iter().chain(clients);
         let owners = workloads.filter_map(|name| self.by_workload.get(name));
-        let services = touched.services.iter();
+        let services = affected_set.services.iter();
         let users = services.flat_map(|name| self.by_service.values_for(name));
-        let addresses = touched.addresses.iter();
+        let addresses = affected_set.addresses.iter();
         let askers = addresses.flat_map(|address| self.by_address.values_for(address));
         owners.chain(users).chain(askers).copied().collect()
     }

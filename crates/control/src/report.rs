@@ -23,7 +23,7 @@ use crate::applications::Applications;
 use crate::certify::Certifier;
 use crate::compile::{Barrier, Viewer, barred_workloads, compile_service};
 use crate::history::Tally;
-use crate::keys::KeyReadings;
+use crate::keys::JwksFetches;
 use crate::mesh::{Mesh, Route};
 use crate::owner::Queues;
 use crate::peers::Peers;
@@ -45,7 +45,7 @@ pub(crate) struct Report<'a> {
     pub(crate) start: &'a Start,
     pub(crate) certifier: &'a Certifier,
     pub(crate) diagnostics: &'a Diagnostics,
-    pub(crate) keys: &'a KeyReadings,
+    pub(crate) keys: &'a JwksFetches,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
     pub(crate) history: Tally,
@@ -62,30 +62,30 @@ impl Report<'_> {
     pub(crate) fn status(&self) -> Status {
         let proxies = || self.connected.proxies().map(|(_, connected_proxy)| connected_proxy);
         let mesh = self.mesh;
-        let change = self.connected.rounds.latest_progress().map(|latest| ChangeStatus {
+        let change = self.connected.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: to_milliseconds(self.now.duration_since(latest.seen)),
-            concerned: latest.concerned,
+            affected: latest.concerned,
             applied: latest.applied,
             converged_ms: latest.converged.map(to_milliseconds),
         });
-        let convergence = self.connected.rounds.convergence_times();
+        let convergence = self.connected.pushes.convergence_times();
         Status {
             trust_domain: mesh.config().trust_domain.to_string(),
-            traffic_mode: mesh.config().mode.as_str().to_owned(),
+            default_policy: mesh.config().default_policy.as_str().to_owned(),
             workloads: mesh.workloads().len(),
             registered: mesh.workloads().filter(|w| mesh.is_registered(w)).count(),
             services: mesh.services().len(),
             proxies: self.connected.len(),
-            authority: format!("{:016x}", mesh.ca_generation()),
+            ca_generation: format!("{:016x}", mesh.ca_generation()),
             outdated: proxies()
                 .filter(|connected_proxy| connected_proxy.ca_generation != mesh.ca_generation())
                 .count(),
             peers: self.peers.peer_count(),
             other_replicas: self.other_planes(),
-            behind: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
-            refusing: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
-            settling: self.start.grace_state() == Settling::Yes,
+            out_of_sync: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
+            rejecting: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
+            starting: self.start.grace_state() == Settling::Yes,
             rejected: rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
             page: self.page.map(str::to_owned),
@@ -120,7 +120,7 @@ impl Report<'_> {
         let connected_proxy = self.connected.workload_proxy(name);
         let sidecar = match connected_proxy {
             Some(_) => "connected",
-            None if self.peers.newest_registration(name).is_some() => "elsewhere",
+            None if self.peers.newest_registration(name).is_some() => "other-replica",
             None if self.presence.is_missing(name) => "missing",
             None => "absent",
         };
@@ -194,7 +194,7 @@ impl Report<'_> {
                 add(&condition.kind, 1);
             }
             if let Some(application) = self.applications.application_status(name, self.now) {
-                add("application-exiting", usize::from(application.keeps_exiting));
+                add("application-exiting", usize::from(application.crash_looping));
                 add("application-port", application.ports.len());
             }
         }
@@ -219,7 +219,7 @@ impl Report<'_> {
         self.mesh.services().map(|s| self.service_status(s)).collect()
     }
 
-    /// The view in permissive mode: nothing is left out.
+    /// The view with `defaultPolicy: allow`: nothing is left out.
     fn service_status(&self, service: &Service) -> ServiceStatus {
         let view = compile_service(self.mesh, &Viewer::Anybody, service);
         let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
@@ -253,7 +253,7 @@ impl Report<'_> {
                 ExcludedStatus {
                     endpoints,
                     setting: match barrier {
-                        Barrier::Strict => "trafficMode: strict".to_owned(),
+                        Barrier::DefaultPolicy => "defaultPolicy: deny".to_owned(),
                         Barrier::Egress => "egress: deny".to_owned(),
                     },
                 }
@@ -289,7 +289,7 @@ impl Report<'_> {
     pub(crate) fn proxy_statuses(&self) -> Vec<ProxyStatus> {
         let proxy =
             |(connection, connected_proxy): (leno_discovery::ConnectionId, &ConnectedProxy)| {
-                let sent = connected_proxy.offered.as_ref();
+                let sent = connected_proxy.pushed.as_ref();
                 ProxyStatus {
                     workload: connected_proxy.workload.to_string(),
                     connection: connection.0,
@@ -297,25 +297,27 @@ impl Report<'_> {
                     pid: connected_proxy.pid,
                     version: connected_proxy.version.clone(),
                     admin: connected_proxy.admin.map(|address| address.to_string()),
-                    foreign_admin: connected_proxy.foreign_admin.map(|address| address.to_string()),
+                    reported_admin: connected_proxy
+                        .reported_admin
+                        .map(|address| address.to_string()),
                     subscriptions: connected_proxy
                         .subscriptions
                         .iter()
                         .map(ToString::to_string)
                         .collect(),
                     services: sent.map_or(0, |update| update.snapshot.services.len()),
-                    world_age_seconds: connected_proxy.applied_at.map(|at| self.seconds_since(at)),
-                    behind_seconds: match connected_proxy.is_behind() {
+                    config_age_seconds: connected_proxy.applied_at.map(|at| self.seconds_since(at)),
+                    out_of_sync_seconds: match connected_proxy.is_behind() {
                         false => None,
                         true => {
-                            let since = self.connected.rounds.awaited_since(connection);
+                            let since = self.connected.pushes.awaited_since(connection);
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))
                         }
                     },
                     sent: sent.map(|update| update.change.0),
                     applied: connected_proxy.applied.map(|change| change.0),
-                    refused: connected_proxy.refused,
-                    refusals: connected_proxy.refusals.iter().map(ToString::to_string).collect(),
+                    rejected: connected_proxy.refused,
+                    rejections: connected_proxy.refusals.iter().map(ToString::to_string).collect(),
                 }
             };
         let mut proxies: Vec<ProxyStatus> = self.connected.proxies().map(proxy).collect();

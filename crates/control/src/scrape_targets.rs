@@ -46,8 +46,8 @@ mod tests {
     fn proxy_status(workload: &str, admin: Option<&str>, foreign: Option<&str>) -> ProxyStatus {
         serde_json::from_value(json!({
             "workload": workload, "connection": 1, "connected_seconds": 1.0, "pid": 1, "version": "",
-            "admin": admin, "foreign_admin": foreign, "subscriptions": [], "services": 0, "refused": 0,
-            "refusals": [],
+            "admin": admin, "reported_admin": foreign, "subscriptions": [], "services": 0, "rejected": 0,
+            "rejections": [],
         }))
         .unwrap()
     }

@@ -46,7 +46,7 @@ pub(crate) struct Server {
     pub(crate) registered: watch::Sender<Arc<Registered>>,
     pub(crate) trust_domain: TrustDomain,
     /// The interval of traffic reports requested from proxies.
-    pub(crate) report_every: Option<Duration>,
+    pub(crate) report_interval: Option<Duration>,
     /// Taps and queries of operators.
     pub(crate) operators: Operators,
 }
@@ -133,7 +133,7 @@ async fn serve_one(
                 Arc::clone(&half_open),
             );
             let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());
-            let served = serve_proxy(stream, connection, events, server.report_every, operators);
+            let served = serve_proxy(stream, connection, events, server.report_interval, operators);
             let served = pending_connection.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
                 // `serve` was cancelled before it announced this.

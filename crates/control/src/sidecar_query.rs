@@ -73,7 +73,7 @@ mod tests {
         let (workload, path) =
             parse("workload=shop%2Fweb-1&path=%2Freach%3Fservice%3Dshop%2Fstock").unwrap();
         assert_eq!(workload.to_string(), "shop/web-1");
-        assert_eq!(path, "/reach?service=shop/stock");
+        assert_eq!(path, "/connectivity?service=shop/stock");
         for wrong in [
             "",
             "workload=web&path=/",

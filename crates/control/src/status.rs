@@ -17,8 +17,8 @@ pub use traffic::{
 pub struct Status {
     /// The trust domain of the mesh.
     pub trust_domain: String,
-    /// The traffic mode of the mesh: `permissive`, `strict` or `audit`; namespaces and workloads may differ.
-    pub traffic_mode: String,
+    /// The default policy of the mesh: `allow`, `deny` or `dry-run`; namespaces and workloads may differ.
+    pub default_policy: String,
     /// The number of workloads.
     pub workloads: usize,
     /// The number of workloads with a sidecar that has opened every port.
@@ -30,7 +30,7 @@ pub struct Status {
     /// The generation in which certificates are issued now, in hexadecimal: it changes with the signer and the
     /// roots.
     #[serde(default)]
-    pub authority: String,
+    pub ca_generation: String,
     /// The number of proxies with a certificate or roots of an earlier generation: they renew soon.
     #[serde(default)]
     pub outdated: usize,
@@ -41,11 +41,11 @@ pub struct Status {
     #[serde(default)]
     pub other_replicas: Vec<PeerStatus>,
     /// The number of proxies that have not yet applied all updates (out of sync).
-    pub behind: usize,
+    pub out_of_sync: usize,
     /// The number of proxies with rejected resources.
-    pub refusing: usize,
+    pub rejecting: usize,
     /// True during the startup grace period, while services wait for sidecars to reconnect.
-    pub settling: bool,
+    pub starting: bool,
     /// The number of rejected documents.
     pub rejected: usize,
     /// The lifetime of certificates that are issued now.
@@ -86,7 +86,7 @@ pub struct ChangeStatus {
     /// The time since it was seen.
     pub age_ms: f64,
     /// The number of affected proxies.
-    pub concerned: usize,
+    pub affected: usize,
     /// The number of proxies that have applied it.
     pub applied: usize,
     /// The time until all had applied it; absent while some have not.
@@ -124,7 +124,7 @@ pub struct WorkloadStatus {
     pub services: Vec<String>,
     /// Its fixed listeners.
     pub outbound_listeners: Vec<ListenerStatus>,
-    /// `connected`, `other_replicas` (to another control plane), `missing` (disconnected recently) or `absent`.
+    /// `connected`, `other-replica` (to another control plane), `missing` (disconnected recently) or `absent`.
     pub sidecar: String,
     /// True if an operator has revoked it: its sidecar gets no certificate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -155,7 +155,7 @@ impl WorkloadStatus {
     /// True if its sidecar is connected to this control plane or to another one.
     #[must_use]
     pub fn has_sidecar(&self) -> bool {
-        ["connected", "elsewhere"].contains(&self.sidecar.as_str())
+        ["connected", "other-replica"].contains(&self.sidecar.as_str())
     }
 }
 
@@ -169,7 +169,7 @@ pub struct ApplicationStatus {
     /// The number of restarts after it exited by itself.
     pub restarts: u64,
     /// True if it crash-loops: it exits repeatedly soon after its start.
-    pub keeps_exiting: bool,
+    pub crash_looping: bool,
     /// Its last exit.
     pub last_exit: Option<String>,
     /// The time since it entered its state.
@@ -278,7 +278,7 @@ pub struct ServiceStatus {
 pub struct ExcludedStatus {
     /// Their number.
     pub endpoints: usize,
-    /// The setting that excludes them: `trafficMode: strict` or `egress: deny`.
+    /// The setting that excludes them: `defaultPolicy: deny` or `egress: deny`.
     pub setting: String,
 }
 
@@ -341,30 +341,30 @@ pub struct ProxyStatus {
     /// The reported address of its admin page, if it is not the proxy's own or is on loopback of another
     /// machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub foreign_admin: Option<String>,
+    pub reported_admin: Option<String>,
     /// The services that it subscribed to.
     pub subscriptions: Vec<String>,
     /// The number of services in its configuration.
     pub services: usize,
     /// The time since it last applied an update; absent before the first one.
-    pub world_age_seconds: Option<f64>,
+    pub config_age_seconds: Option<f64>,
     /// The time for which it has been out of sync; absent if it is in sync.
-    pub behind_seconds: Option<f64>,
+    pub out_of_sync_seconds: Option<f64>,
     /// The newest change that was sent to it.
     pub sent: Option<u64>,
     /// The newest change that it has applied.
     pub applied: Option<u64>,
     /// The number of resources that it rejects.
-    pub refused: usize,
+    pub rejected: usize,
     /// Its last rejections.
-    pub refusals: Vec<String>,
+    pub rejections: Vec<String>,
 }
 
 impl ProxyStatus {
     /// True if it is out of sync or rejects resources.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.refused > 0 || self.applied < self.sent
+        self.rejected > 0 || self.applied < self.sent
     }
 }
 
@@ -403,7 +403,7 @@ impl RouteStatus {
             parent,
             accepted: true,
             resolved: true,
-            why: Vec::new(),
+            reasons: Vec::new(),
         });
         let attached = attached.collect();
         let (kind, name) = (kind.to_owned(), name.to_string());
@@ -416,8 +416,8 @@ impl RouteStatus {
         for why in why {
             if let Some(parent) = self.attached.get_mut(parent) {
                 parent.accepted = false;
-                if !parent.why.contains(&why) {
-                    parent.why.push(why.clone());
+                if !parent.reasons.contains(&why) {
+                    parent.reasons.push(why.clone());
                 }
             }
             self.add_problem(why);
@@ -441,8 +441,8 @@ impl RouteStatus {
         for why in why {
             for parent in &mut self.attached {
                 parent.resolved = false;
-                if !parent.why.contains(&why) {
-                    parent.why.push(why.clone());
+                if !parent.reasons.contains(&why) {
+                    parent.reasons.push(why.clone());
                 }
             }
             self.add_problem(why);
@@ -466,13 +466,13 @@ pub struct ParentStatus {
     /// True if all backends of the route exist and are permitted.
     pub resolved: bool,
     /// The reasons if either is false.
-    pub why: Vec<String>,
+    pub reasons: Vec<String>,
 }
 
 /// A policy, or rules other than routes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PolicyStatus {
-    /// Its kind, such as `TrafficTarget` or `OutlierRemoval`.
+    /// Its kind, such as `TrafficTarget` or `OutlierDetection`.
     #[serde(default)]
     pub kind: String,
     /// `namespace/name`.
@@ -485,9 +485,9 @@ pub struct PolicyStatus {
     pub rules: Vec<String>,
     /// True if it has an effect.
     pub in_force: bool,
-    /// The reason why it has no effect: the mode, an overriding object, a missing destination.
+    /// The reason why it has no effect: the default policy, an overriding object, a missing destination.
     #[serde(default)]
-    pub why: Option<String>,
+    pub reason: Option<String>,
     /// Its missing references; these parts have no effect.
     pub problems: Vec<String>,
     /// Keys that a JWT policy needs and that could not be read.
@@ -514,25 +514,25 @@ pub struct ChangeReport {
     /// The time since its source noticed it.
     pub age_ms: f64,
     /// The time from there until the control plane processed it.
-    pub seen_after_ms: f64,
+    pub processed_after_ms: f64,
     /// The time from there until it was sent; absent during the debounce time.
     pub sent_after_ms: Option<f64>,
     /// The time from there until the last affected proxy applied it; absent while one has not.
     pub applied_after_ms: Option<f64>,
     /// The number of changes in its push, including itself.
-    pub together: usize,
+    pub push_size: usize,
     /// The number of proxies that it may affect.
-    pub concerned: usize,
+    pub affected: usize,
     /// The number of proxies that received an update.
     pub recipients: usize,
     /// The number of these that have applied it, or disconnected.
     pub applied: usize,
     /// The number of rejections (NACKs).
-    pub refused: u64,
+    pub rejected: u64,
     /// Bytes of the updates that were applied.
     pub bytes: u64,
     /// Workloads with sidecars that have not applied it; the first ones if there are many.
     pub waiting: Vec<String>,
     /// True if its progress is no longer kept.
-    pub forgotten: bool,
+    pub expired: bool,
 }

@@ -131,8 +131,8 @@ fn parse_tap(query: &str) -> Result<Tap, String> {
             }
             "per_second" => {
                 let number = value.parse().ok().filter(|n| (1..=TAP_PER_SECOND_MAX).contains(n));
-                let remedy = format!("use a number from 1 to {TAP_PER_SECOND_MAX}");
-                tap.per_second = number.ok_or_else(|| wrong(&remedy))?;
+                let hint = format!("use a number from 1 to {TAP_PER_SECOND_MAX}");
+                tap.per_second = number.ok_or_else(|| wrong(&hint))?;
             }
             _ => return Err(format!("`{name}` is unknown")),
         }

@@ -229,7 +229,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         match message.message {
             None => Err(FollowError::Malformed("a message without content".into())),
             Some(to_proxy::Message::Ping(wire)) => {
-                self.set_report_interval(wire.report_every_ms);
+                self.set_report_interval(wire.report_interval_ms);
                 self.update_taps(wire.taps);
                 Ok(())
             }
@@ -266,10 +266,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     /// Stores the report interval that the control plane requests, if any.
-    fn set_report_interval(&mut self, report_every_ms: u32) {
-        let every = Duration::from_millis(report_every_ms.into()).max(REPORT_EVERY_MIN);
+    fn set_report_interval(&mut self, report_interval_ms: u32) {
+        let every = Duration::from_millis(report_interval_ms.into()).max(REPORT_EVERY_MIN);
         let known = self.reports.is_some_and(|(_, known)| known == every);
-        if report_every_ms > 0 && !known {
+        if report_interval_ms > 0 && !known {
             self.reports = Some((Instant::now() + every, every));
         }
     }

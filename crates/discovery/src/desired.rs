@@ -60,7 +60,7 @@ impl Desired {
         Self {
             services: Tracked::new(hello.services.iter().cloned(), SUBSCRIPTIONS_MAX),
             addresses: Tracked::new(hello.addresses.iter().copied(), ADDRESSES_MAX),
-            names: Tracked::new(hello.looked_up.iter().cloned(), NAMES_MAX),
+            names: Tracked::new(hello.dns_names.iter().cloned(), NAMES_MAX),
             over_limit: 0,
         }
     }

@@ -84,7 +84,7 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         ca_generation: hello.ca_generation,
         addresses: hello.addresses.iter().copied().map(ip_address_to_wire).collect(),
         held_addresses: held_addresses.collect(),
-        looked_up: hello.looked_up.iter().map(ToString::to_string).collect(),
+        dns_names: hello.dns_names.iter().map(ToString::to_string).collect(),
         held_names: held_names.collect(),
         conditions: conditions_to_wire(&hello.report.conditions),
         named_addresses: condition::addresses_to_wire(&hello.report),
@@ -112,7 +112,7 @@ pub(crate) fn hello_from_wire(
         answers_queries: wire.answers_queries,
         ca_generation: wire.ca_generation,
         addresses: addresses_from_wire(wire.addresses)?,
-        looked_up: services_from_wire(&wire.looked_up)?,
+        dns_names: services_from_wire(&wire.dns_names)?,
         report: report_from_wire(wire.conditions, wire.named_addresses)?,
     };
     let held = wire.held.into_iter();
@@ -177,8 +177,8 @@ pub(crate) fn addresses_to_wire(addresses: &[IpAddr]) -> proto::Services {
 }
 
 pub(crate) fn looked_up_to_wire(names: &[ServiceName]) -> proto::Services {
-    let looked_up = names.iter().map(ToString::to_string).collect();
-    proto::Services { looked_up, ..proto::Services::default() }
+    let dns_names = names.iter().map(ToString::to_string).collect();
+    proto::Services { dns_names, ..proto::Services::default() }
 }
 
 pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Invalid> {
@@ -229,17 +229,17 @@ pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>,
 }
 
 pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
-    let refusal = |refusal: &Refusal| proto::Refusal {
+    let refusal = |refusal: &Refusal| proto::Rejection {
         key: Some(key_to_wire(&refusal.key)),
         reason: truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned(),
         because: refusal.because.as_ref().map(key_to_wire),
     };
     let refusals = refusals.iter().take(REFUSALS_MAX).map(refusal).collect();
-    proto::Nack { nonce, refusals }
+    proto::Nack { nonce, rejections: refusals }
 }
 
-pub(crate) fn refusals_from_wire(wire: Vec<proto::Refusal>) -> Result<Vec<Refusal>, Invalid> {
-    let refusal = |wire: proto::Refusal| {
+pub(crate) fn refusals_from_wire(wire: Vec<proto::Rejection>) -> Result<Vec<Refusal>, Invalid> {
+    let refusal = |wire: proto::Rejection| {
         let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
         let reason = truncate_text(&wire.reason, REASON_BYTES_MAX).to_owned();
         Ok(Refusal { key: key_from_wire(wire.key)?, reason, because })

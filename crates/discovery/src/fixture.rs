@@ -100,7 +100,7 @@ pub(crate) fn service_endpoint(service: &ServiceName, index: u16) -> Endpoint {
 }
 
 pub(crate) fn proxy_config() -> WorkloadPlan {
-    let access = Access::Strict(vec![AccessRule {
+    let access = Access::AllowListed(vec![AccessRule {
         policy: "bookinfo/clients".parse().unwrap(),
         sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
         http: vec![RequestMatch::default()],
@@ -137,7 +137,7 @@ pub(crate) fn gateway_hello() -> Hello {
         version: "0.1.0".into(),
         services: vec![service_name("reviews")],
         addresses: vec![[10, 96, 0, 7].into()],
-        looked_up: vec![service_name("reviews")],
+        dns_names: vec![service_name("reviews")],
         session: 1,
         ca_generation: 0,
         process: 0,

@@ -59,7 +59,7 @@ pub use server::{Operators, ServeError, serve_proxy};
 pub use stored::UnusableWorld;
 pub use subscriber::{Staged, Subscriber};
 pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};
-pub use traffic::{Direction, RuleHits, Traffic, TrafficSeries};
+pub use traffic::{Direction, RuleMatches, Traffic, TrafficSeries};
 
 /// The ALPN protocol of a workload's stream.
 pub const ALPN: &[u8] = b"leno-discovery/1";

@@ -29,7 +29,7 @@ pub struct Hello {
     /// The addresses that it queries at the beginning of the stream.
     pub addresses: Vec<IpAddr>,
     /// The DNS names that it queries at the beginning of the stream.
-    pub looked_up: Vec<ServiceName>,
+    pub dns_names: Vec<ServiceName>,
     /// A number that increases with each stream of this workload; 0 if unset.
     pub session: u64,
     /// The CA generation of its certificate (signer and roots); 0 if unset.

@@ -93,7 +93,7 @@ pub struct Hello {
     #[prost(message, repeated, tag = "23")]
     pub held_addresses: ::prost::alloc::vec::Vec<HeldAddress>,
     #[prost(string, repeated, tag = "84")]
-    pub looked_up: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub dns_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "85")]
     pub held_names: ::prost::alloc::vec::Vec<HeldName>,
     #[prost(message, repeated, tag = "65")]
@@ -199,7 +199,7 @@ pub struct Nothing {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Ping {
     #[prost(uint32, tag = "1")]
-    pub report_every_ms: u32,
+    pub report_interval_ms: u32,
     #[prost(message, repeated, tag = "10")]
     pub taps: ::prost::alloc::vec::Vec<Tap>,
 }
@@ -210,16 +210,16 @@ pub struct Traffic {
     #[prost(message, repeated, tag = "2")]
     pub series: ::prost::alloc::vec::Vec<TrafficSeries>,
     #[prost(uint32, tag = "3")]
-    pub folded: u32,
+    pub overflowed: u32,
     #[prost(uint64, tag = "4")]
     pub cpu_us: u64,
     #[prost(uint64, tag = "5")]
     pub memory_kib: u64,
     #[prost(message, repeated, tag = "46")]
-    pub rules: ::prost::alloc::vec::Vec<RuleHits>,
+    pub rules: ::prost::alloc::vec::Vec<RuleMatches>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct RuleHits {
+pub struct RuleMatches {
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -229,7 +229,7 @@ pub struct RuleHits {
     #[prost(string, tag = "4")]
     pub rule: ::prost::alloc::string::String,
     #[prost(uint64, tag = "5")]
-    pub hits: u64,
+    pub matches: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficSeries {
@@ -307,7 +307,7 @@ pub struct Services {
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     #[prost(string, repeated, tag = "63")]
-    pub looked_up: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub dns_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Listeners {
@@ -335,10 +335,10 @@ pub struct Nack {
     #[prost(uint64, tag = "1")]
     pub nonce: u64,
     #[prost(message, repeated, tag = "2")]
-    pub refusals: ::prost::alloc::vec::Vec<Refusal>,
+    pub rejections: ::prost::alloc::vec::Vec<Rejection>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Refusal {
+pub struct Rejection {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<Key>,
     #[prost(string, tag = "2")]
@@ -583,11 +583,11 @@ pub struct JwtIssuer {
     #[prost(message, repeated, tag = "4")]
     pub places: ::prost::alloc::vec::Vec<JwtPlace>,
     #[prost(uint64, tag = "5")]
-    pub leeway_nanoseconds: u64,
+    pub clock_skew_nanoseconds: u64,
     #[prost(message, repeated, tag = "6")]
-    pub forwards: ::prost::alloc::vec::Vec<ClaimHeader>,
+    pub claim_to_headers: ::prost::alloc::vec::Vec<ClaimHeader>,
     #[prost(bool, tag = "7")]
-    pub passes_token: bool,
+    pub forward_original_token: bool,
     #[prost(bool, tag = "90")]
     pub accepts_without_expiration: bool,
     #[prost(uint64, tag = "91")]
@@ -629,7 +629,7 @@ pub struct CheckService {
     #[prost(uint64, tag = "3")]
     pub timeout_nanoseconds: u64,
     #[prost(bool, tag = "4")]
-    pub unanswered_allowed: bool,
+    pub failure_mode_allow: bool,
     #[prost(oneof = "check_service::At", tags = "1, 2")]
     pub at: ::core::option::Option<check_service::At>,
 }
@@ -659,7 +659,7 @@ pub struct Authorization {
     #[prost(message, optional, tag = "3")]
     pub headers: ::core::option::Option<HeaderNames>,
     #[prost(message, repeated, tag = "4")]
-    pub context: ::prost::alloc::vec::Vec<ContextEntry>,
+    pub context_extensions: ::prost::alloc::vec::Vec<ContextEntry>,
     #[prost(message, optional, tag = "5")]
     pub body: ::core::option::Option<ShownBody>,
 }
@@ -668,9 +668,9 @@ pub struct ShownBody {
     #[prost(uint32, tag = "1")]
     pub bytes_max: u32,
     #[prost(bool, tag = "2")]
-    pub begun: bool,
+    pub allow_partial_message: bool,
     #[prost(bool, tag = "3")]
-    pub as_bytes: bool,
+    pub pack_as_bytes: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContextEntry {
@@ -693,9 +693,9 @@ pub struct GlobalLimit {
     #[prost(message, repeated, tag = "3")]
     pub descriptors: ::prost::alloc::vec::Vec<Descriptor>,
     #[prost(message, optional, tag = "4")]
-    pub answer: ::core::option::Option<FixedAnswer>,
+    pub response: ::core::option::Option<FixedResponse>,
     #[prost(bool, tag = "5")]
-    pub tells: bool,
+    pub rate_limit_headers: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Descriptor {
@@ -704,7 +704,7 @@ pub struct Descriptor {
     #[prost(message, repeated, tag = "2")]
     pub entries: ::prost::alloc::vec::Vec<DescriptorEntry>,
     #[prost(uint32, tag = "3")]
-    pub hits: u32,
+    pub hits_addend: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescriptorEntry {
@@ -924,14 +924,14 @@ pub struct Concurrency {
     #[prost(message, optional, tag = "2")]
     pub adaptive: ::core::option::Option<AdaptiveConcurrency>,
     #[prost(message, optional, tag = "3")]
-    pub answer: ::core::option::Option<FixedAnswer>,
+    pub response: ::core::option::Option<FixedResponse>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AdaptiveConcurrency {
     #[prost(uint32, tag = "1")]
-    pub least: u32,
+    pub min_concurrency: u32,
     #[prost(uint32, tag = "2")]
-    pub slower_percent: u32,
+    pub latency_tolerance_percent: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RateRule {
@@ -946,16 +946,16 @@ pub struct RateRule {
     #[prost(message, optional, tag = "8")]
     pub rate: ::core::option::Option<Rate>,
     #[prost(bool, tag = "9")]
-    pub last: bool,
+    pub stop: bool,
     #[prost(message, optional, tag = "10")]
-    pub answer: ::core::option::Option<FixedAnswer>,
-    #[prost(oneof = "rate_rule::Each", tags = "4, 5, 6")]
-    pub each: ::core::option::Option<rate_rule::Each>,
+    pub response: ::core::option::Option<FixedResponse>,
+    #[prost(oneof = "rate_rule::Key", tags = "4, 5, 6")]
+    pub key: ::core::option::Option<rate_rule::Key>,
 }
 /// Nested message and enum types in `RateRule`.
 pub mod rate_rule {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
-    pub enum Each {
+    pub enum Key {
         #[prost(message, tag = "4")]
         Nothing(super::Nothing),
         #[prost(message, tag = "5")]
@@ -1023,7 +1023,7 @@ pub struct AccessLog {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InboundPolicy {
     #[prost(bool, tag = "1")]
-    pub audited: bool,
+    pub dry_run: bool,
     #[prost(message, repeated, tag = "2")]
     pub rules: ::prost::alloc::vec::Vec<PolicyRule>,
 }
@@ -1088,9 +1088,9 @@ pub mod access {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Mode {
         #[prost(message, tag = "1")]
-        Permissive(super::Nothing),
+        AllowAll(super::Nothing),
         #[prost(message, tag = "2")]
-        Strict(super::AccessRules),
+        AllowListed(super::AccessRules),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1197,7 +1197,7 @@ pub struct Hedging {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TrafficPolicy {
     #[prost(message, optional, tag = "1")]
-    pub removal: ::core::option::Option<Removal>,
+    pub outlier_detection: ::core::option::Option<PortOutlierDetection>,
     #[prost(message, optional, tag = "90")]
     pub breaker: ::core::option::Option<Breaker>,
     #[prost(message, optional, tag = "91")]
@@ -1237,7 +1237,7 @@ pub struct FaultAbort {
     #[prost(uint32, tag = "1")]
     pub share_ppm: u32,
     #[prost(message, optional, tag = "2")]
-    pub answer: ::core::option::Option<FixedAnswer>,
+    pub response: ::core::option::Option<FixedResponse>,
     #[prost(uint32, tag = "3")]
     pub grpc: u32,
 }
@@ -1307,7 +1307,7 @@ pub struct Breaker {
     #[prost(message, optional, tag = "6")]
     pub trip: ::core::option::Option<Trip>,
     #[prost(message, optional, tag = "7")]
-    pub answer: ::core::option::Option<FixedAnswer>,
+    pub response: ::core::option::Option<FixedResponse>,
     #[prost(uint64, optional, tag = "8")]
     pub connect_timeout_nanoseconds: ::core::option::Option<u64>,
 }
@@ -1318,13 +1318,13 @@ pub struct Trip {
     #[prost(uint64, tag = "2")]
     pub window_nanoseconds: u64,
     #[prost(uint32, tag = "3")]
-    pub steps: u32,
+    pub buckets: u32,
     #[prost(uint32, tag = "4")]
     pub requests_min: u32,
     #[prost(message, optional, tag = "5")]
     pub failed: ::core::option::Option<TooMany>,
     #[prost(uint32, tag = "6")]
-    pub consecutive: u32,
+    pub consecutive_failures: u32,
     #[prost(uint64, tag = "7")]
     pub slow_nanoseconds: u64,
     #[prost(message, optional, tag = "8")]
@@ -1332,7 +1332,7 @@ pub struct Trip {
     #[prost(uint64, tag = "9")]
     pub open_nanoseconds: u64,
     #[prost(uint32, tag = "10")]
-    pub probes: u32,
+    pub half_open_requests: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TooMany {
@@ -1342,7 +1342,7 @@ pub struct TooMany {
     pub number: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct FixedAnswer {
+pub struct FixedResponse {
     #[prost(uint32, optional, tag = "1")]
     pub status: ::core::option::Option<u32>,
     #[prost(string, optional, tag = "2")]
@@ -1358,18 +1358,18 @@ pub struct ServicePolicy {
     pub name: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Removal {
+pub struct PortOutlierDetection {
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<ServicePolicy>,
-    #[prost(oneof = "removal::Algorithm", tags = "2, 3")]
-    pub algorithm: ::core::option::Option<removal::Algorithm>,
+    #[prost(oneof = "port_outlier_detection::Algorithm", tags = "2, 3")]
+    pub algorithm: ::core::option::Option<port_outlier_detection::Algorithm>,
 }
-/// Nested message and enum types in `Removal`.
-pub mod removal {
+/// Nested message and enum types in `PortOutlierDetection`.
+pub mod port_outlier_detection {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Algorithm {
         #[prost(message, tag = "2")]
-        Native(super::OutlierRemoval),
+        Native(super::OutlierDetection),
         #[prost(message, tag = "3")]
         Sermant(super::SermantRemoval),
     }
@@ -1390,31 +1390,31 @@ pub struct FailureClasses {
     pub grpc: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct OutlierRemoval {
+pub struct OutlierDetection {
     #[prost(message, optional, tag = "1")]
     pub failures: ::core::option::Option<FailureClasses>,
     #[prost(uint64, tag = "2")]
     pub window_nanoseconds: u64,
     #[prost(uint32, tag = "3")]
-    pub steps: u32,
+    pub buckets: u32,
     #[prost(uint32, tag = "4")]
     pub percent: u32,
     #[prost(uint32, tag = "5")]
     pub requests_min: u32,
     #[prost(uint32, tag = "6")]
-    pub consecutive: u32,
+    pub consecutive_failures: u32,
     #[prost(uint32, tag = "7")]
-    pub removed_percent_max: u32,
+    pub max_ejection_percent: u32,
     #[prost(uint32, tag = "8")]
-    pub keep: u32,
+    pub min_healthy: u32,
     #[prost(uint64, tag = "9")]
-    pub base_nanoseconds: u64,
+    pub base_ejection_nanoseconds: u64,
     #[prost(uint64, tag = "10")]
-    pub most_nanoseconds: u64,
+    pub max_ejection_nanoseconds: u64,
     #[prost(uint32, tag = "11")]
-    pub jitter_percent: u32,
+    pub ejection_jitter_percent: u32,
     #[prost(uint32, tag = "12")]
-    pub probes: u32,
+    pub probe_requests: u32,
     #[prost(message, optional, tag = "13")]
     pub health_check: ::core::option::Option<HealthCheck>,
 }
@@ -1544,7 +1544,7 @@ pub struct ServiceRetry {
     #[prost(message, optional, tag = "3")]
     pub rule: ::core::option::Option<RetryRule>,
     #[prost(uint64, optional, tag = "4")]
-    pub answer_timeout_nanoseconds: ::core::option::Option<u64>,
+    pub response_timeout_nanoseconds: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RetryRule {
@@ -1674,8 +1674,8 @@ pub struct Caller {
 pub struct TagRules {
     #[prost(message, repeated, tag = "1")]
     pub rules: ::prost::alloc::vec::Vec<TagRule>,
-    #[prost(enumeration = "Otherwise", repeated, tag = "2")]
-    pub otherwise: ::prost::alloc::vec::Vec<i32>,
+    #[prost(enumeration = "FallbackPolicy", repeated, tag = "2")]
+    pub fallback_policy: ::prost::alloc::vec::Vec<i32>,
     #[prost(message, repeated, tag = "3")]
     pub by_caller: ::prost::alloc::vec::Vec<CallerRule>,
     #[prost(message, repeated, tag = "4")]
@@ -1704,8 +1704,8 @@ pub struct TagRule {
     pub split: ::core::option::Option<TagSplit>,
     #[prost(message, optional, tag = "7")]
     pub fallback: ::core::option::Option<TagSplit>,
-    #[prost(enumeration = "Otherwise", repeated, tag = "8")]
-    pub otherwise: ::prost::alloc::vec::Vec<i32>,
+    #[prost(enumeration = "FallbackPolicy", repeated, tag = "8")]
+    pub fallback_policy: ::prost::alloc::vec::Vec<i32>,
     #[prost(message, optional, tag = "9")]
     pub sticky: ::core::option::Option<Sticky>,
 }
@@ -2205,29 +2205,29 @@ impl TagDialect {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum Otherwise {
+pub enum FallbackPolicy {
     Unspecified = 0,
     Any = 1,
     Default = 2,
 }
-impl Otherwise {
+impl FallbackPolicy {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Unspecified => "OTHERWISE_UNSPECIFIED",
-            Self::Any => "OTHERWISE_ANY",
-            Self::Default => "OTHERWISE_DEFAULT",
+            Self::Unspecified => "FALLBACK_POLICY_UNSPECIFIED",
+            Self::Any => "FALLBACK_POLICY_ANY",
+            Self::Default => "FALLBACK_POLICY_DEFAULT",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "OTHERWISE_UNSPECIFIED" => Some(Self::Unspecified),
-            "OTHERWISE_ANY" => Some(Self::Any),
-            "OTHERWISE_DEFAULT" => Some(Self::Default),
+            "FALLBACK_POLICY_UNSPECIFIED" => Some(Self::Unspecified),
+            "FALLBACK_POLICY_ANY" => Some(Self::Any),
+            "FALLBACK_POLICY_DEFAULT" => Some(Self::Default),
             _ => None,
         }
     }

@@ -39,7 +39,7 @@ pub struct Publisher {
     reunited: Option<ChangeId>,
     withheld: Withheld,
     oversized: Vec<Refusal>,
-    offered: Option<Offered>,
+    pushed: Option<Pushed>,
     /// True if the offer or the held resources changed since the last comparison.
     stale: bool,
     in_flight: Option<InFlight>,
@@ -48,7 +48,7 @@ pub struct Publisher {
 
 /// The desired configuration of the proxy.
 #[derive(Debug, Clone)]
-struct Offered {
+struct Pushed {
     update: Update,
     doubt: Doubt,
 }
@@ -79,12 +79,12 @@ impl Publisher {
     /// Like [`Self::offer`], but the proxy keeps its uncertain endpoints, and new services are sent only after
     /// their endpoints are known.
     pub fn offer_in_doubt(&mut self, update: Update, doubt: Doubt) {
-        if self.offered.is_none() {
+        if self.pushed.is_none() {
             self.held.share_names(&update.snapshot);
         }
         // The conflicting resources may have changed.
         self.absent_refused = None;
-        self.offered = Some(Offered { update, doubt });
+        self.pushed = Some(Pushed { update, doubt });
         self.stale = true;
     }
 
@@ -96,7 +96,7 @@ impl Publisher {
         if self.in_flight.is_some() || !self.stale {
             return None;
         }
-        let Offered { update, doubt } = self.offered.clone()?;
+        let Pushed { update, doubt } = self.pushed.clone()?;
         self.withheld.release(&update, &self.held);
         let snapshot = sendable_part(&update.snapshot, &doubt, &self.held);
         let draft = self.draft_delta(&snapshot, &doubt);
@@ -110,12 +110,12 @@ impl Publisher {
             }
             return None;
         }
-        Some(self.create_delta(Offered { update, doubt }, draft, absent))
+        Some(self.create_delta(Pushed { update, doubt }, draft, absent))
     }
 
     /// Handles the acknowledgement of a delta; `None` if no delta with this nonce is in flight.
     pub fn acknowledge(&mut self, nonce: u64) -> Option<Acked> {
-        let InFlight { offered, upserts, removed, absent, whole, .. } =
+        let InFlight { pushed, upserts, removed, absent, whole, .. } =
             self.take_in_flight(nonce)?;
         for key in removed {
             self.held.remove(&key);
@@ -123,7 +123,7 @@ impl Publisher {
         for (key, version) in upserts {
             self.held.insert(key, version);
         }
-        let Offered { update, doubt } = offered;
+        let Pushed { update, doubt } = pushed;
         // With its new resources the proxy may accept the absent services that it rejected.
         let absent_refused = self.absent_refused.take().is_some();
         let settled = whole && self.withheld.is_empty() && !absent_refused;
@@ -141,8 +141,8 @@ impl Publisher {
     ///
     /// The rejected versions are not recorded as held, and not sent again until they change.
     pub fn reject_delta(&mut self, nonce: u64, refusals: &[Refusal]) -> Option<ChangeId> {
-        let InFlight { offered, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
-        let update = offered.update;
+        let InFlight { pushed, upserts, removed, absent, .. } = self.take_in_flight(nonce)?;
+        let update = pushed.update;
         self.stale = true;
         let sent: Vec<_> = upserts
             .into_iter()
@@ -169,7 +169,7 @@ impl Publisher {
     #[must_use]
     pub fn applied_change(&self) -> Option<ChangeId> {
         let at_rest = self.in_flight.is_none() && !self.stale && self.held.plan.is_some();
-        self.offered.as_ref().filter(|_| at_rest).map(|offered| offered.update.change)
+        self.pushed.as_ref().filter(|_| at_rest).map(|pushed| pushed.update.change)
     }
 
     /// The resources that the proxy rejects, with its reasons.
@@ -203,11 +203,11 @@ impl Publisher {
         }
     }
 
-    fn create_delta(&mut self, offered: Offered, draft: Draft, absent: bool) -> Delta {
+    fn create_delta(&mut self, pushed: Pushed, draft: Draft, absent: bool) -> Delta {
         self.nonce += 1;
         let (upserts, removed, whole) = draft.take_prefix();
         self.stale = !whole;
-        let update = &offered.update;
+        let update = &pushed.update;
         let delta = Delta {
             nonce: self.nonce,
             change: update.change,
@@ -221,7 +221,7 @@ impl Publisher {
             nonce: self.nonce,
             upserts: versions.collect(),
             removed: delta.removed.clone(),
-            offered,
+            pushed,
             absent,
             whole,
         });
@@ -237,7 +237,7 @@ impl Publisher {
 #[derive(Debug)]
 struct InFlight {
     nonce: u64,
-    offered: Offered,
+    pushed: Pushed,
     upserts: Vec<(ResourceKey, Version)>,
     removed: Vec<ResourceKey>,
     absent: bool,

@@ -31,7 +31,7 @@ pub struct Queries {
 /// A query as a proxy receives it. The response is dropped if the stream ends first.
 #[derive(Debug)]
 pub struct Query {
-    /// The path and query of an admin page, such as `/reach?service=shop/stock`.
+    /// The path and query of an admin page, such as `/connectivity?service=shop/stock`.
     pub path: String,
     /// The maximum size of the response.
     pub bytes_max: usize,

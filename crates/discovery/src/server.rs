@@ -34,7 +34,7 @@ use crate::tap::Taps;
 /// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
 /// first message and [`Event::Left`] at the end. The owner ends the connection by [`Standing::Goodbye`] or by
 /// dropping the sender of standings. The proxy receives all taps and queries of `operators`, and reports its
-/// traffic at the interval `report_every`, if there is one.
+/// traffic at the interval `report_interval`, if there is one.
 ///
 /// # Errors
 /// [`ServeError`] unless the proxy closed the stream, or the mesh owner ended it.
@@ -42,7 +42,7 @@ pub async fn serve_proxy<S>(
     stream: S,
     connection: ConnectionId,
     events: EventSender,
-    report_every: Option<Duration>,
+    report_interval: Option<Duration>,
     operators: Operators,
 ) -> Result<(), ServeError>
 where
@@ -74,7 +74,7 @@ where
     events.announce(Event::Connected(connected)).await?;
     let operators = (&*operators.taps, queries);
     let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, operators);
-    let asked = report_every.map_or(Ok(()), |every| session.ask_for_reports(every));
+    let asked = report_interval.map_or(Ok(()), |every| session.ask_for_reports(every));
     let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
     let ending = match asked {
         Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),
@@ -193,7 +193,7 @@ async fn further_services<R: AsyncRead + Unpin>(
         let Some(message) = message? else { break };
         match &message.message {
             Some(from_proxy::Message::Subscribe(wire))
-                if wire.addresses.is_empty() && wire.looked_up.is_empty() =>
+                if wire.addresses.is_empty() && wire.dns_names.is_empty() =>
             {
                 let services: Vec<_> = services_from_wire(&wire.names)?;
                 last = services.len();

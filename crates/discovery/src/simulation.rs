@@ -59,7 +59,7 @@ struct Simulation {
     publisher: Publisher,
     subscriber: Subscriber,
     /// The newest offer, and the uncertain ones among the endpoints that it lacks.
-    offered: Option<(Update, Doubt)>,
+    pushed: Option<(Update, Doubt)>,
     deltas: VecDeque<Delta>,
     answers: VecDeque<Answer>,
     /// Every version that the proxy rejected as invalid in itself, in this stream.
@@ -78,7 +78,7 @@ impl Simulation {
             change: 0,
             publisher: Publisher::new(Vec::new()),
             subscriber: Subscriber::new(),
-            offered: None,
+            pushed: None,
             deltas: VecDeque::new(),
             answers: VecDeque::new(),
             refused: BTreeSet::new(),
@@ -185,14 +185,14 @@ impl Simulation {
             true => self.publisher.set_update(offer.clone()),
             false => self.publisher.offer_in_doubt(offer.clone(), doubt.clone()),
         }
-        self.offered = Some((offer.clone(), doubt));
+        self.pushed = Some((offer.clone(), doubt));
         self.forget_changed();
         offer
     }
 
     /// Resources that change, and later change back, may be tried again.
     fn forget_changed(&mut self) {
-        let Some((offer, _)) = &self.offered else { return };
+        let Some((offer, _)) = &self.pushed else { return };
         self.refused.retain(|(key, version)| {
             let view = key.service().and_then(|name| offer.snapshot.services.get(name));
             view.is_some_and(|view| Version::from_content(&encode_service(view)) == *version)
@@ -233,7 +233,7 @@ impl Simulation {
     /// Checks that no uncertain resource is removed, and that a new service without known endpoints is sent
     /// only if a held service routes to it.
     fn check_doubt(&self, delta: &Delta) {
-        let Some((offer, doubt)) = self.offered.as_ref().filter(|(_, doubt)| !doubt.is_empty())
+        let Some((offer, doubt)) = self.pushed.as_ref().filter(|(_, doubt)| !doubt.is_empty())
         else {
             return;
         };
@@ -330,7 +330,7 @@ impl Simulation {
 
     /// Delivers everything in flight, checks the result, then removes invalid resources.
     fn heal(&mut self) {
-        let offered = self.deliver_all();
+        let pushed = self.deliver_all();
         for view in self.services.values_mut() {
             for port in view.ports.values_mut() {
                 port.rules
@@ -338,10 +338,10 @@ impl Simulation {
             }
         }
         let healthy = |view: &ServiceView| poisoned_view(view).is_none();
-        let clean = offered.snapshot.services.values().all(|view| healthy(view));
+        let clean = pushed.snapshot.services.values().all(|view| healthy(view));
         let held = self.subscriber.current_update();
         if clean {
-            assert_eq!(held.map(|held| &held.snapshot), Some(&offered.snapshot), "{self}");
+            assert_eq!(held.map(|held| &held.snapshot), Some(&pushed.snapshot), "{self}");
         }
         let last = self.deliver_all();
         let held = self.subscriber.current_update();

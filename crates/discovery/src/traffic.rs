@@ -15,18 +15,18 @@ pub struct Traffic {
     /// The series, at most [`SERIES_MAX`]; further ones are not sent.
     pub series: Vec<TrafficSeries>,
     /// The number of series merged into the overflow series, which has no service.
-    pub folded: u32,
+    pub overflowed: u32,
     /// The CPU time that the proxy used in that time.
     pub cpu: Duration,
     /// Its resident memory, without file-backed pages.
     pub memory_kib: u64,
     /// The rules that matched; at most [`RULES_MAX`], further ones are not sent.
-    pub rules: Vec<RuleHits>,
+    pub rules: Vec<RuleMatches>,
 }
 
 /// The matches of one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleHits {
+pub struct RuleMatches {
     /// The kind of the object that contains it.
     pub kind: RuleKind,
     /// The namespace of that object.
@@ -36,7 +36,7 @@ pub struct RuleHits {
     /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
     /// The number of matches.
-    pub hits: u64,
+    pub matches: u64,
 }
 
 /// Completed requests and byte streams with the same labels.
@@ -98,20 +98,20 @@ pub(crate) fn traffic_to_wire(traffic: &Traffic) -> proto::Traffic {
     proto::Traffic {
         span_ms: u32::try_from(traffic.span.as_millis()).unwrap_or(u32::MAX),
         series: traffic.series.iter().take(SERIES_MAX).map(series_to_wire).collect(),
-        folded: traffic.folded,
+        overflowed: traffic.overflowed,
         cpu_us: u64::try_from(traffic.cpu.as_micros()).unwrap_or(u64::MAX),
         memory_kib: traffic.memory_kib,
         rules: traffic.rules.iter().take(RULES_MAX).map(rule_to_wire).collect(),
     }
 }
 
-fn rule_to_wire(rule: &RuleHits) -> proto::RuleHits {
-    proto::RuleHits {
+fn rule_to_wire(rule: &RuleMatches) -> proto::RuleMatches {
+    proto::RuleMatches {
         kind: rule.kind.as_str().to_owned(),
         namespace: rule.namespace.to_string(),
         name: rule.name.to_string(),
         rule: rule.rule.clone(),
-        hits: rule.hits,
+        matches: rule.matches,
     }
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     Traffic {
         span: Duration::from_millis(wire.span_ms.into()),
         series,
-        folded: wire.folded.saturating_add(left_out),
+        overflowed: wire.overflowed.saturating_add(left_out),
         cpu: Duration::from_micros(wire.cpu_us),
         memory_kib: wire.memory_kib,
         rules,
@@ -168,17 +168,17 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
 }
 
 /// Parses a rule; the caller skips a kind that only a newer proxy has.
-fn rule_from_wire(wire: proto::RuleHits) -> Result<RuleHits, Invalid> {
+fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, Invalid> {
     if wire.rule.len() > RULE_BYTES_MAX {
         return Err(Invalid::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
     }
     let kind = RuleKind::from_word(&wire.kind);
-    Ok(RuleHits {
+    Ok(RuleMatches {
         kind: kind.ok_or_else(|| Invalid::new("kind", "is not a kind of rule"))?,
         namespace: parse_name("namespace", &wire.namespace)?,
         name: parse_name("name", &wire.name)?,
         rule: wire.rule,
-        hits: wire.hits,
+        matches: wire.matches,
     })
 }
 
@@ -288,19 +288,19 @@ mod tests {
         }
     }
 
-    fn rule_hits(kind: &str, rule: &str) -> RuleHits {
-        RuleHits {
+    fn rule_hits(kind: &str, rule: &str) -> RuleMatches {
+        RuleMatches {
             kind: RuleKind::from_word(kind).unwrap(),
             namespace: Name::new("bookinfo").unwrap(),
             name: Name::new("ratings").unwrap(),
             rule: rule.to_owned(),
-            hits: 7,
+            matches: 7,
         }
     }
 
     #[test]
     fn a_rule_that_is_other_than_agreed_is_left_out_and_the_others_count() {
-        type Spoil = fn(&mut proto::RuleHits);
+        type Spoil = fn(&mut proto::RuleMatches);
         let cases: [Spoil; 4] = [
             |rule| rule.kind = "RuleOfNextYear".into(),
             |rule| rule.namespace.clear(),
@@ -311,12 +311,12 @@ mod tests {
             let mut wire = traffic_to_wire(&traffic_report());
             spoil(&mut wire.rules[0]);
             let read = traffic_from_wire(wire);
-            assert_eq!((read.rules.len(), read.series.len(), read.folded), (1, 2, 5));
+            assert_eq!((read.rules.len(), read.series.len(), read.overflowed), (1, 2, 5));
         }
         let mut wire = traffic_to_wire(&traffic_report());
         wire.rules = vec![wire.rules[0].clone(); RULES_MAX + 2];
         let read = traffic_from_wire(wire);
-        assert_eq!((read.rules.len(), read.folded), (RULES_MAX, 6));
+        assert_eq!((read.rules.len(), read.overflowed), (RULES_MAX, 6));
     }
 
     fn traffic_report() -> Traffic {
@@ -339,7 +339,7 @@ mod tests {
                     durations: vec![],
                 },
             ],
-            folded: 4,
+            overflowed: 4,
             cpu: Duration::from_micros(123),
             memory_kib: 4_321,
             rules: vec![rule_hits("HTTPRoute", "0"), rule_hits("RateLimit", "each client")],
@@ -401,14 +401,14 @@ mod tests {
             let errors: Vec<_> = errors.filter_map(Result::err).map(|error| error.field).collect();
             assert_eq!(errors, [field]);
             let read = traffic_from_wire(wire);
-            assert_eq!((read.series.len(), read.folded), (1, 5), "{field}");
+            assert_eq!((read.series.len(), read.overflowed), (1, 5), "{field}");
         }
         let mut wire = traffic_to_wire(&traffic_report());
         wire.series[0].reasons = vec![proto::TrafficReason::default(); REASONS_MAX + 1];
         assert_eq!(series_from_wire(wire.series[0].clone()).unwrap_err().field, "reasons");
         wire.series = vec![wire.series[1].clone(); SERIES_MAX + 3];
         let read = traffic_from_wire(wire);
-        assert_eq!((read.series.len(), read.folded), (SERIES_MAX, 7));
+        assert_eq!((read.series.len(), read.overflowed), (SERIES_MAX, 7));
     }
 
     #[test]
@@ -431,10 +431,10 @@ mod tests {
             durations: (0..240).map(|bucket| (bucket, u64::from(u32::MAX))).collect(),
             ..traffic_series()
         };
-        let rule = RuleHits {
+        let rule = RuleMatches {
             namespace: Name::new(&name).unwrap(),
             name: Name::new(&name).unwrap(),
-            hits: u64::MAX,
+            matches: u64::MAX,
             ..rule_hits("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
         };
         let (series, rules) = (vec![full; SERIES_MAX + 9], vec![rule; RULES_MAX + 9]);

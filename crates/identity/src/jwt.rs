@@ -65,7 +65,7 @@ pub struct Expected<'a> {
     /// The accepted audiences; any if empty.
     pub aud: &'a [String],
     /// The tolerated clock skew.
-    pub leeway: Duration,
+    pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
     /// The maximum age since its issue; unlimited if absent.
@@ -132,7 +132,7 @@ impl<'a> UnverifiedJwt<'a> {
     /// RFC 7519 §4.1.4 to §4.1.6.
     fn check_time(&self, expected: Expected<'_>) -> Result<(), BadJwt> {
         let now = expected.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let leeway = expected.leeway.as_secs_f64();
+        let clock_skew = expected.clock_skew.as_secs_f64();
         let date = |name: &str| match self.claims.get(name) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(BadJwt::Malformed),
@@ -146,10 +146,10 @@ impl<'a> UnverifiedJwt<'a> {
             (Some(_), None) => return Err(BadJwt::Ageless),
             (Some(age), Some(issued)) => Some(issued + age.as_secs_f64()),
         };
-        if [end, oldest].into_iter().flatten().any(|end| now >= end + leeway) {
+        if [end, oldest].into_iter().flatten().any(|end| now >= end + clock_skew) {
             return Err(BadJwt::Expired);
         }
-        if [date("nbf")?, issued].into_iter().flatten().any(|begin| now < begin - leeway) {
+        if [date("nbf")?, issued].into_iter().flatten().any(|begin| now < begin - clock_skew) {
             return Err(BadJwt::Early);
         }
         Ok(())

@@ -15,7 +15,7 @@ pub fn reason_of(error: &io::Error, side: Side) -> Reason {
     match (tls, side) {
         (Some(tls), side) => reason_of_tls(tls, side),
         (None, Side::Upstream) => Reason::UpstreamHandshakeFailed,
-        (None, Side::Downstream | Side::Ours) => Reason::HandshakeFailed,
+        (None, Side::Downstream | Side::Mesh) => Reason::HandshakeFailed,
     }
 }
 
@@ -24,7 +24,7 @@ pub fn reason_of(error: &io::Error, side: Side) -> Reason {
 pub fn reason_of_tls(error: &Error, side: Side) -> Reason {
     match side {
         Side::Upstream => upstream_reason(error),
-        Side::Downstream | Side::Ours => downstream_reason(error),
+        Side::Downstream | Side::Mesh => downstream_reason(error),
     }
 }
 
@@ -40,7 +40,7 @@ fn downstream_reason(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(refusal) => of_certificate(refusal),
         // The first byte of a TLS record is its type; plaintext begins with a letter.
-        Error::InvalidMessage(InvalidMessage::InvalidContentType) => Reason::PlaintextRefused,
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => Reason::PlaintextRejected,
         _ => Reason::HandshakeFailed,
     }
 }

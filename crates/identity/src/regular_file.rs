@@ -112,11 +112,11 @@ pub(crate) fn wrong_kind(kind: FileType, origin: FileOrigin) -> io::Error {
         kind if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    let remedy = match origin {
+    let hint = match origin {
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid_data(format!("is {kind}, not a regular file: {remedy}"))
+    invalid_data(format!("is {kind}, not a regular file: {hint}"))
 }
 
 fn invalid_data(problem: String) -> io::Error {

@@ -24,7 +24,7 @@ use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, 
 /// The authority's Secret and the directory in which this control plane keeps a copy.
 ///
 /// A control plane reopens the directory periodically. Changes to the Secret by another control plane or by
-/// cert-manager are written to the directory. Changes that `leno root` makes to the directory are written to
+/// cert-manager are written to the directory. Changes that `leno ca` makes to the directory are written to
 /// the Secret.
 pub struct SharedAuthority {
     secrets: ObjectApi<Secret>,

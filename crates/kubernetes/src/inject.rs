@@ -21,8 +21,8 @@ use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
 use crate::words::{
-    CONTROL, CONTROL_PORT, INTERCEPT_ANNOTATION, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR,
-    PROXY_CONTAINER, UNKNOWN_MARKS_MAX, unknown_marks,
+    CONTROL, CONTROL_PORT, INIT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER,
+    REDIRECT_ANNOTATION, UNKNOWN_MARKS_MAX, unknown_marks,
 };
 
 pub use annotation::{InjectError, Of};
@@ -296,7 +296,7 @@ fn dns_warning(pod: &Value, control: &str) -> Option<String> {
     if host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() {
         return None;
     }
-    let remedy = match policy {
+    let hint = match policy {
         "None" => {
             "spec.dnsConfig.nameservers has to have the address of the cluster's DNS Service (kube-dns), and \
              spec.dnsConfig.searches the domain of the cluster, such as cluster.local"
@@ -307,7 +307,7 @@ fn dns_warning(pod: &Value, control: &str) -> Option<String> {
         }
     };
     Some(format!(
-        "spec.dnsPolicy is {policy}: the pod does not start while its sidecar cannot resolve {host}; {remedy}"
+        "spec.dnsPolicy is {policy}: the pod does not start while its sidecar cannot resolve {host}; {hint}"
     ))
 }
 
@@ -346,11 +346,11 @@ fn label_pod(pod: &mut Value, options: &SidecarOptions) {
 fn tell_plugin(pod: &mut Value, options: Option<Vec<String>>) {
     let metadata = map_entry(pod, "metadata");
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-        annotations.remove(INTERCEPT_ANNOTATION);
+        annotations.remove(REDIRECT_ANNOTATION);
     }
     if let Some(options) = options {
         let annotations = map_entry(metadata.entry("annotations").or_insert(Value::Null), "");
-        annotations.insert(INTERCEPT_ANNOTATION.to_owned(), options.join(" ").into());
+        annotations.insert(REDIRECT_ANNOTATION.to_owned(), options.join(" ").into());
     }
 }
 
@@ -383,7 +383,7 @@ fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> 
 
 /// Returns true if the container is one of those that injection adds.
 fn is_ours(container: &Value) -> bool {
-    matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INTERCEPT_CONTAINER))
+    matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INIT_CONTAINER))
 }
 
 /// The warning for a pod that opts out although the floor requires a sidecar.

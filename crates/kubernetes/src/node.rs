@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::words::{INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR};
+use crate::words::{MESHED, MESHED_BY_SIDECAR, REDIRECT_ANNOTATION};
 
 /// The client of the node agent for the API server.
 #[derive(Clone)]
@@ -18,7 +18,7 @@ pub struct Node {
 pub enum Interception {
     /// No redirection: the pod has no sidecar, or an init container sets it up.
     Leave,
-    /// Redirection to the sidecar, with these options of `leno intercept`.
+    /// Redirection to the sidecar, with these options of `leno redirect`.
     Lead(Vec<String>),
 }
 
@@ -84,7 +84,7 @@ fn is_mirror(pod: &Pod) -> bool {
 
 fn interception_from_pod(pod: &Pod) -> Interception {
     let is_meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
-    let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(INTERCEPT_ANNOTATION));
+    let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(REDIRECT_ANNOTATION));
     match (is_meshed.map(String::as_str), words) {
         (Some(MESHED_BY_SIDECAR), Some(words)) => {
             Interception::Lead(words.split_whitespace().map(str::to_owned).collect())
@@ -106,13 +106,13 @@ mod tests {
             serde_json::from_value(json!({"metadata": metadata})).unwrap()
         };
         let meshed = json!({"leno.dev/meshed": "sidecar"});
-        let led = json!({"leno.dev/intercept": "--exclude-outbound-ports=25,53 --uid=1500"});
+        let led = json!({"leno.dev/redirect": "--exclude-outbound-ports=25,53 --uid=1500"});
         let words = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
         assert_eq!(
             interception_from_pod(&pod(meshed.clone(), led.clone())),
             Interception::Lead(words)
         );
-        let plain = json!({"leno.dev/intercept": ""});
+        let plain = json!({"leno.dev/redirect": ""});
         assert_eq!(
             interception_from_pod(&pod(meshed.clone(), plain)),
             Interception::Lead(Vec::new())

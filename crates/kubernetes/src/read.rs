@@ -16,7 +16,7 @@ mod slice;
 use std::collections::BTreeMap;
 
 use kube::core::ObjectMeta;
-use leno_model::{Admission, Plaintext, Protocol, TrafficMode};
+use leno_model::{Admission, DefaultPolicy, MtlsMode, Protocol};
 use leno_registry::{Place, Rejected, port_name_protocol};
 
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
@@ -34,27 +34,29 @@ pub use service::{ServiceReading, read_service};
 pub(crate) use slice::listed_for;
 pub use slice::read_endpoints;
 
-use crate::words::{PLAINTEXT, TRAFFIC_MODE};
+use crate::words::{DEFAULT_POLICY, MTLS};
 
 /// The annotations of a namespace or pod that control admission of clients, each parsed by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionReading {
-    /// The mode, or the reason that it is invalid.
-    pub mode: Result<Option<TrafficMode>, Box<Rejected>>,
-    /// The plaintext setting, or the reason that it is invalid.
-    pub plaintext: Result<Option<Plaintext>, Box<Rejected>>,
+    /// The default policy, or the reason that it is invalid.
+    pub default_policy: Result<Option<DefaultPolicy>, Box<Rejected>>,
+    /// The mutual TLS mode, or the reason that it is invalid.
+    pub mtls: Result<Option<MtlsMode>, Box<Rejected>>,
 }
 
 impl AdmissionReading {
     /// No annotations, for objects to which they do not apply.
-    pub(crate) const NONE: Self = Self { mode: Ok(None), plaintext: Ok(None) };
+    pub(crate) const NONE: Self = Self { default_policy: Ok(None), mtls: Ok(None) };
 
     fn from_annotations(meta: &ObjectMeta, kind: &str) -> Self {
-        let mode = (TRAFFIC_MODE, "mode", "strict mode");
-        let plaintext = (PLAINTEXT, "choice", "refuse");
+        let default_policy = (DEFAULT_POLICY, "default policy", "deny");
+        let mtls = (MTLS, "mutual TLS mode", "strict");
         Self {
-            mode: parse_choice(meta, kind, mode, TrafficMode::ALL, |it| it.as_str()),
-            plaintext: parse_choice(meta, kind, plaintext, Plaintext::ALL, |it| it.as_str()),
+            default_policy: parse_choice(meta, kind, default_policy, DefaultPolicy::ALL, |it| {
+                it.as_str()
+            }),
+            mtls: parse_choice(meta, kind, mtls, MtlsMode::ALL, |it| it.as_str()),
         }
     }
 
@@ -63,15 +65,15 @@ impl AdmissionReading {
     /// the only restriction.
     pub(crate) fn resolve_with(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
         let mut rejected = Vec::new();
-        let mode = self.mode.unwrap_or_else(|why| {
+        let default_policy = self.default_policy.unwrap_or_else(|why| {
             rejected.push(*why);
-            before.map_or(Some(TrafficMode::Strict), |before| before.mode)
+            before.map_or(Some(DefaultPolicy::Deny), |before| before.default_policy)
         });
-        let plaintext = self.plaintext.unwrap_or_else(|why| {
+        let mtls = self.mtls.unwrap_or_else(|why| {
             rejected.push(*why);
-            before.map_or(Some(Plaintext::Refuse), |before| before.plaintext)
+            before.map_or(Some(MtlsMode::Strict), |before| before.mtls)
         });
-        (Admission { mode, plaintext }, rejected)
+        (Admission { default_policy, mtls }, rejected)
     }
 }
 
@@ -96,7 +98,7 @@ fn parse_choice<T: Copy>(
                 "{shown:?} is not a {what}; the last valid annotations stay in force, or \
                  {strictest} if there are none"
             ),
-            remedy: format!("use {}, or remove it", words.join(" or ")),
+            hint: format!("use {}, or remove it", words.join(" or ")),
         })
     })
 }

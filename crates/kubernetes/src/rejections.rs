@@ -170,7 +170,7 @@ fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
         PlaintextClient::Member => "it has a sidecar and its connection bypasses the mesh: ",
         PlaintextClient::Other => "",
     };
-    let remedy = kind.hint();
+    let hint = kind.hint();
     let client = match owner {
         Some(pod) => format!("{client} (pod {pod})"),
         // Only readers with permission to list pods of all namespaces may see its name.
@@ -179,7 +179,7 @@ fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
         ),
     };
     format!(
-        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; {cause}{remedy}"
+        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; {cause}{hint}"
     )
 }
 

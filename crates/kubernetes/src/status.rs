@@ -101,7 +101,7 @@ impl Written {
             field: Some("status".to_owned()),
             ..Place::default()
         };
-        Some(Warning { at, problem: failure.problem.clone(), remedy: UNWRITTEN_REMEDY.to_owned() })
+        Some(Warning { at, problem: failure.problem.clone(), hint: UNWRITTEN_REMEDY.to_owned() })
     }
 }
 
@@ -251,7 +251,7 @@ fn next_failure(
 }
 
 /// The reason of the event for a status that cannot be written.
-const UNWRITTEN: &str = "StatusNotWritten";
+const UNWRITTEN: &str = "StatusUpdateFailed";
 const UNWRITTEN_REMEDY: &str = "compare the CustomResourceDefinition and the permissions of \
                                 leno-control with the output of `leno install`; the write is \
                                 retried";

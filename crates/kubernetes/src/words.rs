@@ -41,7 +41,7 @@ pub(crate) const API_SERVER: &str = "kubernetes";
 /// The sidecar container.
 pub const PROXY_CONTAINER: &str = "leno-proxy";
 /// The init container that redirects a pod's connections to its sidecar.
-pub const INTERCEPT_CONTAINER: &str = "leno-intercept";
+pub const INIT_CONTAINER: &str = "leno-init";
 /// The user ID of sidecars.
 pub const PROXY_UID: u32 = 1500;
 /// The audience of the tokens by which sidecars join.
@@ -55,10 +55,10 @@ pub const PROBES_VARIABLE: &str = "LENO_PROBES";
 
 /// Label or annotation of a namespace or pod: `enabled` or `disabled`.
 pub const INJECTION: &str = "leno.dev/injection";
-/// Annotation of a namespace or pod: `permissive`, `strict` or `audit`.
-pub const TRAFFIC_MODE: &str = "leno.dev/traffic-mode";
-/// Annotation of a namespace or pod: `accept` or `refuse` connections without mutual TLS.
-pub const PLAINTEXT: &str = "leno.dev/plaintext";
+/// Annotation of a namespace or pod: `allow`, `deny` or `dry-run`.
+pub const DEFAULT_POLICY: &str = "leno.dev/default-policy";
+/// Annotation of a namespace or pod: `strict` or `permissive` mutual TLS.
+pub const MTLS: &str = "leno.dev/mtls";
 /// Annotation of a pod: its load balancing weight, 1 to 1000.
 pub const WEIGHT: &str = "leno.dev/weight";
 /// Annotation of a namespace or pod: an image other than the control plane's. The equivalents of other meshes
@@ -71,9 +71,9 @@ pub(crate) const UPGRADES: &str = "leno.dev/upgrades";
 pub const MESHED: &str = "leno.dev/meshed";
 /// The value of [`MESHED`].
 pub const MESHED_BY_SIDECAR: &str = "sidecar";
-/// Annotation of a pod with traffic that the CNI plugin of its node redirects: the options of `leno intercept`,
+/// Annotation of a pod with traffic that the CNI plugin of its node redirects: the options of `leno redirect`,
 /// separated by spaces.
-pub const INTERCEPT_ANNOTATION: &str = "leno.dev/intercept";
+pub const REDIRECT_ANNOTATION: &str = "leno.dev/redirect";
 /// The node agent: its DaemonSet, account and container.
 pub const CNI: &str = "leno-cni";
 /// `CNI` as an object name.
@@ -151,17 +151,17 @@ pub(crate) const UNKNOWN_MARKS_MAX: usize = 10;
 /// Labels and annotations of pods and namespaces that are supported with the prefix `leno.dev/` only.
 const OWN_MARKS: &[&str] = &[
     "access-cert",
+    "default-policy",
     "dns",
     "gateway",
     "injection",
-    "intercept",
     "meshed",
+    "mtls",
     "network-policies",
     "node-network",
-    "plaintext",
+    "redirect",
     "service-type",
     "sidecar-image",
-    "traffic-mode",
     "upgrades",
     "weight",
 ];

@@ -38,8 +38,8 @@ impl AccessPolicy {
 /// The rules that authorize inbound traffic, in addition to [`Access`](crate::Access).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct InboundPolicy {
-    /// True in audit mode: denied traffic is allowed, counted and reported.
-    pub is_audited: bool,
+    /// True with `defaultPolicy: dry-run`: denied traffic is allowed, counted and reported.
+    pub is_dry_run: bool,
     /// The rules of access policies; deny rules take precedence over everything else.
     pub rules: Vec<PolicyRule>,
 }

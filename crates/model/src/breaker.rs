@@ -22,7 +22,7 @@ pub struct CircuitBreaker {
     /// The conditions that open the circuit; it never opens when absent.
     pub trip: Option<Trip>,
     /// The response while the circuit is open.
-    pub answer: FixedAnswer,
+    pub response: FixedResponse,
     /// The connect timeout of an endpoint; the general one when absent.
     pub connect_timeout: Option<Duration>,
 }
@@ -48,19 +48,19 @@ pub struct Trip {
     /// The length of the sliding window.
     pub window: Duration,
     /// The number of buckets of the window.
-    pub steps: u8,
+    pub buckets: u8,
     /// The minimum number of requests in the window; with fewer the circuit does not open.
     pub requests_min: u32,
     /// Opens at this many failed requests in the window.
     pub failed: TooMany,
     /// Opens after this many consecutive failures; disabled when absent.
-    pub consecutive: Option<u32>,
+    pub consecutive_failures: Option<u32>,
     /// Opens at too many slow requests in the window; disabled when absent.
     pub slow: Option<Slow>,
     /// The time that the circuit stays open.
-    pub open_for: Duration,
+    pub open_duration: Duration,
     /// The number of half-open requests that are allowed then, and must all succeed before the circuit closes.
-    pub probes: u32,
+    pub half_open_requests: u32,
 }
 
 /// A threshold; reaching either limit is enough.
@@ -76,14 +76,14 @@ pub struct TooMany {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slow {
     /// The minimum duration of a slow request.
-    pub from: Duration,
+    pub threshold: Duration,
     /// The threshold of slow requests.
     pub too_many: TooMany,
 }
 
 /// A response that replaces the upstream's.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct FixedAnswer {
+pub struct FixedResponse {
     /// The status; that of the reason when absent.
     pub status: Option<u16>,
     /// The body; a sentence about the reason when absent.
@@ -92,7 +92,7 @@ pub struct FixedAnswer {
     pub headers: Vec<Header>,
 }
 
-impl FixedAnswer {
+impl FixedResponse {
     /// True for a valid status of a fixed response: a final one with a body (RFC 9110 §15.3.5, §15.3.6,
     /// §15.4.5).
     #[must_use]

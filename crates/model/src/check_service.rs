@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::breaker::FixedAnswer;
+use crate::breaker::FixedResponse;
 use crate::jwt::JwtValidation;
 use crate::name::ServiceName;
 use crate::route::RequestMatch;
@@ -18,7 +18,7 @@ pub struct CheckService {
     /// The timeout of a check request.
     pub timeout: Duration,
     /// The treatment of unanswered requests.
-    pub unanswered: Unanswered,
+    pub failure_mode: FailureMode,
 }
 
 impl CheckService {
@@ -53,14 +53,14 @@ impl fmt::Display for CheckServiceAddress {
 
 /// The treatment of a request that a check service does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Unanswered {
+pub enum FailureMode {
     /// The request is denied.
     Deny,
     /// The request is allowed, and counted.
     Allow,
 }
 
-impl Unanswered {
+impl FailureMode {
     /// All values, by their names in manifests.
     pub const ALL: &'static [(&'static str, Self)] =
         &[("deny", Self::Deny), ("allow", Self::Allow)];
@@ -76,7 +76,7 @@ pub struct Authorization {
     /// The request headers that are sent, by lower-case name; all when absent.
     pub headers: Option<Vec<String>>,
     /// Additional context entries; each name occurs once.
-    pub context: Vec<(String, String)>,
+    pub context_extensions: Vec<(String, String)>,
     /// The body excerpt that is sent; none when absent.
     pub body: Option<ShownBody>,
 }
@@ -89,7 +89,7 @@ pub struct ShownBody {
     /// The treatment of longer bodies.
     pub longer: LongerBody,
     /// True if the excerpt is sent as bytes; otherwise as text.
-    pub as_bytes: bool,
+    pub pack_as_bytes: bool,
 }
 
 impl ShownBody {
@@ -118,9 +118,9 @@ pub struct GlobalLimit {
     /// The descriptors, at least one; a descriptor is sent if all its entries have a value.
     pub descriptors: Vec<Descriptor>,
     /// The response to requests over the limit.
-    pub answer: FixedAnswer,
+    pub response: FixedResponse,
     /// True if responses report the limit, its remainder and its reset time to clients.
-    pub tells: bool,
+    pub rate_limit_headers: bool,
 }
 
 /// A descriptor of a request.
@@ -131,7 +131,7 @@ pub struct Descriptor {
     /// Its entries, at least one.
     pub entries: Vec<DescriptorEntry>,
     /// The number of hits that a request counts as; at least 1.
-    pub hits: u32,
+    pub hits_addend: u32,
 }
 
 /// A key and the source of its value.

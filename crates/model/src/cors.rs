@@ -46,9 +46,9 @@ impl OriginPattern {
     /// # Errors
     /// [`InvalidOrigin`] for an origin that no browser sends, and for a `*` that would match unrelated hosts.
     pub fn new(text: &str) -> Result<Self, InvalidOrigin> {
-        let refused = |remedy: String| {
+        let refused = |hint: String| {
             let text = text.chars().take(ORIGIN_BYTES_MAX).collect();
-            InvalidOrigin { text, remedy }
+            InvalidOrigin { text, hint }
         };
         let invalid = || refused(USUAL.to_owned());
         if text == ANY {
@@ -136,12 +136,12 @@ impl fmt::Display for OriginPattern {
 
 /// A text that is not a valid origin pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not an origin: {remedy}")]
+#[error("`{text}` is not an origin: {hint}")]
 pub struct InvalidOrigin {
     /// The text, truncated to 253 characters.
     pub text: String,
     /// The suggested text.
-    pub remedy: String,
+    pub hint: String,
 }
 
 /// Parses non-empty labels, as browsers send them.
@@ -246,14 +246,14 @@ mod tests {
 
     #[test]
     fn what_is_refused_says_what_to_write() {
-        for (bad, remedy) in [
+        for (bad, hint) in [
             ("https://*example.com", "write `https://*.example.com`"),
             ("https://*example.com:8443", "write `https://*.example.com:8443`"),
             ("https://a:443", "browsers omit this port: write `https://a`"),
             ("http://*.a:80", "browsers omit this port: write `http://*.a`"),
             ("https://A", USUAL),
         ] {
-            assert_eq!(OriginPattern::new(bad).unwrap_err().remedy, remedy, "{bad}");
+            assert_eq!(OriginPattern::new(bad).unwrap_err().hint, hint, "{bad}");
         }
     }
 }

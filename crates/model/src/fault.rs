@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
-use crate::breaker::FixedAnswer;
+use crate::breaker::FixedResponse;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;
@@ -60,7 +60,7 @@ pub struct Abort {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
     /// The response.
-    pub answer: FixedAnswer,
+    pub response: FixedResponse,
     /// The gRPC status, 1 to 16; derived from the HTTP status when absent.
     pub grpc: Option<u8>,
 }

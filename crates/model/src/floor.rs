@@ -3,20 +3,20 @@
 
 use std::collections::BTreeSet;
 
-use crate::mesh::{Admission, Plaintext, TrafficMode};
+use crate::mesh::{Admission, DefaultPolicy, MtlsMode};
 use crate::name::Name;
 
 /// The minimum security of every namespace, regardless of annotations, labels and fields of workloads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Floor {
-    /// The least strict mode allowed.
-    pub mode: Option<TrafficMode>,
+    /// The least strict default policy allowed.
+    pub default_policy: Option<DefaultPolicy>,
     /// True if connections without mutual TLS are always rejected.
-    pub plaintext_refused: bool,
+    pub mtls_strict: bool,
     /// True if pods of a namespace with injection cannot opt out.
     pub injection_required: bool,
     /// True if annotations cannot exclude ports, addresses and interfaces from interception.
-    pub exclusions_refused: bool,
+    pub exclusions_forbidden: bool,
     /// The allowed repositories of sidecar images; any when empty.
     pub sidecar_images: BTreeSet<String>,
     /// Exempt namespaces.
@@ -38,20 +38,22 @@ impl Floor {
     /// The settings that are below the floor.
     #[must_use]
     pub fn overruled_settings(&self, wanted: Admission) -> Vec<Overruled> {
-        let mode =
-            self.mode.zip(wanted.mode).filter(|(least, mode)| mode.stricter(*least) != *mode);
-        let mode = mode.map(|(least, mode)| Overruled {
-            field: TRAFFIC_MODE,
-            wanted: mode.as_str(),
+        let default_policy = self
+            .default_policy
+            .zip(wanted.default_policy)
+            .filter(|(least, default_policy)| default_policy.stricter(*least) != *default_policy);
+        let default_policy = default_policy.map(|(least, default_policy)| Overruled {
+            field: DEFAULT_POLICY,
+            wanted: default_policy.as_str(),
             in_force: least.as_str(),
         });
-        let accepts = self.plaintext_refused && wanted.plaintext == Some(Plaintext::Accept);
-        let plaintext = accepts.then_some(Overruled {
-            field: PLAINTEXT,
-            wanted: Plaintext::Accept.as_str(),
-            in_force: Plaintext::Refuse.as_str(),
+        let accepts = self.mtls_strict && wanted.mtls == Some(MtlsMode::Permissive);
+        let mtls = accepts.then_some(Overruled {
+            field: MTLS,
+            wanted: MtlsMode::Permissive.as_str(),
+            in_force: MtlsMode::Strict.as_str(),
         });
-        mode.into_iter().chain(plaintext).collect()
+        default_policy.into_iter().chain(mtls).collect()
     }
 
     /// True when sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
@@ -79,8 +81,8 @@ pub fn repository_of(image: &str) -> &str {
     }
 }
 
-const TRAFFIC_MODE: &str = "trafficMode";
-const PLAINTEXT: &str = "plaintext";
+const DEFAULT_POLICY: &str = "defaultPolicy";
+const MTLS: &str = "mtls";
 
 #[cfg(test)]
 mod tests {
@@ -93,18 +95,18 @@ mod tests {
 
     #[test]
     fn settings_of_namespaces_do_not_go_below_the_floor() {
-        use TrafficMode::{Audit, Permissive, Strict};
+        use DefaultPolicy::{Allow, Deny, DryRun};
         let mut config = MeshConfig::default();
         for (wanted, floor, in_force) in [
-            (Permissive, None, Permissive),
-            (Permissive, Some(Audit), Audit),
-            (Permissive, Some(Strict), Strict),
-            (Audit, Some(Strict), Strict),
-            (Strict, Some(Audit), Strict),
-            (Audit, Some(Permissive), Audit),
+            (Allow, None, Allow),
+            (Allow, Some(DryRun), DryRun),
+            (Allow, Some(Deny), Deny),
+            (DryRun, Some(Deny), Deny),
+            (Deny, Some(DryRun), Deny),
+            (DryRun, Some(Allow), DryRun),
         ] {
-            config.floor.mode = floor;
-            let admission = Admission { mode: Some(wanted), plaintext: None };
+            config.floor.default_policy = floor;
+            let admission = Admission { default_policy: Some(wanted), mtls: None };
             config.namespaces.insert(parse_name("shop"), admission);
             assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{wanted:?} {floor:?}");
             assert_eq!(
@@ -116,18 +118,18 @@ mod tests {
             config.floor.except_namespaces.clear();
         }
         // The floor also overrules the default of the mesh.
-        config.floor.mode = Some(Strict);
-        assert_eq!(config.mode_in(&parse_name("other")), Strict);
-        assert!(config.traffic_modes().any(|mode| mode == Strict));
+        config.floor.default_policy = Some(Deny);
+        assert_eq!(config.mode_in(&parse_name("other")), Deny);
+        assert!(config.default_policys().any(|default_policy| default_policy == Deny));
     }
 
     #[test]
     fn plaintext_below_the_floor_is_overruled() {
-        let floor = Floor { plaintext_refused: true, ..Floor::default() };
-        let accepts = Admission { mode: None, plaintext: Some(Plaintext::Accept) };
+        let floor = Floor { mtls_strict: true, ..Floor::default() };
+        let accepts = Admission { default_policy: None, mtls: Some(MtlsMode::Permissive) };
         let overruled = floor.overruled_settings(accepts);
         assert_eq!(overruled.len(), 1);
-        assert_eq!((overruled[0].field, overruled[0].in_force), ("plaintext", "refuse"));
+        assert_eq!((overruled[0].field, overruled[0].in_force), ("mtls", "strict"));
         assert_eq!(Floor::default().overruled_settings(accepts), []);
     }
 

@@ -336,11 +336,11 @@ impl Idle {
         let mut own = None;
         for (other, port) in &destinations.others {
             let theirs = TrafficPolicy::for_port(around.policies_of(other), other, *port);
-            let removal = theirs.removal.map(|it| it.policy);
+            let outlier_detection = theirs.outlier_detection.map(|it| it.policy);
             let balancing = theirs.balancing.map(|it| it.policy);
             let is_balancing = decides(traffic_policy.balancing.as_ref().map(|it| &it.policy));
             // A policy of the whole namespace applies to the backend as well.
-            let theirs = if is_balancing { balancing } else { removal };
+            let theirs = if is_balancing { balancing } else { outlier_detection };
             own = Some(theirs.filter(|name| *name != policy.name)?);
         }
         own.map(|own| because(IdleCause::OwnPolicies(own)))

@@ -40,20 +40,20 @@ pub struct JwtIssuer {
     /// The locations of the token in requests; at least one.
     pub places: Vec<JwtPlace>,
     /// The tolerated clock skew.
-    pub leeway: Duration,
+    pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
     /// The maximum age of a token since its issue (`iat`); unlimited when absent.
     pub max_age: Option<Duration>,
     /// Claims forwarded to the application, each in its own header.
-    pub forwards: Vec<ClaimHeader>,
+    pub claim_to_headers: Vec<ClaimHeader>,
     /// True if the token itself is forwarded to the application.
-    pub passes_token: bool,
+    pub forward_original_token: bool,
 }
 
 impl JwtIssuer {
     /// The maximum clock skew.
-    pub const LEEWAY_MAX: Duration = Duration::from_secs(3600);
+    pub const CLOCK_SKEW_MAX: Duration = Duration::from_secs(3600);
     /// The minimum `max_age`.
     pub const MAX_AGE_MIN: Duration = Duration::from_secs(1);
     /// The maximum `max_age`.
@@ -102,27 +102,27 @@ pub struct KeyServer {
     /// The request path, with the query if any.
     pub path: String,
     /// The maximum time between two fetches.
-    pub refresh: Duration,
+    pub refresh_interval: Duration,
 }
 
 impl KeyServer {
     /// The minimum refresh interval.
-    pub const REFRESH_MIN: Duration = Duration::from_secs(1);
+    pub const REFRESH_INTERVAL_MIN: Duration = Duration::from_secs(1);
     /// The maximum refresh interval.
-    pub const REFRESH_MAX: Duration = Duration::from_secs(24 * 3600);
+    pub const REFRESH_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
 
     /// Parses `https://HOST[:PORT]/PATH`, or the same with `http`.
     ///
     /// # Errors
     /// [`InvalidEndpoint`] for anything else.
-    pub fn parse(url: &str, refresh: Duration) -> Result<Self, InvalidEndpoint> {
+    pub fn parse(url: &str, refresh_interval: Duration) -> Result<Self, InvalidEndpoint> {
         let (server, path) = Server::parse_with_default_port(url)?;
         let path = if path.is_empty() { "/" } else { path };
         let visible = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}".contains(&byte);
         if path.len() > PATH_BYTES_MAX || !path.bytes().all(visible) {
             return Err(InvalidEndpoint::Path);
         }
-        Ok(Self { server, path: path.to_owned(), refresh })
+        Ok(Self { server, path: path.to_owned(), refresh_interval })
     }
 }
 

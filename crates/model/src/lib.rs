@@ -69,11 +69,11 @@ pub use action::{
 pub use address_class::AddressClass;
 pub use address_entry::{AddressEntry, AddressPort};
 pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
-pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
+pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedResponse, Slow, TooMany, Trip};
 pub use change::{Change, Object, ObjectKey};
 pub use check_service::{
     Authorization, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, LongerBody, PortGuard, ShownBody, Unanswered,
+    FailureMode, GlobalLimit, Guard, LongerBody, PortGuard, ShownBody,
 };
 pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
@@ -109,7 +109,7 @@ pub use jwt::{
     Required,
 };
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
-pub use mesh::{Admission, Egress, MeshConfig, Plaintext, TrafficMode};
+pub use mesh::{Admission, DefaultPolicy, Egress, MeshConfig, MtlsMode};
 pub use name::{
     GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, SecretName,
     ServiceName, TagRouteName, TcpRouteName, WorkloadName,
@@ -119,7 +119,7 @@ pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
 pub use rate_limit::{
-    AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule,
+    AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
 };
 pub use reason::{REASON_FIELD, Reason, Retry, Side};
 pub use request_need::RequestNeed;
@@ -133,9 +133,9 @@ pub use rule_kind::RuleKind;
 pub use server::{InvalidEndpoint, Server};
 pub use service::{Families, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{
-    Closeness, FailureClasses, FailureRate, OutlierRemoval, PolicyScope, Removal, RemovalAlgorithm,
-    RemovalBackOff, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
-    ServicePolicyKind, ServicePolicyName, ServiceRule, TrafficPolicy,
+    Closeness, EjectionTime, FailureClasses, FailureRate, OutlierAlgorithm, OutlierDetection,
+    PolicyScope, PortOutlierDetection, SermantCommon, SermantConfig, SermantRemoval, SermantRule,
+    ServicePolicy, ServicePolicyKind, ServicePolicyName, ServiceRule, TrafficPolicy,
 };
 pub use sidecar_facts::{
     DISCONNECTED_MAX, PlaintextClient, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections,
@@ -145,10 +145,10 @@ pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, T
 pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
 pub use standing::Standing;
 pub use tag::{
-    Caller, CallerRule, Callers, FieldTest, Lane, LaneMark, LaneRule, NumberRelation, Otherwise,
-    Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules, Sticky, TagDialect,
-    TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue,
-    TextRelation, ValueTest, Weights,
+    Caller, CallerRule, Callers, FallbackPolicy, FieldTest, Lane, LaneMark, LaneRule,
+    NumberRelation, Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules,
+    Sticky, TagDialect, TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit,
+    TagTarget, TagValue, TextRelation, ValueTest, Weights,
 };
 pub use tap::{
     StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapMatcher, TapSide, Tappable,

@@ -116,7 +116,7 @@ pub const LOG_FIELDS: &[&str] = &[
     "upstream_cluster",
     "route",
     "policy",
-    "audit",
+    "dry_run_reason",
     "peer",
     "downstream_remote",
     "upstream_host",

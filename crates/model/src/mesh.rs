@@ -15,8 +15,8 @@ use crate::workload::Workload;
 pub struct MeshConfig {
     /// The trust domain of identities.
     pub trust_domain: TrustDomain,
-    /// The default traffic mode, unless a namespace or workload sets its own.
-    pub mode: TrafficMode,
+    /// The default policy, unless a namespace or workload sets its own.
+    pub default_policy: DefaultPolicy,
     /// Revoked accounts: they are not members anymore, even with a valid certificate.
     pub revoked: BTreeSet<ServiceAccount>,
     /// Revoked workloads of other accounts.
@@ -34,8 +34,8 @@ pub struct MeshConfig {
     pub api_server_egress: Egress,
     /// The addresses of the Kubernetes API server that `egress: deny` permits. A cluster registry sets them.
     pub api_server: BTreeSet<SocketAddr>,
-    /// The default treatment of connections without mutual TLS, unless a namespace or workload sets its own.
-    pub plaintext: Plaintext,
+    /// The default mutual TLS mode, unless a namespace or workload sets its own.
+    pub mtls: MtlsMode,
     /// The minimum security; weaker settings of namespaces and workloads are overruled.
     pub floor: Box<Floor>,
 }
@@ -43,38 +43,41 @@ pub struct MeshConfig {
 /// The admission settings of a namespace or a workload; absent fields are inherited from the next larger scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Admission {
-    /// The traffic mode.
-    pub mode: Option<TrafficMode>,
-    /// The treatment of connections without mutual TLS.
-    pub plaintext: Option<Plaintext>,
+    /// The default policy.
+    pub default_policy: Option<DefaultPolicy>,
+    /// The mutual TLS mode.
+    pub mtls: Option<MtlsMode>,
 }
 
 impl MeshConfig {
-    /// The mode of a workload: its own, or else that of its namespace, or else that of the mesh; never below
-    /// the floor.
+    /// The default policy of a workload: its own, or else that of its namespace, or else that of the mesh;
+    /// never below the floor.
     #[must_use]
-    pub fn mode_of(&self, workload: &Workload) -> TrafficMode {
+    pub fn mode_of(&self, workload: &Workload) -> DefaultPolicy {
         let namespace = &workload.name.namespace;
-        let own = workload.admission.mode.map(|mode| self.raise_mode(namespace, mode));
+        let own = workload
+            .admission
+            .default_policy
+            .map(|default_policy| self.raise_mode(namespace, default_policy));
         own.unwrap_or_else(|| self.mode_in(namespace))
     }
 
-    /// The mode of a namespace: its own, or else that of the mesh; never below the floor.
+    /// The default policy of a namespace: its own, or else that of the mesh; never below the floor.
     #[must_use]
-    pub fn mode_in(&self, namespace: &Name) -> TrafficMode {
-        let own = self.namespaces.get(namespace).and_then(|admission| admission.mode);
-        self.raise_mode(namespace, own.unwrap_or(self.mode))
+    pub fn mode_in(&self, namespace: &Name) -> DefaultPolicy {
+        let own = self.namespaces.get(namespace).and_then(|admission| admission.default_policy);
+        self.raise_mode(namespace, own.unwrap_or(self.default_policy))
     }
 
-    /// The treatment of connections to a workload without mutual TLS: its own setting, or else that of its
-    /// namespace, or else that of the mesh; rejected if the floor requires it.
+    /// The mutual TLS mode of a workload: its own, or else that of its namespace, or else that of the mesh;
+    /// strict if the floor requires it.
     #[must_use]
-    pub fn plaintext_of(&self, workload: &Workload) -> Plaintext {
+    pub fn plaintext_of(&self, workload: &Workload) -> MtlsMode {
         let namespace = &workload.name.namespace;
-        let in_namespace = || self.namespaces.get(namespace)?.plaintext;
-        let wanted = workload.admission.plaintext.or_else(in_namespace).unwrap_or(self.plaintext);
+        let in_namespace = || self.namespaces.get(namespace)?.mtls;
+        let wanted = workload.admission.mtls.or_else(in_namespace).unwrap_or(self.mtls);
         match self.floor_in(namespace) {
-            Some(floor) if floor.plaintext_refused => Plaintext::Refuse,
+            Some(floor) if floor.mtls_strict => MtlsMode::Strict,
             Some(_) | None => wanted,
         }
     }
@@ -91,25 +94,25 @@ impl MeshConfig {
         self.floor_in(namespace).map(|floor| floor.overruled_settings(wanted)).unwrap_or_default()
     }
 
-    /// The modes of the mesh and of its namespaces.
-    pub fn traffic_modes(&self) -> impl Iterator<Item = TrafficMode> {
-        let own = self.namespaces.values().filter_map(|admission| admission.mode);
-        own.chain([self.mode]).chain(self.floor.mode)
+    /// The default policies of the mesh and of its namespaces.
+    pub fn default_policys(&self) -> impl Iterator<Item = DefaultPolicy> {
+        let own = self.namespaces.values().filter_map(|admission| admission.default_policy);
+        own.chain([self.default_policy]).chain(self.floor.default_policy)
     }
 
-    fn raise_mode(&self, namespace: &Name, mode: TrafficMode) -> TrafficMode {
-        let least = self.floor_in(namespace).and_then(|floor| floor.mode);
-        least.map_or(mode, |least| mode.stricter(least))
+    fn raise_mode(&self, namespace: &Name, default_policy: DefaultPolicy) -> DefaultPolicy {
+        let least = self.floor_in(namespace).and_then(|floor| floor.default_policy);
+        least.map_or(default_policy, |least| default_policy.stricter(least))
     }
 }
 
 impl Default for MeshConfig {
-    /// `cluster.local`, permissive: the settings of a mesh without a `MeshConfig` document.
+    /// `cluster.local`, `allow`: the settings of a mesh without a `MeshConfig` document.
     fn default() -> Self {
         let domain = Name::new("cluster.local").expect("a literal DNS name is valid");
         Self {
             trust_domain: TrustDomain(domain),
-            mode: TrafficMode::Permissive,
+            default_policy: DefaultPolicy::Allow,
             revoked: BTreeSet::new(),
             revoked_workloads: BTreeSet::new(),
             namespaces: BTreeMap::new(),
@@ -118,28 +121,28 @@ impl Default for MeshConfig {
             egress: Egress::default(),
             api_server_egress: Egress::default(),
             api_server: BTreeSet::new(),
-            plaintext: Plaintext::default(),
+            mtls: MtlsMode::default(),
             floor: Box::default(),
         }
     }
 }
 
-/// The mode of authorization between members of the mesh.
+/// The decision about traffic between members of the mesh that no policy decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TrafficMode {
+pub enum DefaultPolicy {
     /// Every verified member of the mesh may call every service.
-    Permissive,
+    Allow,
     /// Only traffic that a policy allows.
-    Strict,
-    /// As in strict mode, but denied traffic is allowed, counted and reported.
-    Audit,
+    Deny,
+    /// As with `defaultPolicy: deny`, but denied traffic is allowed, counted and reported.
+    DryRun,
 }
 
-impl TrafficMode {
+impl DefaultPolicy {
     /// All values.
-    pub const ALL: &'static [Self] = &[Self::Permissive, Self::Strict, Self::Audit];
+    pub const ALL: &'static [Self] = &[Self::Allow, Self::Deny, Self::DryRun];
 
-    /// The stricter of two modes.
+    /// The stricter of two default policies.
     #[must_use]
     pub fn stricter(self, other: Self) -> Self {
         if other.strictness() > self.strictness() { other } else { self }
@@ -147,9 +150,9 @@ impl TrafficMode {
 
     const fn strictness(self) -> u8 {
         match self {
-            Self::Permissive => 0,
-            Self::Audit => 1,
-            Self::Strict => 2,
+            Self::Allow => 0,
+            Self::DryRun => 1,
+            Self::Deny => 2,
         }
     }
 
@@ -157,9 +160,9 @@ impl TrafficMode {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Permissive => "permissive",
-            Self::Strict => "strict",
-            Self::Audit => "audit",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::DryRun => "dry-run",
         }
     }
 }
@@ -189,27 +192,27 @@ impl Egress {
     }
 }
 
-/// The treatment of inbound connections without mutual TLS of the mesh.
+/// The treatment of inbound connections without mutual TLS of the mesh, as in Istio's `PeerAuthentication`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum Plaintext {
+pub enum MtlsMode {
     /// They are rejected.
     #[default]
-    Refuse,
+    Strict,
     /// They are allowed as unauthenticated peers, if policies allow such peers: for the migration of clients
     /// into the mesh.
-    Accept,
+    Permissive,
 }
 
-impl Plaintext {
+impl MtlsMode {
     /// All values.
-    pub const ALL: &'static [Self] = &[Self::Refuse, Self::Accept];
+    pub const ALL: &'static [Self] = &[Self::Strict, Self::Permissive];
 
     /// The word used in manifests.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Refuse => "refuse",
-            Self::Accept => "accept",
+            Self::Strict => "strict",
+            Self::Permissive => "permissive",
         }
     }
 }

@@ -85,9 +85,9 @@ impl PortSet {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Every verified member of the mesh may call.
-    Permissive,
+    AllowAll,
     /// Only traffic that one of these rules allows; an empty list allows nothing.
-    Strict(Vec<AccessRule>),
+    AllowListed(Vec<AccessRule>),
 }
 
 /// The traffic that one policy allows to one workload.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
-use crate::breaker::FixedAnswer;
+use crate::breaker::FixedResponse;
 use crate::check_service::GlobalLimit;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
@@ -48,16 +48,16 @@ pub struct Concurrency {
     /// Lowers the limit while the application responds slowly; disabled when absent.
     pub adaptive: Option<AdaptiveConcurrency>,
     /// The response to requests over the limit.
-    pub answer: FixedAnswer,
+    pub response: FixedResponse,
 }
 
 /// An adaptive concurrency limit, by the response latency of the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdaptiveConcurrency {
     /// The lower bound of the limit, from 1 to the maximum.
-    pub least: u32,
+    pub min_concurrency: u32,
     /// The tolerated latency increase over an idle application, in percent.
-    pub slower_percent: u16,
+    pub latency_tolerance_percent: u16,
 }
 
 /// A rate limit for matching requests.
@@ -70,13 +70,13 @@ pub struct RateRule {
     /// Matching callers, any of these; all when empty.
     pub peers: Vec<PeerMatch>,
     /// The key of its buckets.
-    pub each: Each,
+    pub key: RateLimitKey,
     /// The rate.
     pub rate: Rate,
     /// True if later rules are skipped for matching requests.
-    pub is_last: bool,
+    pub stop: bool,
     /// The response to requests over the limit.
-    pub answer: FixedAnswer,
+    pub response: FixedResponse,
 }
 
 impl RateRule {
@@ -90,7 +90,7 @@ impl RateRule {
 
 /// The key of the buckets of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub enum Each {
+pub enum RateLimitKey {
     /// One bucket for all requests.
     #[default]
     Nothing,

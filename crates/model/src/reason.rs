@@ -10,7 +10,7 @@ pub enum Side {
     /// The client of this sidecar.
     Downstream,
     /// This sidecar, its rules or its limits.
-    Ours,
+    Mesh,
     /// The destination of the request.
     Upstream,
 }
@@ -28,8 +28,8 @@ pub enum Retry {
 
 macro_rules! reasons {
     ($($(#[doc = $caption:literal])+ $variant:ident $code:literal $label:literal $status:literal $side:ident $retry:ident
-        $remedy:literal;)+) => {
-        /// The reason that a request or connection failed. One table: code, label, status, side, retry, remedy.
+        $hint:literal;)+) => {
+        /// The reason that a request or connection failed. One table: code, label, status, side, retry, hint.
         ///
         /// Status 0 means that no response is sent: the connection is reset or was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ macro_rules! reasons {
             #[must_use]
             pub const fn is_rejection(self) -> bool {
                 match self.side() {
-                    Side::Ours => true,
+                    Side::Mesh => true,
                     Side::Upstream => false,
                     Side::Downstream => !matches!(
                         self,
@@ -98,7 +98,7 @@ macro_rules! reasons {
             /// A hint for operators, in one sentence.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
-                match self { $(Self::$variant => $remedy,)+ }
+                match self { $(Self::$variant => $hint,)+ }
             }
 
             /// The reason with this label.
@@ -138,7 +138,7 @@ reasons! {
     DownstreamClosed "E1006" "downstream-closed" 0 Downstream Never
         "Check the client: it disconnected or lost its connection.";
     /// The client sent plaintext where mutual TLS is required.
-    PlaintextRefused "E1007" "plaintext-refused" 0 Downstream Never
+    PlaintextRejected "E1007" "plaintext-rejected" 0 Downstream Never
         "Add a sidecar to the client: it is not a member of the mesh.";
     /// The TLS handshake of the client failed or did not finish in time.
     HandshakeFailed "E1008" "handshake-failed" 0 Downstream Never
@@ -153,37 +153,37 @@ reasons! {
     ForeignTrustDomain "E1011" "foreign-trust-domain" 0 Downstream Never
         "Use a peer of this mesh, or the same `spec.trustDomain` in both meshes.";
     /// The sidecar's connection limit, or the system's limit of open files, is reached.
-    TooManyConnections "E3001" "too-many-connections" 503 Ours Never
+    TooManyConnections "E3001" "too-many-connections" 503 Mesh Never
         "Close idle connections, or raise `--connections-max` and the limit of open files (`ulimit -n`).";
     /// The mesh has no service of this name, or the service has no such port; or an external host has no address.
-    UnknownService "E3002" "unknown-service" 404 Ours Never
+    UnknownService "E3002" "unknown-service" 404 Mesh Never
         "Correct the host name or the port, or add the Service.";
     /// The service has routes, and none of them matches the request.
-    NoRoute "E3003" "no-route" 404 Ours Never
+    NoRoute "E3003" "no-route" 404 Mesh Never
         "Add a match for the request to an HTTPRoute of the service.";
     /// No policy allows this client to use the service.
-    DeniedOutbound "E3004" "denied-outbound" 403 Ours Never
+    DeniedOutbound "E3004" "denied-outbound" 403 Mesh Never
         "Add the client's account to the sources of a TrafficTarget for the account of the service.";
     /// The destination's policies do not allow this peer to make this request.
-    Denied "E3005" "denied" 403 Ours Never
+    Denied "E3005" "denied" 403 Mesh Never
         "Add the client's account to the sources of the policy that `leno explain request` names.";
     /// The destination's policies allow this peer some requests, but none like this one.
-    NoPolicyRoute "E3006" "no-policy-route" 404 Ours Never
+    NoPolicyRoute "E3006" "no-policy-route" 404 Mesh Never
         "Add a match for the request to an HTTPRouteGroup of the policy.";
     /// The route's backend does not exist, or all its backends have weight 0.
-    InvalidBackend "E3007" "invalid-backend" 500 Ours Never
+    InvalidBackend "E3007" "invalid-backend" 500 Mesh Never
         "Correct `backendRefs` of the HTTPRoute: names, ports, weights.";
     /// The control plane did not send the configuration of this service in time.
-    DiscoveryTimeout "E3008" "discovery-timeout" 503 Ours Never
+    DiscoveryTimeout "E3008" "discovery-timeout" 503 Mesh Never
         "Start the control plane, or find out why it does not respond.";
     /// The service has no available endpoint.
-    NoEndpoint "E3009" "no-endpoint" 503 Ours Never
+    NoEndpoint "E3009" "no-endpoint" 503 Mesh Never
         "Start a workload that the service selects; see `leno get services`.";
     /// This sidecar is draining and takes no new requests.
-    Draining "E3010" "draining" 503 Ours Never
+    Draining "E3010" "draining" 503 Mesh Never
         "Use another endpoint: this one is stopping.";
     /// The request uses a feature that this version does not support.
-    Unsupported "E3011" "unsupported" 501 Ours Never
+    Unsupported "E3011" "unsupported" 501 Mesh Never
         "Do not use the feature; this version does not have it.";
     /// The endpoint refused the connection, or was unreachable.
     ConnectFailed "E2001" "connect-failed" 503 Upstream Always
@@ -226,31 +226,31 @@ reasons! {
     RevokedPeer "E1012" "revoked-peer" 403 Downstream Never
         "To restore the membership, remove it from `spec.revoked` of the MeshConfig or run `leno revoke --undo`.";
     /// No instance has the tags that a tag rule requires for the request.
-    NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Ours Never
-        "Start a workload with these labels, or set a fallback in `otherwise` of the TagRoute; `leno explain request` shows \
+    NoTaggedEndpoint "E3012" "no-tagged-endpoint" 503 Mesh Never
+        "Start a workload with these labels, or set a fallback in `fallbackPolicy` of the TagRoute; `leno explain request` shows \
          the rule and the instances.";
     /// The circuit breaker of the service is open after too many failures.
-    CircuitOpen "E3013" "circuit-open" 503 Ours Never
+    CircuitOpen "E3013" "circuit-open" 503 Mesh Never
         "Repair the service; the circuit closes automatically. The CircuitBreaker has the conditions under which it opens.";
     /// The circuit breaker's concurrency limit for the service is reached.
-    CircuitFull "E3014" "circuit-full" 503 Ours Never
+    CircuitFull "E3014" "circuit-full" 503 Mesh Never
         "Send fewer requests at once, or raise the limits of the service's CircuitBreaker.";
     /// A rule of an access policy denies the request, or a policy matches by request and the connection carries opaque bytes.
-    DeniedByPolicy "E3015" "denied-by-policy" 403 Ours Never
+    DeniedByPolicy "E3015" "denied-by-policy" 403 Mesh Never
         "Change the deny rule of the AccessPolicy that `leno explain request` names. For opaque bytes, declare the protocol of \
          the port, or detach the policy from it.";
     /// The request exceeded a rate limit.
-    RateLimited "E3016" "rate-limited" 429 Ours Never
+    RateLimited "E3016" "rate-limited" 429 Mesh Never
         "Send less, or raise the RateLimit that `leno explain request` names; `retry-after` shows when to retry.";
     /// The application's concurrency limit is reached.
-    Overloaded "E3017" "overloaded" 503 Ours Never
+    Overloaded "E3017" "overloaded" 503 Mesh Never
         "Start more instances, or raise `concurrency` of the RateLimit that `leno explain request` names.";
     /// The destination is outside the mesh, and egress is denied.
-    EgressDenied "E3018" "egress-denied" 403 Ours Never
+    EgressDenied "E3018" "egress-denied" 403 Mesh Never
         "Correct the host name, give the destination a Service with meshed workloads, or set \
          `spec.egress` of the MeshConfig to allow.";
     /// A policy injects this fault on purpose.
-    FaultInjected "E3019" "fault-injected" 503 Ours Never
+    FaultInjected "E3019" "fault-injected" 503 Mesh Never
         "Remove the FaultInjection that `leno explain request` names, when the test is over.";
     /// The request is for a host name that another certificate of the gateway covers.
     Misdirected "E1013" "misdirected" 421 Downstream Never
@@ -264,25 +264,25 @@ reasons! {
          JwtValidation that the access log names.";
     /// The request's body exceeds the limit of the external authorization service.
     BodyTooLarge "E1016" "body-too-large" 413 Downstream Never
-        "Send a smaller body, or raise `body.maxBytes`, or set `body.allowPartial`, in the \
+        "Send a smaller body, or raise `body.maxRequestBytes`, or set `body.allowPartialMessage`, in the \
          ExternalAuthorization that `leno explain request` shows.";
     /// The client's sidecar abandoned this attempt: another attempt responded first, or a timeout of the route expired.
     AttemptAbandoned "E1017" "attempt-abandoned" 0 Downstream Never
         "No action is necessary for a few. Many mean that the Hedging delay or the route's timeouts are too short for the service.";
     /// The external authorization service denied the request.
-    DeniedByService "E3020" "denied-by-service" 403 Ours Never
+    DeniedByService "E3020" "denied-by-service" 403 Mesh Never
         "Contact the operator of the service that the ExternalAuthorization names; `leno explain request` \
          shows it.";
     /// The external authorization service did not respond.
-    AuthorizationUnavailable "E3021" "authorization-unavailable" 403 Ours Never
+    AuthorizationUnavailable "E3021" "authorization-unavailable" 403 Mesh Never
         "Check the service that the ExternalAuthorization names, and the sidecar's log; \
-         `onFailure: allow` allows requests meanwhile.";
+         `failureMode: allow` allows requests meanwhile.";
     /// The rate limit service did not respond.
-    RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Ours Never
+    RateLimitUnavailable "E3022" "rate-limit-unavailable" 500 Mesh Never
         "Check the service that `global` of the RateLimit names, and the sidecar's log; \
-         `onFailure: allow` allows requests meanwhile.";
+         `failureMode: allow` allows requests meanwhile.";
     /// The port now carries TCP; the connection was parsed as HTTP before the change arrived.
-    ProtocolChanged "E3023" "protocol-changed" 0 Ours Never
+    ProtocolChanged "E3023" "protocol-changed" 0 Mesh Never
         "Connect again: the next connection is carried as TCP. If this continues, compare the protocol that the Service \
          declares with the protocol of its clients.";
 }
@@ -321,7 +321,7 @@ mod tests {
         ("E1004", "body-stalled"),
         ("E1005", "idle-timeout"),
         ("E1006", "downstream-closed"),
-        ("E1007", "plaintext-refused"),
+        ("E1007", "plaintext-rejected"),
         ("E1008", "handshake-failed"),
         ("E1009", "untrusted-peer"),
         ("E1010", "expired-peer"),
@@ -389,7 +389,7 @@ mod tests {
             let of_side = match reason.side() {
                 Side::Downstream => "E1",
                 Side::Upstream => "E2",
-                Side::Ours => "E3",
+                Side::Mesh => "E3",
             };
             let code = reason.code();
             assert!(code.len() == 5 && code.starts_with(of_side), "{reason:?}: {code}");

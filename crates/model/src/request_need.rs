@@ -2,14 +2,15 @@
 
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
-use crate::breaker::{CircuitBreaker, CircuitLimits, FixedAnswer, Trip};
+use crate::breaker::{CircuitBreaker, CircuitLimits, FixedResponse, Trip};
 use crate::check_service::Guard;
 use crate::fault::Faults;
 use crate::jwt::Required;
 use crate::rate_limit::RateLimits;
 use crate::service::Protocol;
 use crate::service_policy::{
-    FailureClasses, OutlierRemoval, Removal, RemovalAlgorithm, ServicePolicyName, ServiceRule,
+    FailureClasses, OutlierAlgorithm, OutlierDetection, PortOutlierDetection, ServicePolicyName,
+    ServiceRule,
 };
 use crate::snapshot::WorkloadPlan;
 
@@ -47,7 +48,7 @@ impl ServiceRule {
             Self::FaultInjection(_) => Faults::REQUEST_NEED,
             Self::Guard(guard) => guard.request_need(),
             // These limit, balance and retry the client's own requests.
-            Self::OutlierRemoval(_)
+            Self::OutlierDetection(_)
             | Self::SermantRemoval(_)
             | Self::CircuitBreaker(_)
             | Self::LoadBalancing(_)
@@ -61,7 +62,7 @@ impl ServiceRule {
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         match self {
-            Self::OutlierRemoval(rule) => rule.acts_on_connections(),
+            Self::OutlierDetection(rule) => rule.acts_on_connections(),
             Self::SermantRemoval(config) => config.common.failures.has_connections(),
             Self::CircuitBreaker(rule) => rule.acts_on_connections(),
             Self::UpstreamTrafficSetting(both) => {
@@ -75,18 +76,18 @@ impl ServiceRule {
     }
 }
 
-impl Removal {
+impl PortOutlierDetection {
     /// True if the policy has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         match &self.algorithm {
-            RemovalAlgorithm::Native(rule) => rule.acts_on_connections(),
-            RemovalAlgorithm::Sermant(rule) => rule.common.failures.has_connections(),
+            OutlierAlgorithm::Native(rule) => rule.acts_on_connections(),
+            OutlierAlgorithm::Sermant(rule) => rule.common.failures.has_connections(),
         }
     }
 }
 
-impl OutlierRemoval {
+impl OutlierDetection {
     fn acts_on_connections(&self) -> bool {
         self.failures.has_connections() || self.health_check.is_some()
     }
@@ -117,8 +118,8 @@ impl CircuitBreaker {
             CircuitLimits { connections: self.limits.connections, ..CircuitLimits::default() };
         let trip = self.trip.clone();
         // A connection is reset, without a response.
-        let answer = FixedAnswer::default();
-        Self { limits, trip, answer, connect_timeout: self.connect_timeout }
+        let response = FixedResponse::default();
+        Self { limits, trip, response, connect_timeout: self.connect_timeout }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct RetryPolicy {
     /// The conditions and number of retries.
     pub rule: RetryRule,
     /// The timeout of one attempt until the response begins; none of its own when absent.
-    pub answer_timeout: Option<Duration>,
+    pub response_timeout: Option<Duration>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
 }
@@ -36,7 +36,7 @@ impl RetryPolicy {
         ServiceRetry {
             policy: self.name.clone(),
             rule: self.rule.clone(),
-            answer_timeout: self.answer_timeout,
+            response_timeout: self.response_timeout,
         }
     }
 }
@@ -49,5 +49,5 @@ pub struct ServiceRetry {
     /// The conditions and number of retries.
     pub rule: RetryRule,
     /// The timeout of one attempt until the response begins; none of its own when absent.
-    pub answer_timeout: Option<Duration>,
+    pub response_timeout: Option<Duration>,
 }

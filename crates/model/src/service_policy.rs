@@ -96,7 +96,7 @@ impl fmt::Display for ServicePolicyName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServicePolicyKind {
     /// Outlier detection.
-    OutlierRemoval,
+    OutlierDetection,
     /// Outlier detection as in Sermant's `sermant.removal.config`.
     SermantRemoval,
     /// Concurrency limits and circuit breaking at clients.
@@ -122,7 +122,7 @@ pub enum ServicePolicyKind {
 impl ServicePolicyKind {
     /// Every kind.
     pub const ALL: &'static [Self] = &[
-        Self::OutlierRemoval,
+        Self::OutlierDetection,
         Self::SermantRemoval,
         Self::CircuitBreaker,
         Self::UpstreamTrafficSetting,
@@ -139,7 +139,7 @@ impl ServicePolicyKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::OutlierRemoval => "OutlierRemoval",
+            Self::OutlierDetection => "OutlierDetection",
             Self::SermantRemoval => "SermantRemoval",
             Self::CircuitBreaker => "CircuitBreaker",
             Self::UpstreamTrafficSetting => "UpstreamTrafficSetting",
@@ -173,7 +173,7 @@ pub enum PolicyScope {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceRule {
     /// Outlier detection.
-    OutlierRemoval(OutlierRemoval),
+    OutlierDetection(OutlierDetection),
     /// Outlier detection by Sermant's algorithm.
     SermantRemoval(SermantConfig),
     /// Concurrency limits and circuit breaking.
@@ -220,7 +220,7 @@ impl ServiceRule {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TrafficPolicy {
     /// Outlier detection.
-    pub removal: Option<Removal>,
+    pub outlier_detection: Option<PortOutlierDetection>,
     /// Circuit breaking.
     pub breaker: Option<Breaker>,
     /// Fault injection.
@@ -249,14 +249,15 @@ impl TrafficPolicy {
     /// Adds a policy unless a more specific one of the same kind is present.
     fn add_policy(&mut self, policy: &ServicePolicy, service: &ServiceName) {
         let algorithm = match &policy.rule {
-            ServiceRule::OutlierRemoval(rule) => Some(RemovalAlgorithm::Native(rule.clone())),
+            ServiceRule::OutlierDetection(rule) => Some(OutlierAlgorithm::Native(rule.clone())),
             ServiceRule::SermantRemoval(config) => {
-                config.for_service(&service.name).map(RemovalAlgorithm::Sermant)
+                config.for_service(&service.name).map(OutlierAlgorithm::Sermant)
             }
             _ => None,
         };
-        if let (None, Some(algorithm)) = (&self.removal, algorithm) {
-            self.removal = Some(Removal { policy: policy.name.clone(), algorithm });
+        if let (None, Some(algorithm)) = (&self.outlier_detection, algorithm) {
+            self.outlier_detection =
+                Some(PortOutlierDetection { policy: policy.name.clone(), algorithm });
         }
         if let (None, Some(rule)) = (&self.breaker, policy.rule.circuit_breaker()) {
             self.breaker = Some(Breaker { policy: policy.name.clone(), rule: rule.clone() });
@@ -274,12 +275,13 @@ impl TrafficPolicy {
 
     /// The effective policies, one of each kind.
     pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
-        let removal = self.removal.iter().map(|removal| &removal.policy);
+        let outlier_detection =
+            self.outlier_detection.iter().map(|outlier_detection| &outlier_detection.policy);
         let breaker = self.breaker.iter().map(|breaker| &breaker.policy);
         let faults = self.faults.iter().map(|faults| &faults.policy);
         let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
         let hedging = self.hedging.iter().map(|hedging| &hedging.policy);
-        removal.chain(breaker).chain(faults).chain(balancing).chain(hedging)
+        outlier_detection.chain(breaker).chain(faults).chain(balancing).chain(hedging)
     }
 
     /// True if there is no policy.
@@ -323,43 +325,43 @@ pub(crate) fn attached_policies<'a>(
 
 /// The outlier detection of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Removal {
+pub struct PortOutlierDetection {
     /// The policy.
     pub policy: ServicePolicyName,
     /// The algorithm.
-    pub algorithm: RemovalAlgorithm,
+    pub algorithm: OutlierAlgorithm,
 }
 
 /// The outlier detection algorithms.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum RemovalAlgorithm {
+pub enum OutlierAlgorithm {
     /// Leno's algorithm.
-    Native(OutlierRemoval),
+    Native(OutlierDetection),
     /// Sermant's algorithm.
     Sermant(SermantRemoval),
 }
 
 /// The conditions that eject an endpoint, and those that return it to service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OutlierRemoval {
+pub struct OutlierDetection {
     /// The responses that count as failures; never empty.
     pub failures: FailureClasses,
     /// The sliding window of the failure rate.
     pub window: Duration,
     /// The number of buckets of the window; it slides by one bucket at a time.
-    pub steps: u8,
+    pub buckets: u8,
     /// Ejects at this failure rate in the window; disabled when absent.
-    pub rate: Option<FailureRate>,
+    pub failure_rate: Option<FailureRate>,
     /// Ejects after this many consecutive failures; disabled when absent.
-    pub consecutive: Option<u32>,
+    pub consecutive_failures: Option<u32>,
     /// The maximum share of endpoints ejected at the same time, in percent, rounded down.
-    pub removed_percent_max: u8,
+    pub max_ejection_percent: u8,
     /// The minimum number of endpoints that stay in service, at least one.
-    pub keep: u32,
+    pub min_healthy: u32,
     /// The ejection time.
-    pub back_off: RemovalBackOff,
+    pub ejection_time: EjectionTime,
     /// The number of consecutive requests that must succeed before the endpoint is fully back in service.
-    pub probes: u32,
+    pub probe_requests: u32,
     /// Active health checks in addition; disabled when absent.
     pub health_check: Option<Box<HealthCheck>>,
 }
@@ -375,11 +377,11 @@ pub struct FailureRate {
 
 /// The ejection time: an exponential backoff from the base to the maximum, minus random jitter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RemovalBackOff {
+pub struct EjectionTime {
     /// The first ejection time.
     pub base: Duration,
     /// The maximum ejection time.
-    pub most: Duration,
+    pub max: Duration,
     /// The maximum jitter, in percent.
     pub jitter_percent: u8,
 }
@@ -500,7 +502,9 @@ mod tests {
         ];
         let decides = |policies: &[ServicePolicy], port| {
             let traffic_policy = TrafficPolicy::for_port(policies, &service, port);
-            traffic_policy.removal.map(|removal| removal.policy.name.to_string())
+            traffic_policy
+                .outlier_detection
+                .map(|outlier_detection| outlier_detection.policy.name.to_string())
         };
         assert_eq!(decides(&all, 80).as_deref(), Some("z"));
         assert_eq!(decides(&all, 81).as_deref(), Some("b"));

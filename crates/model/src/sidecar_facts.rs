@@ -62,7 +62,7 @@ impl PlaintextClient {
             }
             Self::Other => {
                 "start these clients with a sidecar, open the port to them with an IngressBackend, or accept plaintext \
-                 during the migration (in a cluster: annotation leno.dev/plaintext: accept)"
+                 during the migration (in a cluster: annotation leno.dev/mtls: permissive)"
             }
         }
     }

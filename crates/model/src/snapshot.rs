@@ -13,7 +13,7 @@ use crate::endpoint::Endpoint;
 use crate::gateway::Gateway;
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::ingress::Opening;
-use crate::mesh::{Egress, Plaintext};
+use crate::mesh::{Egress, MtlsMode};
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
@@ -79,7 +79,7 @@ pub struct WorkloadPlan {
     /// The treatment of connections to external destinations.
     pub egress: Egress,
     /// The treatment of inbound connections without mutual TLS.
-    pub plaintext: Plaintext,
+    pub mtls: MtlsMode,
     /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<Gateway>>,
     /// Ingress rules for external clients.
@@ -121,7 +121,7 @@ impl WorkloadPlan {
             limits: BTreeMap::new(),
             sight: Sight::default(),
             egress: Egress::default(),
-            plaintext: Plaintext::default(),
+            mtls: MtlsMode::default(),
             gateway: None,
             openings: Vec::new(),
             egress_rules: Vec::new(),

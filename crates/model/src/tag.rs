@@ -99,7 +99,7 @@ pub struct TagRules {
     pub rules: Vec<TagRule>,
     /// The fallbacks for requests that match no rule: the first non-empty set. Requests fail if all are empty.
     /// Ignored without rules.
-    pub otherwise: Vec<Otherwise>,
+    pub fallback_policy: Vec<FallbackPolicy>,
     /// Rules by caller, applied to the remaining instances.
     pub by_caller: Vec<CallerRule>,
 }
@@ -173,7 +173,7 @@ pub struct TagRule {
     pub fallback: TagSplit,
     /// The last fallbacks for the requests of an empty set: the first non-empty set. Requests fail if all are
     /// empty.
-    pub otherwise: Vec<Otherwise>,
+    pub fallback_policy: Vec<FallbackPolicy>,
     /// The key that pins a client to a target; the choice is random when absent.
     pub sticky: Option<Sticky>,
 }
@@ -231,7 +231,7 @@ pub enum TagValue {
 
 /// A fallback if the selected instances are empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Otherwise {
+pub enum FallbackPolicy {
     /// Any instance.
     Any,
     /// The instances that no target of any rule selects.
@@ -423,7 +423,7 @@ impl TagRules {
         for rules in all {
             if found.rules.is_empty() {
                 found.rules = rules.rules;
-                found.otherwise = rules.otherwise;
+                found.fallback_policy = rules.fallback_policy;
             }
             if found.by_caller.is_empty() {
                 found.by_caller = rules.by_caller;
@@ -437,17 +437,17 @@ impl TagRules {
     #[must_use]
     pub fn merge_routes<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
         let mut joined = Self::default();
-        let mut strictest: Option<&Vec<Otherwise>> = None;
+        let mut strictest: Option<&Vec<FallbackPolicy>> = None;
         let mut routes: Vec<&TagRoute> = routes.into_iter().collect();
         routes.sort_by_key(|route| route.precedence());
         for route in routes {
             joined.rules.extend(route.rules.rules.iter().cloned());
             joined.by_caller.extend(route.rules.by_caller.iter().cloned());
-            let says = Some(&route.rules.otherwise).filter(|_| !route.rules.rules.is_empty());
+            let says = Some(&route.rules.fallback_policy).filter(|_| !route.rules.rules.is_empty());
             strictest = strictest.into_iter().chain(says).min_by_key(|says| leniency(says));
         }
         joined.rules.sort_by_key(|rule| Reverse(rule.precedence));
-        joined.otherwise = strictest.cloned().unwrap_or_default();
+        joined.fallback_policy = strictest.cloned().unwrap_or_default();
         joined
     }
 
@@ -496,11 +496,11 @@ impl TagSet {
 }
 
 /// Failing is the strictest, then the default set, then any instance.
-fn leniency(otherwise: &[Otherwise]) -> u8 {
-    match otherwise {
+fn leniency(fallback_policy: &[FallbackPolicy]) -> u8 {
+    match fallback_policy {
         [] => 0,
-        [Otherwise::Default] => 1,
-        [Otherwise::Default, ..] => 2,
-        [Otherwise::Any, ..] => 3,
+        [FallbackPolicy::Default] => 1,
+        [FallbackPolicy::Default, ..] => 2,
+        [FallbackPolicy::Any, ..] => 3,
     }
 }

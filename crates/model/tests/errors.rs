@@ -63,7 +63,7 @@ fn render_page() -> String {
 fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
-        Side::Ours => "ours",
+        Side::Mesh => "mesh",
         Side::Upstream => "upstream",
     }
 }
@@ -84,7 +84,7 @@ from this closed list. The same word is the label `reason` of the metrics, the f
 `response_code_details` of the access log, and the first word of the response header `leno-reason`:
 
 ```
-leno-reason: denied-outbound;side=ours;workload=\"bookinfo/client-1\"
+leno-reason: denied-outbound;side=mesh;workload=\"bookinfo/client-1\"
 ```
 
 `workload` names the workload of the sidecar that responded. Both sidecars count the reason and log it; the other one
@@ -101,7 +101,7 @@ machine. Codes are stable: the code of a removed reason is not used again.
 This page is generated from `leno_model::Reason`; the test `crates/model/tests/errors.rs` compares
 the two, and prints the command that updates the page.
 
-| reason | code | status | side | retry | meaning | remedy |
+| reason | code | status | side | retry | meaning | hint |
 |---|---|---|---|---|---|---|
 ";
 
@@ -111,7 +111,7 @@ or was never opened. Opaque TCP has no statuses: every reason resets the client'
 Policies may declare another status for `fault-injected`, `rate-limited`, `overloaded` and `circuit-open`, and external authorization services
 send their own with `denied-by-service`.
 
-**side**: *downstream*, the client of the sidecar that reports it; *ours*, the sidecar, its rules
+**side**: *downstream*, the client of the sidecar that reports it; *mesh*, the sidecar, its rules
 or its limits; *upstream*, where the sidecar sent the request.
 
 **retry**: without a [rule about retries](rules/http-route.md#time-limits-and-retries), a request is retried at most

@@ -97,7 +97,7 @@ pub(crate) fn with_entry<T>(seen: &Seen, reported: impl FnOnce(&Entry<'_>) -> T)
         service: &labels.service,
         route: &labels.route,
         policy: &policy,
-        audit: seen.audited.map(Reason::label).unwrap_or_default(),
+        dry_run_reason: seen.dry_run_reason.map(Reason::label).unwrap_or_default(),
         peer: &labels.peer,
         downstream: Some(seen.downstream),
         upstream: seen.upstream,

@@ -24,9 +24,9 @@ use crate::application_metrics::Unread;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::drain::Phase;
+use crate::ejected::EjectedEndpoints;
 use crate::opened::OpenListeners;
 use crate::pages::{self, Pages};
-use crate::removed::RemovedEndpoints;
 use crate::world::World;
 
 mod page;
@@ -38,12 +38,12 @@ pub(crate) struct Admin {
     /// The per-thread metrics of the control thread.
     pub(crate) shard: Shard,
     pub(crate) scraping: Scraping,
-    /// Limits `/reach` to one query at a time, since each opens connections.
+    /// Limits `/connectivity` to one query at a time, since each opens connections.
     pub(crate) reaching: Semaphore,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
-    pub(crate) removed: Arc<RemovedEndpoints>,
+    pub(crate) ejected: Arc<EjectedEndpoints>,
     pub(crate) open_listeners: OpenListeners,
     /// True if the proxy serves a gateway.
     pub(crate) is_gateway: bool,
@@ -168,12 +168,12 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
     match request.uri().path() {
         "/metrics" => metrics_response(admin, request).await,
         "/ready" => readiness_response(admin),
-        "/world" => json_response(&page::current_config(admin)),
+        "/config" => json_response(&page::current_config(admin)),
         "/connections" => json_response(&page::open_connections(admin)),
         "/requests" => json_response(&page::request_counts(admin)),
-        "/removed" => json_response(&page::ejected_endpoints(admin)),
+        "/ejected" => json_response(&page::ejected_endpoints(admin)),
         "/circuits" => json_response(&page::open_circuits(admin)),
-        "/reach" => {
+        "/connectivity" => {
             match reach::run_query(admin, request.uri().query().unwrap_or_default()).await {
                 Ok(reported) => json_response(&reported),
                 Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
@@ -287,7 +287,7 @@ fn build_response(status: StatusCode, kind: &'static str, body: String) -> Respo
 
 /// The header with the workload that the page describes.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
-const INDEX: &str = "leno proxy: /metrics /ready /world /connections /requests /removed /circuits /reach?service=NS/NAME\n";
+const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests /ejected /circuits /connectivity?service=NS/NAME\n";
 /// Queued queries of the control plane: a stream has one open, and those of ended streams are dropped.
 pub(crate) const QUERIES_MAX: usize = 4;
 /// Concurrent scrapes of the application: more than any installation has scrapers.

@@ -9,7 +9,7 @@ use leno_model::{AccessLog, ClientRanges, TrustDomain, Upgrades, WorkloadName};
 
 use crate::application_metrics::ApplicationMetrics;
 use crate::control_address::ControlAddress;
-use crate::look_ups::ClusterDomain;
+use crate::dns_proxy::ClusterDomain;
 use crate::probes::Probes;
 
 /// Start options of a proxy.
@@ -30,7 +30,7 @@ pub struct Config {
     /// The way by which the application's traffic reaches the proxy.
     pub interception: Interception,
     /// The DNS server for the application, if its queries are redirected; `None` leaves them alone.
-    pub look_ups: Option<LookUps>,
+    pub dns_proxy: Option<DnsProxy>,
     /// The loopback address of the admin page; with port 0 the kernel selects the port.
     pub admin: SocketAddr,
     /// The address of health checks and of application probes for the kubelet; `None` disables it.
@@ -42,7 +42,7 @@ pub struct Config {
     /// The address of the application's own metrics, which are appended to ours.
     pub application_metrics: Option<ApplicationMetrics>,
     /// CA certificates (PEM) that collectors are verified with; the system's if absent.
-    pub collector_roots: Option<PathBuf>,
+    pub collector_ca: Option<PathBuf>,
     /// The number of data threads, each with its own single-threaded runtime.
     pub cores: usize,
     /// The protocols that a connection may be upgraded to.
@@ -158,7 +158,7 @@ impl Interception {
 
 /// Options of the DNS server for redirected queries of the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LookUps {
+pub struct DnsProxy {
     /// The listener addresses, for UDP and TCP.
     pub at: Vec<SocketAddr>,
     /// The domain of service names.
@@ -167,8 +167,8 @@ pub struct LookUps {
     pub resolvers: PathBuf,
 }
 
-impl LookUps {
-    /// Creates the options for a pod: queries arrive at the port that `leno intercept --dns` redirects to,
+impl DnsProxy {
+    /// Creates the options for a pod: queries arrive at the port that `leno redirect --dns` redirects to,
     /// unknown names are forwarded to the resolvers in `/etc/resolv.conf`, and that file also gives the domain
     /// unless one is passed.
     #[must_use]
@@ -179,8 +179,8 @@ impl LookUps {
             ClusterDomain::from_resolv_conf(&text).unwrap_or_default()
         };
         let domain = domain.unwrap_or_else(searched);
-        let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, LOOK_UP_PORT));
-        let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, LOOK_UP_PORT));
+        let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, DNS_PROXY_PORT));
+        let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, DNS_PROXY_PORT));
         let at = match versions {
             Versions::V4 => vec![v4],
             Versions::Both => vec![v4, v6],
@@ -203,7 +203,7 @@ pub const OUTBOUND_PORT: u16 = 15_001;
 /// The port of redirected inbound connections.
 pub const INBOUND_PORT: u16 = 15_003;
 /// The port of redirected DNS queries.
-pub const LOOK_UP_PORT: u16 = 15_053;
+pub const DNS_PROXY_PORT: u16 = 15_053;
 /// The firewall mark of a proxy's own connections, which redirection exempts.
 pub const MARK: u32 = 0x1e90;
 /// The port that resolvers send queries to (RFC 1035 §4.2).
@@ -314,13 +314,13 @@ impl Config {
                 inbound: loopback,
                 http_proxy: Some(SocketAddr::new(loopback, 0)),
             },
-            look_ups: None,
+            dns_proxy: None,
             admin: SocketAddr::new(loopback, 0),
             health: None,
             metrics_from: ClientRanges::None,
             probes: Probes::default(),
             application_metrics: None,
-            collector_roots: None,
+            collector_ca: None,
             cores: 1,
             upgrades: Upgrades::default(),
             access_log: LogChoice::Mesh,

@@ -144,7 +144,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     if serve_until(served, forbidden, &io).await == Ended::Cut {
         let reason = match proved {
             Some(_) => Reason::RevokedPeer,
-            None => Reason::PlaintextRefused,
+            None => Reason::PlaintextRejected,
         };
         if let Some(line) = worker.log_line(peer) {
             let (reason, suppressed) = (reason.label(), line.suppressed);
@@ -157,7 +157,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
 
 /// Reports a client that is rejected because it has no mutual TLS.
 fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
-    if reason == Reason::PlaintextRefused {
+    if reason == Reason::PlaintextRejected {
         worker.world.conditions.note_rejected_client(port, peer.ip());
     }
 }
@@ -178,8 +178,8 @@ async fn allowed_in_clear(
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
-        worker.shard.count_rejected(Reason::PlaintextRefused.label());
-        note_plaintext(worker, Reason::PlaintextRefused, port, peer);
+        worker.shard.count_rejected(Reason::PlaintextRejected.label());
+        note_plaintext(worker, Reason::PlaintextRejected, port, peer);
     }
 }
 

@@ -56,17 +56,17 @@ fn subscribe_batch(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     let crowded = follower.asked.borrow().len() > ADDRESSES_MAX / 4 * 3;
     let mut forgotten =
         if crowded { idle_addresses(follower, IDLE_IF_CROWDED) } else { Vec::new() };
-    let crowded = follower.looked_up.borrow().len() > NAMES_MAX / 4 * 3;
+    let crowded = follower.dns_names.borrow().len() > NAMES_MAX / 4 * 3;
     let mut lost = if crowded { idle_names(follower, IDLE_IF_CROWDED) } else { Vec::new() };
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
-    let mut looked_up = follower.looked_up.borrow_mut();
+    let mut dns_names = follower.dns_names.borrow_mut();
     let (mut services, mut addresses, mut names) = (Vec::new(), Vec::new(), Vec::new());
     for want in batch.drain(..) {
         match want {
             Want::Service(service) if subscribed.insert(service.clone()) => services.push(service),
             Want::Address(address) if asked.insert(address) => addresses.push(address),
-            Want::Name(name) if looked_up.insert(name.clone()) => names.push(name),
+            Want::Name(name) if dns_names.insert(name.clone()) => names.push(name),
             Want::Service(_) | Want::Address(_) | Want::Name(_) => {}
         }
     }
@@ -82,7 +82,7 @@ fn subscribe_batch(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     let by_use = follower.world.addresses_by_use();
     forgotten.extend(evict_excess(follower, (&mut asked, ADDRESSES_MAX), Table::Addresses, by_use));
     let by_use = follower.world.names_by_use();
-    lost.extend(evict_excess(follower, (&mut looked_up, NAMES_MAX), Table::Names, by_use));
+    lost.extend(evict_excess(follower, (&mut dns_names, NAMES_MAX), Table::Names, by_use));
     [
         (!left.is_empty()).then_some(Request::Unsubscribe(left)),
         (!forgotten.is_empty()).then_some(Request::Forget(forgotten)),
@@ -135,12 +135,12 @@ fn evict_excess<K: Ord + Clone>(
 fn take_back(follower: &Follower, unsent: Request) {
     let mut subscribed = follower.subscribed.borrow_mut();
     let mut asked = follower.asked.borrow_mut();
-    let mut looked_up = follower.looked_up.borrow_mut();
+    let mut dns_names = follower.dns_names.borrow_mut();
     match unsent {
         Request::Ask(addresses) => asked.remove_all(&addresses),
         Request::Forget(addresses) => asked.extend(addresses),
-        Request::LookUp(names) => looked_up.remove_all(&names),
-        Request::ForgetNames(names) => looked_up.extend(names),
+        Request::LookUp(names) => dns_names.remove_all(&names),
+        Request::ForgetNames(names) => dns_names.extend(names),
         Request::Subscribe(services) => subscribed.remove_all(&services),
         Request::Unsubscribe(services) => subscribed.extend(services),
         Request::Listeners(..) | Request::Renew { .. } | Request::Tapped { .. } => {}
@@ -172,9 +172,9 @@ fn idle_addresses(follower: &Follower, after: Duration) -> Vec<IpAddr> {
 
 /// Removes the names without a query for this long.
 fn idle_names(follower: &Follower, after: Duration) -> Vec<ServiceName> {
-    let mut looked_up = follower.looked_up.borrow_mut();
+    let mut dns_names = follower.dns_names.borrow_mut();
     let mut idle = follower.world.idle_names(after);
-    idle.retain(|name| looked_up.remove(name));
+    idle.retain(|name| dns_names.remove(name));
     idle
 }
 

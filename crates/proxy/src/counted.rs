@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leno_discovery::traffic::{RULES_MAX, SERIES_MAX};
-use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
+use leno_discovery::{Direction, RuleMatches, Traffic, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
 use leno_telemetry::{Changes, RuleChange, SeriesChange, Telemetry, read_spent};
 
@@ -47,7 +47,7 @@ impl Counted {
         let traffic = Traffic {
             span: now.duration_since(self.reported),
             series: taken.series.iter().map(traffic_series).collect(),
-            folded: u32::try_from(taken.folded).unwrap_or(u32::MAX),
+            overflowed: u32::try_from(taken.overflowed).unwrap_or(u32::MAX),
             cpu: cpu.saturating_sub(self.cpu),
             memory_kib: spent.map_or(0, |spent| spent.own_kib),
             rules: taken.rules.iter().filter_map(rule_hits).collect(),
@@ -89,14 +89,14 @@ fn traffic_series(change: &SeriesChange) -> TrafficSeries {
 }
 
 /// Overflow series have no rule name and are not reported.
-fn rule_hits(change: &RuleChange) -> Option<RuleHits> {
+fn rule_hits(change: &RuleChange) -> Option<RuleMatches> {
     let labels = &change.labels;
-    Some(RuleHits {
+    Some(RuleMatches {
         kind: RuleKind::from_word(labels.kind)?,
         namespace: Name::new(&labels.namespace).ok()?,
         name: Name::new(&labels.name).ok()?,
         rule: labels.rule.clone(),
-        hits: change.hits,
+        matches: change.matches,
     })
 }
 

@@ -13,8 +13,8 @@ use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
 
 use crate::config::Interception;
+use crate::dns_proxy::{Over, bind_when_free};
 use crate::follow::Follower;
-use crate::look_ups::{Over, bind_when_free};
 use crate::names::{IsNew, to_v6};
 use crate::subscriptions::Table;
 
@@ -25,7 +25,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         bind_when_free(conditions, (address, Over::Udp), async || UdpSocket::bind(address).await)
             .await;
     let socket = Rc::new(socket);
-    let slots = std::sync::Arc::new(Semaphore::new(LOOK_UPS_MAX));
+    let slots = std::sync::Arc::new(Semaphore::new(QUERIES_MAX));
     let mut packet = [0_u8; PACKET_BYTES_MAX];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
@@ -36,7 +36,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         }
         // An application that sends more queries than the control plane answers loses some, and retries them.
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            follower.shard.add(Count::LookUpsFailed, 1);
+            follower.shard.add(Count::DnsQueriesFailed, 1);
             continue;
         };
         let (follower, socket) = (follower.clone(), socket.clone());
@@ -125,4 +125,4 @@ const TTL_SECONDS: u32 = 30;
 /// RFC 1035 §2.3.4 allows 512 bytes over UDP; EDNS clients send a little more.
 const PACKET_BYTES_MAX: usize = 1232;
 /// Concurrent DNS queries.
-const LOOK_UPS_MAX: usize = 256;
+const QUERIES_MAX: usize = 256;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leno_model::{FixedAnswer, Reason};
+use leno_model::{FixedResponse, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::fault::InjectedAnswer;
 use leno_traffic::{Denial, Exceeded, Full, PolicyDecision};
@@ -19,7 +19,7 @@ pub(crate) struct Failure {
     pub(crate) reason: Reason,
     pub(crate) policy: Option<PolicyDecision>,
     /// The response, if a policy sets another one than the reason does.
-    pub(crate) answer: Option<Arc<FixedAnswer>>,
+    pub(crate) answer: Option<Arc<FixedResponse>>,
     /// The value of `Retry-After`, in seconds.
     pub(crate) retry_after: Option<u64>,
     /// The gRPC status, if a policy sets another one than the reason does.
@@ -66,15 +66,15 @@ impl From<Denial> for Failure {
 impl From<Exceeded<'_>> for Failure {
     fn from(exceeded: Exceeded<'_>) -> Self {
         let retry_after = Some(exceeded.retry_after());
-        let Exceeded { policy, rule, answer, hits, .. } = exceeded;
-        let policy = Some(PolicyDecision::service_policy(policy, rule, hits));
+        let Exceeded { policy, rule, answer, match_slot, .. } = exceeded;
+        let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }
 
 impl From<Full<'_>> for Failure {
-    fn from(Full { policy, rule, answer, hits }: Full<'_>) -> Self {
-        let policy = Some(PolicyDecision::service_policy(policy, rule, hits));
+    fn from(Full { policy, rule, answer, match_slot }: Full<'_>) -> Self {
+        let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, ..Self::from(Reason::Overloaded) }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Courier {
 
 impl Courier {
     pub(crate) fn new(config: Arc<Config>, world: Arc<World>, shard: Shard) -> Self {
-        let post = Post::new(config.interception.clone(), config.collector_roots.clone());
+        let post = Post::new(config.interception.clone(), config.collector_ca.clone());
         Self { config, world, shard: Rc::new(shard), post }
     }
 
@@ -61,16 +61,16 @@ impl Courier {
     pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
         self.export_result(
             "lines of the access log",
-            (Count::RecordsExported, Count::RecordsRefused),
+            (Count::RecordsExported, Count::RecordsRejected),
         )
     }
 
     fn fate_of_spans(&self) -> Fate<Counted> {
-        self.export_result("spans", (Count::SpansExported, Count::SpansRefused))
+        self.export_result("spans", (Count::SpansExported, Count::SpansRejected))
     }
 
     fn fate_of_metrics(&self) -> Fate<Counted> {
-        self.export_result("metrics", (Count::PointsExported, Count::PointsRefused))
+        self.export_result("metrics", (Count::PointsExported, Count::PointsRejected))
     }
 
     fn export_result(

@@ -55,7 +55,7 @@ pub(crate) struct Follower {
     /// The same for addresses.
     pub(crate) asked: RefCell<Subscriptions<IpAddr>>,
     /// The same for names in DNS queries.
-    pub(crate) looked_up: RefCell<Subscriptions<ServiceName>>,
+    pub(crate) dns_names: RefCell<Subscriptions<ServiceName>>,
     /// The tables in which entries were evicted since the last sweep.
     evicted: RefCell<BTreeSet<Table>>,
     /// True while a control plane is connected, which receives subscriptions and sends changes.
@@ -97,7 +97,7 @@ impl Follower {
             telemetry,
             subscribed: RefCell::default(),
             asked: RefCell::default(),
-            looked_up: RefCell::default(),
+            dns_names: RefCell::default(),
             evicted: RefCell::default(),
             connected: Cell::new(false),
             listening: RefCell::default(),
@@ -260,7 +260,7 @@ fn stored_world(follower: &Follower) -> Subscriber {
     // without a service are dropped: most are mistyped, and a new request queries them again.
     follower.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
     follower.asked.borrow_mut().extend(update.snapshot.addresses.keys().copied());
-    follower.looked_up.borrow_mut().extend(update.snapshot.names.keys().cloned());
+    follower.dns_names.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
 
@@ -291,7 +291,7 @@ async fn follow_one(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: follower.subscribed.borrow().keys().cloned().collect(),
         addresses: follower.asked.borrow().keys().copied().collect(),
-        looked_up: follower.looked_up.borrow().keys().cloned().collect(),
+        dns_names: follower.dns_names.borrow().keys().cloned().collect(),
         session: session_number(SystemTime::now()),
         ca_generation: credential.ca_generation(),
         process: follower.seed,
@@ -405,11 +405,11 @@ pub(crate) async fn ensure_credential(
 /// Applies an update, or returns the resources that cannot be applied.
 fn apply_update(follower: &Follower, update: Update) -> Result<(), Vec<Refusal>> {
     if let Err(error) = follower.world.apply_update(&update) {
-        follower.shard.add(Count::SnapshotRefused, 1);
+        follower.shard.add(Count::ConfigUpdatesRejected, 1);
         return Err(rejected_resources(&update, &error));
     }
-    follower.shard.add(Count::SnapshotApplied, 1);
-    follower.telemetry.set_level(Level::SnapshotServices, update.snapshot.services.len() as u64);
+    follower.shard.add(Count::ConfigUpdatesApplied, 1);
+    follower.telemetry.set_level(Level::ConfigServices, update.snapshot.services.len() as u64);
     follower.keeper.queue_snapshot(update);
     Ok(())
 }

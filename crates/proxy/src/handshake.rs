@@ -40,13 +40,13 @@ pub(crate) async fn await_start<F: Future>(
     sent: F,
 ) -> Option<F::Output> {
     let sent = half_open.await_peer(sent).await;
-    sent.inspect_err(|_| worker.shard.add(Count::HalfOpenEvicted, 1)).ok()
+    sent.inspect_err(|_| worker.shard.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
 }
 
 /// Returns the reason for a failed handshake, and counts it if the connection was evicted in favor of others.
 pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
-        worker.shard.add(Count::HalfOpenEvicted, 1);
+        worker.shard.add(Count::HalfOpenConnectionsEvicted, 1);
     }
     reason_of(error, Side::Downstream)
 }

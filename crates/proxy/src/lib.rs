@@ -20,8 +20,10 @@ mod control_outage;
 mod counted;
 mod dial;
 mod dns;
+mod dns_proxy;
 mod drain;
 mod edge;
+mod ejected;
 mod error;
 mod export;
 mod first_bytes;
@@ -29,7 +31,6 @@ mod follow;
 mod gateway;
 mod handshake;
 mod health;
-mod hits;
 mod http;
 mod http2;
 mod idle;
@@ -38,7 +39,6 @@ mod keeper;
 mod link;
 mod listen;
 mod listeners;
-mod look_ups;
 mod max_wait;
 mod names;
 mod opened;
@@ -50,8 +50,8 @@ mod proof;
 mod record;
 mod redirect;
 mod rejected_clients;
-mod removed;
 mod renew;
+mod rule_matches;
 mod seen;
 mod session;
 mod sight;
@@ -85,17 +85,18 @@ use tokio::task::LocalSet;
 pub use application_metrics::ApplicationMetrics;
 pub use application_ports::{ApplicationPorts, PortState, PortStates};
 pub use config::{
-    AccountToken, Config, INBOUND_PORT, Interception, LOOK_UP_PORT, Limits, LogChoice, LookUps,
+    AccountToken, Config, DNS_PROXY_PORT, DnsProxy, INBOUND_PORT, Interception, Limits, LogChoice,
     MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots, Versions,
 };
 pub use control_address::{ControlAddress, InvalidAddress};
-pub use look_ups::{BadDomain, ClusterDomain};
+pub use dns_proxy::{BadDomain, ClusterDomain};
 pub use probes::{Probes, ProbesError};
 
 use crate::admin::{Admin, Scraping};
 use crate::connections::Connections;
 use crate::control_outage::FatalFailure;
 use crate::drain::Phase;
+use crate::ejected::EjectedEndpoints;
 use crate::export::Courier;
 use crate::follow::Follower;
 use crate::health::Health;
@@ -103,7 +104,6 @@ use crate::listen::Command;
 use crate::listeners::Listeners;
 pub use crate::opened::ListenerStates;
 use crate::opened::OpenListeners;
-use crate::removed::RemovedEndpoints;
 use crate::seen::{Intakes, Seen, TraceQueues};
 use crate::state::StateDir;
 use crate::worker::{Parts, Worker};
@@ -253,14 +253,14 @@ impl Proxy {
         let telemetry = Arc::clone(&self.telemetry);
         let (world, wanted) = self.config_store();
         let connections = Arc::new(Connections::default());
-        let removed = Arc::new(RemovedEndpoints::default());
+        let ejected = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
         let (trace_queues, intakes) = TraceQueues::new();
         let (workers, threads) = spawn_all(self.config.cores.max(1), |core| Parts {
             config: self.config.clone(),
             world: world.clone(),
             connections: connections.clone(),
-            removed: removed.clone(),
+            ejected: ejected.clone(),
             phase: phase.subscribe(),
             trace_queues: trace_queues.clone(),
             shard: telemetry.new_shard(),
@@ -275,7 +275,7 @@ impl Proxy {
             telemetry: telemetry.clone(),
             world: world.clone(),
             connections,
-            removed,
+            ejected,
             open_listeners: self.open_listeners.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
             was_open: false.into(),
@@ -432,8 +432,8 @@ fn start_control(
     if let Interception::Redirect { dns: Some(dns), .. } = follower.config.interception {
         tasks.spawn_local(dns::serve(follower.clone(), dns));
     }
-    if let Some(look_ups) = &follower.config.look_ups {
-        look_ups::serve(tasks, &follower, look_ups);
+    if let Some(dns_proxy) = &follower.config.dns_proxy {
+        dns_proxy::serve(tasks, &follower, dns_proxy);
     }
     tasks.spawn_local(follow::follow_control(follower.clone(), inbox));
     tasks.spawn_local(control_loop::keep_subscriptions(follower.clone(), wanted, requests.clone()));
@@ -452,7 +452,7 @@ async fn watch_log(follower: Rc<Follower>) {
     let mut lines = DroppedLines::default();
     loop {
         tokio::time::sleep(LOG_LOOK_PERIOD).await;
-        let counter = lines_dropped() + follower.telemetry.count(Count::AccessLogDropped);
+        let counter = lines_dropped() + follower.telemetry.count(Count::AccessLogLinesDropped);
         follower.note_dropped_lines(lines.read(counter, Instant::now()));
     }
 }

@@ -8,7 +8,7 @@ use leno_telemetry::{GrpcStatus, Outcome, RequestLabels, SeriesId};
 use leno_traffic::{InboundAccess, Permit};
 
 use crate::error::Failure;
-use crate::hits;
+use crate::rule_matches;
 use crate::seen::{Ended, RequestTrace};
 use crate::session::{ListenerKind, Session};
 use crate::worker::Underway;
@@ -31,7 +31,7 @@ pub(crate) struct Record<'a> {
     /// The result of a hedge.
     pub(crate) hedge: Option<Hedge>,
     /// The reason for which enforced policies would have denied it.
-    audited: Option<Reason>,
+    dry_run_reason: Option<Reason>,
     /// True if its stream is counted already.
     has_stream: Cell<bool>,
     /// The request trace for operators; `None` if no observability is active.
@@ -99,7 +99,7 @@ impl<'a> Record<'a> {
             bytes_out: Cell::new(0),
             retries: 0,
             hedge: None,
-            audited: None,
+            dry_run_reason: None,
             has_stream: Cell::new(false),
             trace: worker.observability_config().map(RequestTrace::new),
         }
@@ -174,7 +174,7 @@ impl<'a> Record<'a> {
                     | Reason::RateLimitUnavailable
             )
         {
-            hits::count_policy(&self.session.worker.shard, decision);
+            rule_matches::count_policy(&self.session.worker.shard, decision);
         }
         if let Some(trace) = &mut self.trace {
             trace.policy.clone_from(&failure.policy);
@@ -204,10 +204,10 @@ impl<'a> Record<'a> {
             // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
         {
-            hits::count_policy(&self.session.worker.shard, decision);
+            rule_matches::count_policy(&self.session.worker.shard, decision);
         }
         if let Some(reason) = permit.would_deny() {
-            self.audited = Some(reason);
+            self.dry_run_reason = Some(reason);
             self.session.tell_audited(reason, access.decision(permit));
         }
         if let Some(trace) = &mut self.trace {
@@ -236,7 +236,7 @@ impl Drop for Record<'_> {
         if self.has_stream.get() {
             worker.shard.count_stream_ended(series.id);
         }
-        if let Some(reason) = self.audited {
+        if let Some(reason) = self.dry_run_reason {
             worker.shard.count_audited(series.id, reason.label());
         }
         if let Some(trace) = &self.trace {
@@ -244,9 +244,12 @@ impl Drop for Record<'_> {
                 let taken = (outcome.duration, SystemTime::now());
                 worker.shard.store_exemplar(series.id, (span.trace, span.id), taken);
             }
-            let (retries, hedge, audited) = (self.retries, self.hedge, self.audited);
+            let (retries, hedge, dry_run_reason) = (self.retries, self.hedge, self.dry_run_reason);
             let (labels, downstream) = (&series.labels, self.session.peer);
-            trace.publish(worker, &Ended { labels, outcome, retries, hedge, audited, downstream });
+            trace.publish(
+                worker,
+                &Ended { labels, outcome, retries, hedge, dry_run_reason, downstream },
+            );
         }
     }
 }

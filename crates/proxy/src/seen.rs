@@ -48,7 +48,7 @@ pub(crate) struct Seen {
     pub(crate) upstream: Option<SocketAddr>,
     pub(crate) policy: Option<PolicyDecision>,
     /// The reason for which it would have been denied.
-    pub(crate) audited: Option<Reason>,
+    pub(crate) dry_run_reason: Option<Reason>,
     pub(crate) span: Option<Span>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Ended<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) retries: u32,
     pub(crate) hedge: Option<Hedge>,
-    pub(crate) audited: Option<Reason>,
+    pub(crate) dry_run_reason: Option<Reason>,
     pub(crate) downstream: SocketAddr,
 }
 
@@ -151,7 +151,7 @@ impl<'a> RequestTrace<'a> {
         let seen = Arc::new(self.to_entry(ended));
         thread.queue_entry(drawn, &seen, taps);
         if is_logged && log.try_send(seen.clone()).is_err() {
-            worker.shard.add(Count::AccessLogDropped, 1);
+            worker.shard.add(Count::AccessLogLinesDropped, 1);
         }
         if is_traced && spans.try_send(seen).is_err() {
             worker.shard.add(Count::SpansOverflowed, 1);
@@ -202,7 +202,7 @@ impl<'a> RequestTrace<'a> {
             downstream: ended.downstream,
             upstream: self.upstream,
             policy: self.policy.clone(),
-            audited: ended.audited,
+            dry_run_reason: ended.dry_run_reason,
             span: self.span,
         }
     }

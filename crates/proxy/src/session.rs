@@ -219,7 +219,7 @@ impl Session {
         let line = self.worker.logs.permit_line(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
-                "audit: allowed; strict mode would deny it");
+                "dry run: allowed; default policy deny would reject it");
         }
     }
 

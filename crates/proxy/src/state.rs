@@ -98,7 +98,7 @@ impl StateDir {
         };
         let written = lock_mutex(&self.written);
         let lacks = |name: &str| is_absent(&self.path.join(name));
-        lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(WORLD_FILE))
+        lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(CONFIG_FILE))
     }
 
     /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
@@ -113,7 +113,7 @@ impl StateDir {
         self.unwritten_files().record_written(LOCK_FILE);
         let files = lock_mutex(&self.written).clone();
         let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        for (name, bytes) in files.chain(world.map(|bytes| (WORLD_FILE, bytes))) {
+        for (name, bytes) in files.chain(world.map(|bytes| (CONFIG_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
                 self.write_file(name, bytes);
             }
@@ -157,7 +157,7 @@ impl StateDir {
 
     /// Returns the stored snapshot, if there is one.
     pub(crate) fn stored_subscriber(&self) -> Subscriber {
-        let Some(bytes) = self.read(WORLD_FILE) else {
+        let Some(bytes) = self.read(CONFIG_FILE) else {
             return Subscriber::new();
         };
         Subscriber::from_bytes(&bytes).unwrap_or_else(|error| {
@@ -167,7 +167,7 @@ impl StateDir {
     }
 
     pub(crate) fn keep_world(&self, world: &[u8]) {
-        self.write_file(WORLD_FILE, world);
+        self.write_file(CONFIG_FILE, world);
     }
 
     /// Returns the previous address of a listener, so that peers find it at the address they know.
@@ -307,7 +307,7 @@ fn address_file(listener: &str) -> String {
 const CERTIFICATE: &str = "certificate";
 const LOCK_FILE: &str = "lock";
 const NAMES_FILE: &str = "names.txt";
-const WORLD_FILE: &str = "world.bin";
+const CONFIG_FILE: &str = "config.bin";
 /// More than the snapshot of the largest mesh.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 
@@ -335,17 +335,17 @@ mod tests {
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
         // A directory in place of the file fails for every user.
-        std::fs::create_dir_all(path.join(WORLD_FILE).join("in the way")).unwrap();
+        std::fs::create_dir_all(path.join(CONFIG_FILE).join("in the way")).unwrap();
         state.keep_world(b"one");
         state.keep_world(b"two");
         let problem = state.write_problem().unwrap();
-        assert!(problem.starts_with(WORLD_FILE), "{problem}");
+        assert!(problem.starts_with(CONFIG_FILE), "{problem}");
         state.write_again();
         assert!(state.write_problem().is_some());
-        std::fs::remove_dir_all(path.join(WORLD_FILE)).unwrap();
+        std::fs::remove_dir_all(path.join(CONFIG_FILE)).unwrap();
         state.write_again();
         assert_eq!(state.write_problem(), None);
-        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"two");
+        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"two");
     }
 
     #[test]
@@ -367,7 +367,7 @@ mod tests {
             assert!(!state.is_damaged(true) && state.write_problem().is_none(), "{removed:?}");
             let found = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
             assert_eq!(
-                (found(WORLD_FILE).as_str(), found(NAMES_FILE).as_str()),
+                (found(CONFIG_FILE).as_str(), found(NAMES_FILE).as_str()),
                 ("world", "names")
             );
             assert_eq!(state.listener_address("admin"), Some("127.0.0.1:7".parse().unwrap()));
@@ -399,7 +399,7 @@ mod tests {
             "{:?}",
             state.write_problem()
         );
-        assert!(is_absent(&path.join(WORLD_FILE)));
+        assert!(is_absent(&path.join(CONFIG_FILE)));
         drop(other);
         state.restore_files(Some(b"world"));
         assert_eq!(state.write_problem(), None);
@@ -413,7 +413,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("state");
         let state = StateDir::open(&path).unwrap();
-        for name in [WORLD_FILE, NAMES_FILE, "admin.address", "credential.pem"] {
+        for name in [CONFIG_FILE, NAMES_FILE, "admin.address", "credential.pem"] {
             let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
             rustix::fs::mkfifoat(rustix::fs::CWD, path.join(name), mode).unwrap();
         }
@@ -429,7 +429,7 @@ mod tests {
         let read = result.recv_timeout(std::time::Duration::from_secs(20));
         assert_eq!(read.expect("the reads wait for nothing"), (None, false));
         state.keep_world(b"world");
-        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"world");
+        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"world");
     }
 
     #[test]
@@ -440,13 +440,13 @@ mod tests {
         // A symbolic link in place of the draft or of the file is not followed.
         let other = scratch.path().join("other");
         std::fs::write(&other, "untouched").unwrap();
-        for name in ["world.bin.new", WORLD_FILE] {
+        for name in ["config.bin.new", CONFIG_FILE] {
             std::os::unix::fs::symlink(&other, path.join(name)).unwrap();
         }
         state.keep_world(b"a key");
         assert_eq!(std::fs::read(&other).unwrap(), b"untouched");
-        assert_eq!(std::fs::read(path.join(WORLD_FILE)).unwrap(), b"a key");
-        let kept = std::fs::metadata(path.join(WORLD_FILE)).unwrap();
+        assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"a key");
+        let kept = std::fs::metadata(path.join(CONFIG_FILE)).unwrap();
         assert_eq!(kept.permissions().mode() & 0o777, 0o600);
     }
 }

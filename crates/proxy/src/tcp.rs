@@ -14,7 +14,7 @@ use bytes::BytesMut;
 use leno_listen::HalfOpen;
 use leno_model::{EndpointId, Faults, Reach, Reason, Retry, ServiceName, WeightedBackend};
 use leno_traffic::forwarded::EffectivePolicies;
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_traffic::retry::{self, Attempt, Sent};
 use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
@@ -27,23 +27,23 @@ use crate::awaited::Outdated;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{server_name, sniff_connection};
 use crate::handshake;
-use crate::hits;
 use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
 use crate::http::edge;
 use crate::http::message::{Reader, Writer};
 use crate::http::route;
-use crate::http2::client::{Http2Lease, Http2Pool, connect_http2};
+use crate::http2::client::{Http2Checkout, Http2Pool, connect_http2};
 use crate::io::{Io, Stream};
 use crate::link::{LinkHandle, LinkStream};
 use crate::max_wait::wait_for_silence;
 use crate::record::Record;
+use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::splice::copy_bytes;
 use crate::upstream::connect::plain_bytes;
 use crate::upstream::gate::Held;
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{
-    Destined, Http1Upstream, InFlight, Lease, Upstream, Wait, pick::pick_endpoint, wait_for,
+    Checkout, Destined, Http1Upstream, InFlight, Upstream, Wait, pick::pick_endpoint, wait_for,
 };
 use crate::worker::Worker;
 use crate::world::ConfigSnapshot;
@@ -252,12 +252,12 @@ async fn open_from_edge(
                     TlsChoice::InvalidBackend { rule } => (&rule.route, None),
                     TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
                 };
-            hits::count_connection_rule(&worker.shard, TLS_ROUTE, route);
+            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, route);
             record.subject.route = Some(route.clone());
             backend
         }
         GatewayPortPlan::Tcp(rule) => {
-            hits::count_route_kind(&worker.shard, rule.kind, &rule.route);
+            rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
             tcp_backend(rule, worker.random_number())
         }
@@ -398,13 +398,13 @@ async fn by_server_name<'a>(
     match port.tls_routes.choose_backend(name.as_deref(), worker.random_number()) {
         TlsChoice::Direct => Ok(ChosenPort::from_called(port)),
         TlsChoice::To { rule, backend } => {
-            hits::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
+            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             backend_port((config, port), backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
-            hits::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
+            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend)
         }
@@ -420,7 +420,7 @@ fn by_share<'a>(
     let Some(rule) = &port.tcp_rule else {
         return Ok(ChosenPort::from_called(port));
     };
-    hits::count_route_kind(&worker.shard, rule.kind, &rule.route);
+    rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
     backend_port((config, port), backend, record)
@@ -460,9 +460,9 @@ async fn open_stream(
     (begins, wait): (Sniffed, Wait),
 ) -> Result<LinkStream, Unopened> {
     let link = match upstream.acquire(worker, None, wait).await? {
-        Lease::Link(link) => link,
+        Checkout::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
-        Lease::Http1(_) | Lease::Http2(_) => return Err(Reason::Unsupported.into()),
+        Checkout::Http1(_) | Checkout::Http2(_) => return Err(Reason::Unsupported.into()),
     };
     opened_stream(&link, worker, begins).await
 }
@@ -496,7 +496,7 @@ async fn opened_stream(
 pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
-) -> Result<Http2Lease, Reason> {
+) -> Result<Http2Checkout, Reason> {
     let opened = opened_stream(link, worker, Sniffed::Http2).await;
     let stream = opened.map_err(Unopened::counted_reason)?;
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);

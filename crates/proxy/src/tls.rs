@@ -196,7 +196,7 @@ pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
     let mut first = [0_u8; 1];
     let reason = match tcp.peek(&mut first).await {
         Ok(1) if first == [TLS_HANDSHAKE] => return Ok(()),
-        Ok(1) => Reason::PlaintextRefused,
+        Ok(1) => Reason::PlaintextRejected,
         Ok(_) | Err(_) => Reason::HandshakeFailed,
     };
     Err(cut_off(tcp, reason))

@@ -5,10 +5,10 @@ use http::{Request, Response, request, response};
 use leno_model::{DnsRecord, Reason};
 use leno_wire::http1::{RequestHead, ResponseHead};
 
+use crate::dns_proxy::{self, ClusterDomain};
 use crate::http2::{connect, head};
-use crate::look_ups::{self, ClusterDomain};
 
-pub use crate::look_ups::DnsReplies;
+pub use crate::dns_proxy::DnsReplies;
 
 /// Converts an HTTP/2 request head to HTTP/1.1, and returns true if it requests an upgrade.
 ///
@@ -46,11 +46,11 @@ pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<(
 /// Returns the replies of the sidecar's DNS server to one packet if each service has the addresses `found`.
 #[must_use]
 pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, found: &DnsRecord) -> DnsReplies {
-    look_ups::build_replies(packet, domain, found)
+    dns_proxy::build_replies(packet, domain, found)
 }
 
 /// True if the sidecar accepts `reply` of a resolver as the reply to `query`.
 #[must_use]
 pub fn is_dns_reply(query: &[u8], reply: &[u8]) -> bool {
-    look_ups::is_answer(query, reply)
+    dns_proxy::is_answer(query, reply)
 }

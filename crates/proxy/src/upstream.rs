@@ -11,7 +11,7 @@ use leno_telemetry::Count;
 use leno_traffic::balance::{Latency, Load};
 
 use crate::application_ports::{PortStates, START_MAX_WAIT};
-use crate::http2::client::{Http2Lease, Http2Pool};
+use crate::http2::client::{Http2Checkout, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
@@ -60,13 +60,13 @@ pub(crate) struct Upstream {
 }
 
 /// A connection checked out for one request.
-pub(crate) enum Lease {
+pub(crate) enum Checkout {
     /// A link on which a stream may be opened.
     Link(LinkHandle),
     /// An exclusive HTTP/1.1 connection.
     Http1(Box<Http1Upstream>),
     /// An HTTP/2 connection on which a stream may be opened.
-    Http2(Http2Lease),
+    Http2(Http2Checkout),
 }
 
 /// The local application, at one of its addresses.
@@ -125,46 +125,46 @@ impl Upstream {
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
         wait: impl Into<Wait>,
-    ) -> Result<Lease, Reason> {
+    ) -> Result<Checkout, Reason> {
         if let Some(link) = self.open_link() {
-            worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Link(link));
+            worker.shard.add(Count::CheckoutReused, 1);
+            return Ok(Checkout::Link(link));
         }
         if self.is_foreign.get()
             && let Some(connection) = self.foreign.take_recent()
         {
-            worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Http1(connection));
+            worker.shard.add(Count::CheckoutReused, 1);
+            return Ok(Checkout::Http1(connection));
         }
-        if let Some(lease) = self.http2.acquire_ready() {
-            worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Http2(lease));
+        if let Some(checkout) = self.http2.acquire_ready() {
+            worker.shard.add(Count::CheckoutReused, 1);
+            return Ok(Checkout::Http2(checkout));
         }
         let wait = wait.into();
-        let leased = if self.is_plain() {
+        let checked_out = if self.is_plain() {
             let spoken = connect::declared_protocol(self, worker);
             Box::pin(connect::acquire_plaintext(self, worker, (spoken, wait))).await
         } else {
-            worker.shard.add(Count::LeaseOpened, 1);
+            worker.shard.add(Count::CheckoutOpened, 1);
             connect::acquire_connection(self, worker, wait).await
         };
         if let Some(timed) = timed {
             timed.mark_connected();
         }
-        leased
+        checked_out
     }
 
     /// The same for a request of an HTTP/2 client, at an endpoint without a sidecar: the application receives
     /// HTTP/2 too.
-    async fn lease_http2(
+    async fn checkout_http2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         wait: Wait,
-    ) -> Result<Lease, Reason> {
+    ) -> Result<Checkout, Reason> {
         match self.http2.acquire_ready() {
-            Some(lease) => {
-                worker.shard.add(Count::LeaseReused, 1);
-                Ok(Lease::Http2(lease))
+            Some(checkout) => {
+                worker.shard.add(Count::CheckoutReused, 1);
+                Ok(Checkout::Http2(checkout))
             }
             None => connect::acquire_plaintext(self, worker, (Speaks::Http2, wait)).await,
         }
@@ -336,33 +336,33 @@ impl Application {
     }
 
     /// Returns a connection to the application, idle or new.
-    pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
         if self.speaks == Speaks::Http2 {
             self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
-            let leased = self.http2.acquire_within(self.address, worker, max_wait).await;
+            let checked_out = self.http2.acquire_within(self.address, worker, max_wait).await;
             // A wait for room at the only application is not retried.
-            let leased = leased.map_err(|reason| match reason {
+            let checked_out = checked_out.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
                 reason => reason,
             });
-            return leased.map(Lease::Http2);
+            return checked_out.map(Checkout::Http2);
         }
         if let Some(connection) = self.pool.take_recent() {
-            worker.shard.add(Count::LeaseReused, 1);
-            return Ok(Lease::Http1(connection));
+            worker.shard.add(Count::CheckoutReused, 1);
+            return Ok(Checkout::Http1(connection));
         }
-        worker.shard.add(Count::LeaseOpened, 1);
-        Ok(Lease::Http1(Box::new(self.connect_exclusive(worker).await?)))
+        worker.shard.add(Count::CheckoutOpened, 1);
+        Ok(Checkout::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Returns a connection that no other client uses; not available with HTTP/2.
-    async fn lease_alone(&self, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+    async fn checkout_alone(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
         if self.speaks == Speaks::Http2 {
             return self.acquire(worker).await;
         }
-        worker.shard.add(Count::LeaseOpened, 1);
-        Ok(Lease::Http1(Box::new(self.connect_exclusive(worker).await?)))
+        worker.shard.add(Count::CheckoutOpened, 1);
+        Ok(Checkout::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
@@ -541,14 +541,14 @@ impl Destined {
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
         (found_http2, wait): (bool, impl Into<Wait>),
-    ) -> Result<Lease, Reason> {
+    ) -> Result<Checkout, Reason> {
         match self {
             Self::Application(application) => application.acquire(worker).await,
             // Boxed to keep the future small for other requests.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
-                let leased = Box::pin(upstream.lease_http2(worker, wait.into())).await;
+                let checked_out = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
                 timed.into_iter().for_each(Timed::mark_connected);
-                leased
+                checked_out
             }
             Self::Upstream(upstream) => upstream.acquire(worker, timed, wait).await,
         }
@@ -565,12 +565,12 @@ impl Destined {
     }
 
     /// Checks out an HTTP/1.1 connection, for a request that HTTP/2 cannot express.
-    pub(crate) async fn lease_http1(
+    pub(crate) async fn checkout_http1(
         &self,
         worker: &Rc<Worker>,
         (timed, wait): (Option<&Timed>, Wait),
-    ) -> Result<Lease, Reason> {
-        let leased = match self {
+    ) -> Result<Checkout, Reason> {
+        let checked_out = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
@@ -578,23 +578,23 @@ impl Destined {
         if let Some(timed) = timed {
             timed.mark_connected();
         }
-        leased
+        checked_out
     }
 
     /// Checks out an HTTP/1.1 connection reserved for one client, if the upstream supports it.
-    pub(crate) async fn lease_alone(
+    pub(crate) async fn checkout_alone(
         &self,
         worker: &Rc<Worker>,
         (timed, wait): (Option<&Timed>, Wait),
-    ) -> Result<Lease, Reason> {
-        let leased = match self {
-            Self::Application(application) => application.lease_alone(worker).await,
+    ) -> Result<Checkout, Reason> {
+        let checked_out = match self {
+            Self::Application(application) => application.checkout_alone(worker).await,
             Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
         };
         if let Some(timed) = timed {
             timed.mark_connected();
         }
-        leased
+        checked_out
     }
 
     /// Returns a reusable connection to its pool.

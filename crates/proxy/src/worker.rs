@@ -21,9 +21,9 @@ use crate::check_service::CheckServices;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::drain::Phase;
+use crate::ejected::EjectedEndpoints;
 use crate::http::spare::Spare;
 use crate::idle::IdleClients;
-use crate::removed::RemovedEndpoints;
 use crate::seen::TraceQueues;
 use crate::tapped::ThreadView;
 use crate::task_pool::TaskPool;
@@ -65,7 +65,7 @@ pub(crate) struct Worker {
     /// Parsed keys of issuers, by their source text.
     jwt_keys: RefCell<Vec<ReadKeys>>,
     /// The ejected endpoints of all threads.
-    pub(crate) removed: Arc<RemovedEndpoints>,
+    pub(crate) ejected: Arc<EjectedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
     /// Cluster states, by the address of their traffic policy.
     clusters: RefCell<FxHashMap<usize, Rc<UpstreamCluster>>>,
@@ -97,7 +97,7 @@ pub(crate) struct Parts {
     pub(crate) config: Arc<Config>,
     pub(crate) world: Arc<World>,
     pub(crate) connections: Arc<Connections>,
-    pub(crate) removed: Arc<RemovedEndpoints>,
+    pub(crate) ejected: Arc<EjectedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) trace_queues: TraceQueues,
     pub(crate) shard: Shard,
@@ -107,14 +107,14 @@ pub(crate) struct Parts {
 
 impl Worker {
     pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, removed, phase, trace_queues, shard, seed } = parts;
+        let Parts { config, world, connections, ejected, phase, trace_queues, shard, seed } = parts;
         Rc::new(Self {
             half_open: Admission::new(Bounds::new(
                 config.limits.handshakes_max,
                 config.limits.connections_max,
             )),
             jwt_keys: RefCell::default(),
-            check_services: CheckServices::new(config.collector_roots.clone()),
+            check_services: CheckServices::new(config.collector_ca.clone()),
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             name_queries: Semaphore::new(NAME_QUERIES_MAX),
             config,
@@ -130,7 +130,7 @@ impl Worker {
             request_heads: Spare::default(),
             response_heads: Spare::default(),
             task_pool: TaskPool::default(),
-            removed,
+            ejected,
             upstreams: RefCell::default(),
             clusters: RefCell::default(),
             slow_start_endpoints: RefCell::default(),

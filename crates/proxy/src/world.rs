@@ -10,8 +10,8 @@ use arc_swap::ArcSwapOption;
 use leno_discovery::Update;
 use leno_identity::{Credential, Peer};
 use leno_model::{
-    AddressEntry, AddressPort, DnsRecord, Egress, Endpoint, EndpointId, Plaintext, Protocol,
-    Reason, Revocations, ServiceName,
+    AddressEntry, AddressPort, DnsRecord, Egress, Endpoint, EndpointId, MtlsMode, Protocol, Reason,
+    Revocations, ServiceName,
 };
 use leno_traffic::{BadPattern, EgressRules, Origin, Plans, ServicePlan};
 use rustc_hash::FxHashMap;
@@ -567,11 +567,11 @@ impl ConfigSnapshot {
         let plan = &self.plans.snapshot.plan;
         let known = plan.ports.iter().find(|known| known.port == port)?;
         let opened = || self.plans.access.in_clear((port, known.protocol), address);
-        match (plan.plaintext, known.protocol) {
+        match (plan.mtls, known.protocol) {
             // Without a declared protocol, the ingress rule for the port may set it.
-            (Plaintext::Accept, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
-            (Plaintext::Accept, spoken) => Some(spoken),
-            (Plaintext::Refuse, _) => opened(),
+            (MtlsMode::Permissive, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
+            (MtlsMode::Permissive, spoken) => Some(spoken),
+            (MtlsMode::Strict, _) => opened(),
         }
     }
 

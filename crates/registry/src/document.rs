@@ -232,7 +232,7 @@ pub(crate) struct Mark {
 pub(crate) struct Unreadable {
     pub(crate) mark: Mark,
     pub(crate) problem: String,
-    pub(crate) remedy: String,
+    pub(crate) hint: String,
 }
 
 impl Mark {
@@ -249,12 +249,12 @@ impl Unreadable {
         Self {
             mark: Mark::from_span(Span::empty(*error.marker())),
             problem: format!("is not YAML ({})", error.info()),
-            remedy: CORRECT_SYNTAX.to_owned(),
+            hint: CORRECT_SYNTAX.to_owned(),
         }
     }
 
-    fn limit_exceeded(mark: Mark, problem: String, remedy: &str) -> Self {
-        Self { mark, problem, remedy: remedy.to_owned() }
+    fn limit_exceeded(mark: Mark, problem: String, hint: &str) -> Self {
+        Self { mark, problem, hint: hint.to_owned() }
     }
 }
 

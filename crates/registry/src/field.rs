@@ -40,7 +40,7 @@ pub(crate) struct Note {
     pub(crate) mark: Mark,
     pub(crate) field: String,
     pub(crate) problem: String,
-    pub(crate) remedy: String,
+    pub(crate) hint: String,
     /// The replacement proposed by the hint, if any.
     pub(crate) replacement: Option<Replacement>,
 }
@@ -81,25 +81,25 @@ impl<'a> Field<'a> {
     }
 
     /// Records a problem with this field.
-    pub(crate) fn reject(&self, problem: impl Into<String>, remedy: impl Into<String>) {
-        self.push(self.new_note(problem.into(), remedy.into()));
+    pub(crate) fn reject(&self, problem: impl Into<String>, hint: impl Into<String>) {
+        self.push(self.new_note(problem.into(), hint.into()));
     }
 
     /// Records a problem with a hint that contains a replacement.
     pub(crate) fn reject_with_replacement(
         &self,
         problem: impl Into<String>,
-        remedy: impl Into<String>,
+        hint: impl Into<String>,
         replacement: Replacement,
     ) {
-        let note = self.new_note(problem.into(), remedy.into());
+        let note = self.new_note(problem.into(), hint.into());
         self.push(Note { replacement: Some(replacement), ..note });
     }
 
     /// Records an unknown word and proposes a similar known one.
     pub(crate) fn propose_word(&self, problem: impl Into<String>, word: &str) {
-        let remedy = format!("did you mean `{word}`?");
-        self.reject_with_replacement(problem, remedy, Replacement::Text(word.to_owned()));
+        let hint = format!("did you mean `{word}`?");
+        self.reject_with_replacement(problem, hint, Replacement::Text(word.to_owned()));
     }
 
     fn push(&self, note: Note) {
@@ -110,14 +110,14 @@ impl<'a> Field<'a> {
     }
 
     /// Records a warning.
-    pub(crate) fn warn(&self, problem: impl Into<String>, remedy: impl Into<String>) {
-        let note = self.new_note(problem.into(), remedy.into());
+    pub(crate) fn warn(&self, problem: impl Into<String>, hint: impl Into<String>) {
+        let note = self.new_note(problem.into(), hint.into());
         self.notes.warnings.borrow_mut().push(note);
     }
 
-    fn new_note(&self, problem: String, remedy: String) -> Note {
+    fn new_note(&self, problem: String, hint: String) -> Note {
         let field = self.path.clone();
-        Note { mark: self.node.mark, field, problem, remedy, replacement: None }
+        Note { mark: self.node.mark, field, problem, hint, replacement: None }
     }
 
     /// Returns the value as quoted in messages.
@@ -199,12 +199,12 @@ impl<'a> Field<'a> {
         &self,
         parse: impl FnOnce(&str) -> Option<T>,
         noun: impl Display,
-        remedy: impl Into<String>,
+        hint: impl Into<String>,
     ) -> Option<T> {
         let text = self.read_text()?;
         let parsed = parse(text);
         if parsed.is_none() {
-            self.reject(format!("{} is not {noun}", self.quoted_value()), remedy);
+            self.reject(format!("{} is not {noun}", self.quoted_value()), hint);
         }
         parsed
     }
@@ -231,8 +231,8 @@ impl<'a> Field<'a> {
             },
             Value::Text(text) if parse_integer(text).is_some() => {
                 let problem = format!("{shown} is text, not a number");
-                let remedy = format!("write {text}, without quotes or a tag");
-                self.reject_with_replacement(problem, remedy, Replacement::Unquoted);
+                let hint = format!("write {text}, without quotes or a tag");
+                self.reject_with_replacement(problem, hint, Replacement::Unquoted);
             }
             _ => self.reject(format!("{shown} is not a number"), bounds),
         }
@@ -315,7 +315,7 @@ impl<'a> Field<'a> {
     pub(crate) fn read_path(&self) -> Option<PathBuf> {
         let text = self.read_text()?;
         let path = Path::new(text);
-        let (problem, remedy) = match &self.notes.folder {
+        let (problem, hint) = match &self.notes.folder {
             _ if path.file_name().is_none() || text.contains(char::is_control) => {
                 (format!("{} is not the path of a file", self.quoted_value()), "name one")
             }
@@ -326,7 +326,7 @@ impl<'a> Field<'a> {
                 "use an absolute path on the control plane's machine",
             ),
         };
-        self.reject(problem, remedy);
+        self.reject(problem, hint);
         None
     }
 
@@ -391,9 +391,9 @@ impl<'a> Field<'a> {
     }
 
     /// As [`Self::entries`], with a hint for values that are not maps.
-    fn entries_or(&self, remedy: &str) -> Option<Vec<(&'a str, Self)>> {
+    fn entries_or(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
         let Value::Map(map) = &self.node.value else {
-            self.reject(self.not_a_map(), remedy);
+            self.reject(self.not_a_map(), hint);
             return None;
         };
         let mut entries: Vec<(&str, Self)> = Vec::with_capacity(map.len());
@@ -460,7 +460,7 @@ impl<'a> Field<'a> {
     /// Records a problem: a scalar in place of a map with these fields.
     fn refuse_scalar(&self, known: &[&'static str], examples: &[MapEntries]) {
         let (problem, shown) = (self.not_a_map(), self.quoted_value());
-        let remedy = format!("write a map; its fields are {}", all_of(known));
+        let hint = format!("write a map; its fields are {}", all_of(known));
         let is_plain = match &self.node.value {
             Value::Text(text) => {
                 let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
@@ -472,11 +472,11 @@ impl<'a> Field<'a> {
             }
         };
         if !is_plain {
-            return self.reject(problem, remedy);
+            return self.reject(problem, hint);
         }
         let around = known.iter().map(|key| vec![(*key, None)]);
         let candidates = examples.iter().cloned().chain(around).collect();
-        self.reject_with_replacement(problem, remedy, Replacement::Map { shown, candidates });
+        self.reject_with_replacement(problem, hint, Replacement::Map { shown, candidates });
     }
 
     fn not_a_map(&self) -> String {
@@ -521,10 +521,10 @@ impl<'a> Fields<'a> {
             if !known.contains(key) {
                 match closest_word(key, known) {
                     Some(word) => {
-                        let remedy = format!("did you mean `{word}`?");
+                        let hint = format!("did you mean `{word}`?");
                         field.reject_with_replacement(
                             UNKNOWN_FIELD,
-                            remedy,
+                            hint,
                             Replacement::Key(word.to_owned()),
                         );
                     }
@@ -564,7 +564,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects a known but unsupported field if it has a value.
-    pub(crate) fn reject_unsupported(&self, key: &str, why: &str, remedy: &str) {
+    pub(crate) fn reject_unsupported(&self, key: &str, why: &str, hint: &str) {
         let Some(field) = self.find(key) else { return };
         let says_nothing = match field.value() {
             Value::List(list) => list.is_empty(),
@@ -576,7 +576,7 @@ impl<'a> Fields<'a> {
             Value::MergeKey | Value::Tagged(_) => false,
         };
         if !says_nothing {
-            field.reject(why, remedy);
+            field.reject(why, hint);
         }
     }
 }

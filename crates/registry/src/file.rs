@@ -54,7 +54,7 @@ pub struct Update {
 
 impl Update {
     /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
-    /// state then, and the default is permissive.
+    /// state then, and the default policy is `allow`.
     pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &Rejected> {
         let known = self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
         self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
@@ -364,7 +364,7 @@ impl FileReading {
                 };
                 return Self {
                     held: previous.to_vec(),
-                    rejected: vec![Rejected { at, problem: error.problem, remedy: error.remedy }],
+                    rejected: vec![Rejected { at, problem: error.problem, hint: error.hint }],
                 };
             }
         };
@@ -435,14 +435,14 @@ fn duplicate_rejection(file: &str, held: &Held, first: &str) -> Rejected {
     at.file = Some(file.to_owned());
     at.line = Some(held.mark.line);
     at.column = Some(held.mark.column);
-    let (problem, remedy) = match held.key {
+    let (problem, hint) = match held.key {
         ObjectKey::MeshConfig => {
             let problem = format!("a mesh has one MeshConfig, and {first} is in force");
             (problem, "remove one of the two: its name makes no difference")
         }
         _ => (format!("is already defined at {first}"), "remove one of the two, or rename it"),
     };
-    Rejected { at, problem, remedy: remedy.to_owned() }
+    Rejected { at, problem, hint: hint.to_owned() }
 }
 
 fn compare_objects(
@@ -507,7 +507,7 @@ fn only_in_clusters(object: &Object) -> Option<Warning> {
         problem:
             "is written only by control planes in Kubernetes, not in a mesh configured by files"
                 .to_owned(),
-        remedy: "let the client join with its own token (`leno token`), or allow its address"
+        hint: "let the client join with its own token (`leno token`), or allow its address"
             .to_owned(),
     })
 }
@@ -581,23 +581,23 @@ mod tests {
                 "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
             )
         };
-        let good = config("MeshConfig", "{trafficMode: strict}");
+        let good = config("MeshConfig", "{defaultPolicy: deny}");
         for (text, expected) in [
             (service_document("a"), false),
             (good.clone(), false),
-            (config("MeshConfig", "{trafficMode: Strict}"), true),
-            (config("meshconfg", "{trafficMode: strict}"), true),
-            (config("MeshConfiguration", "{trafficMode: strict}"), true),
-            ("kind: MeshConfig\nspec: {trafficMode: strict}\n".to_owned(), true),
-            ("metadata: {name: x}\nspec: {trafficMode: strict}\n".to_owned(), true),
-            ("kind: MeshConfig\nspec: {trafficMode: strict\n".to_owned(), true),
+            (config("MeshConfig", "{defaultPolicy: Deny}"), true),
+            (config("meshconfg", "{defaultPolicy: deny}"), true),
+            (config("MeshConfiguration", "{defaultPolicy: deny}"), true),
+            ("kind: MeshConfig\nspec: {defaultPolicy: deny}\n".to_owned(), true),
+            ("metadata: {name: x}\nspec: {defaultPolicy: deny}\n".to_owned(), true),
+            ("kind: MeshConfig\nspec: {defaultPolicy: deny\n".to_owned(), true),
             (config("ConfigMap", "{}"), false),
             // Kinds of other meshes.
             (config("ProxyConfig", "{concurrency: 2}"), false),
             (config("MeshTLSAuthentication", "{}"), false),
             (config("MeshRateLimit", "{}"), false),
             (format!("{good}---\nspec: {{}}\n"), false),
-            (format!("{good}---\n{}", config("MeshConfig", "{trafficMode: permissive}")), true),
+            (format!("{good}---\n{}", config("MeshConfig", "{defaultPolicy: allow}")), true),
         ] {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("a.yaml"), &text).unwrap();

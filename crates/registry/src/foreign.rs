@@ -2,8 +2,8 @@
 
 /// Returns the hint for a document of a known but unsupported kind.
 pub(crate) fn replacement_hint(kind: &str) -> Option<&'static str> {
-    let (_, remedy) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
-    Some(remedy)
+    let (_, hint) = FOREIGN_KINDS.iter().find(|(kinds, _)| kinds.contains(&kind))?;
+    Some(hint)
 }
 
 /// Returns our kind for another system's term.
@@ -15,7 +15,7 @@ pub(crate) fn our_kind(kind: &str) -> Option<&'static str> {
 
 /// Terms of Envoy, Istio, Linkerd, Kuma, Envoy Gateway and the Gateway API, with our kinds.
 const SYNONYMS: &[(&[&str], &str)] = &[
-    (&["OutlierDetection", "PassiveHealthCheck", "MeshOutlierDetection"], "OutlierRemoval"),
+    (&["PassiveHealthCheck", "MeshOutlierDetection"], "OutlierDetection"),
     (
         &[
             "RateLimitPolicy",
@@ -57,10 +57,10 @@ const FOREIGN_KINDS: &[(&[&str], &str)] = &[
     (&["VirtualService"], "write an `HTTPRoute` or a `GRPCRoute` instead"),
     (
         &["DestinationRule"],
-        "write `LoadBalancing`, `CircuitBreaker` or `OutlierRemoval` instead, and a Service for each subset",
+        "write `LoadBalancing`, `CircuitBreaker` or `OutlierDetection` instead, and a Service for each subset",
     ),
     (&["ProxyConfig"], "remove the document, or write a `MeshConfig` instead"),
-    (&["PeerAuthentication"], "set `trafficMode` in a `MeshConfig` instead"),
+    (&["PeerAuthentication"], "set `mtls` in a `MeshConfig` instead"),
     (
         &["AuthorizationPolicy", "ServerAuthorization", "MeshTLSAuthentication"],
         "write an `AccessPolicy` instead",
@@ -87,23 +87,23 @@ mod tests {
                 assert_eq!(our_kind(word), Some(*known));
             }
         }
-        assert_eq!(our_kind("outlierdetection"), Some("OutlierRemoval"));
+        assert_eq!(our_kind("passivehealthcheck"), Some("OutlierDetection"));
     }
 
     #[test]
     fn every_kind_that_takes_the_place_of_another_is_read() {
         let mut read: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
         read.push("Workload");
-        for (kinds, remedy) in FOREIGN_KINDS {
+        for (kinds, hint) in FOREIGN_KINDS {
             for kind in *kinds {
                 assert!(!read.contains(kind), "{kind} is read");
-                assert_eq!(replacement_hint(kind), Some(*remedy));
+                assert_eq!(replacement_hint(kind), Some(*hint));
             }
-            let named = remedy.split('`').skip(1).step_by(2);
+            let named = hint.split('`').skip(1).step_by(2);
             let named =
                 named.filter(|word| word.starts_with(char::is_uppercase) && *word != "Gateway");
             for word in named {
-                assert!(read.contains(&word), "{word} in: {remedy}");
+                assert!(read.contains(&word), "{word} in: {hint}");
             }
         }
     }

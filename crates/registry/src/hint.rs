@@ -43,7 +43,7 @@ pub(crate) fn apply_hints(
             let is_known = |known: &Note| {
                 known.field == note.field
                     && known.problem == note.problem
-                    && known.remedy == note.remedy
+                    && known.hint == note.hint
             };
             if !shown.iter().any(is_known) {
                 shown.push(note);
@@ -113,8 +113,8 @@ fn followed_note(
     }
     match replacement {
         Replacement::Key(key) if next.iter().any(|note| note.problem.starts_with(GIVEN_TWICE)) => {
-            let remedy = format!("remove it: `{key}` is also present");
-            vec![Note { remedy, replacement: None, ..note }]
+            let hint = format!("remove it: `{key}` is also present");
+            vec![Note { hint, replacement: None, ..note }]
         }
         // The name is correct then, and the value is wrong as well.
         Replacement::Key(_) => with_value(note, &path, next),
@@ -144,7 +144,7 @@ fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
             continue;
         }
         let subject = if value.problem.starts_with("is ") { "Its value " } else { "" };
-        note.remedy.push_str(&format!(" {subject}{}: {}", value.problem, value.remedy));
+        note.hint.push_str(&format!(" {subject}{}: {}", value.problem, value.hint));
     }
     below.insert(0, note);
     below
@@ -171,15 +171,15 @@ fn with_map(
         };
         !read(&changed).iter().any(is_below)
     });
-    let remedy = match accepted {
+    let hint = match accepted {
         Some(entries) => {
             let entries =
                 entries.iter().map(|(key, text)| format!("{key}: {}", text.unwrap_or(shown)));
             format!("write a map, such as {{{}}}", entries.collect::<Vec<_>>().join(", "))
         }
-        None => note.remedy,
+        None => note.hint,
     };
-    Note { remedy, replacement: None, ..note }
+    Note { hint, replacement: None, ..note }
 }
 
 /// Returns the path of a value after a hint is applied.

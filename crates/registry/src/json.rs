@@ -49,7 +49,7 @@ fn unpositioned_node(value: Value) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{HttpRoute, MeshConfig, TrafficMode};
+    use leno_model::{DefaultPolicy, HttpRoute, MeshConfig};
     use serde_json::json;
 
     use super::*;
@@ -142,10 +142,10 @@ mod tests {
             "apiVersion": "leno.dev/v1alpha1",
             "kind": "MeshConfig",
             "metadata": {"name": "mesh"},
-            "spec": {"trafficMode": "strict", "tracing": null},
+            "spec": {"defaultPolicy": "deny", "tracing": null},
         }))
         .unwrap();
-        let strict = MeshConfig { mode: TrafficMode::Strict, ..MeshConfig::default() };
+        let strict = MeshConfig { default_policy: DefaultPolicy::Deny, ..MeshConfig::default() };
         assert_eq!(object, Object::MeshConfig(strict));
     }
 

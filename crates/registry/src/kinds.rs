@@ -2,7 +2,6 @@
 
 mod access_cert;
 mod access_policy;
-mod answer;
 mod check_service;
 mod circuit_breaker;
 mod cors;
@@ -24,11 +23,12 @@ mod literal_path;
 mod load_balancing;
 mod mesh_config;
 mod mirror;
-mod outlier_removal;
+mod outlier_detection;
 mod persistence;
 mod rate_limit;
 mod reference_grant;
 mod request_test;
+mod response;
 mod retry;
 mod sermant;
 mod sermant_removal;
@@ -71,16 +71,12 @@ pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
             object,
             warnings: warnings
                 .into_iter()
-                .map(|note| Warning {
-                    at: place(&note),
-                    problem: note.problem,
-                    remedy: note.remedy,
-                })
+                .map(|note| Warning { at: place(&note), problem: note.problem, hint: note.hint })
                 .collect(),
         }),
         _ => Err(problems
             .into_iter()
-            .map(|note| Rejected { at: place(&note), problem: note.problem, remedy: note.remedy })
+            .map(|note| Rejected { at: place(&note), problem: note.problem, hint: note.hint })
             .collect()),
     };
     Reading { mark: node.mark, identity, outcome }
@@ -102,7 +98,7 @@ pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Reject
     let rejected = |note: Note| Rejected {
         at: identity.diagnostic_place(None, &note),
         problem: note.problem,
-        remedy: note.remedy,
+        hint: note.hint,
     };
     match route {
         Some(route) if !refused => Ok(route),
@@ -276,7 +272,7 @@ impl Kind {
         Self::HttpRouteGroup,
         Self::TcpRoute,
         Self::GrpcRoute,
-        Self::ServicePolicy(ServicePolicyKind::OutlierRemoval),
+        Self::ServicePolicy(ServicePolicyKind::OutlierDetection),
         Self::ServicePolicy(ServicePolicyKind::SermantRemoval),
         Self::ServicePolicy(ServicePolicyKind::CircuitBreaker),
         Self::ServicePolicy(ServicePolicyKind::UpstreamTrafficSetting),
@@ -482,11 +478,11 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     let Some(kind) = Kind::from_name(word) else {
         let problem = format!("{} is not a supported kind", kind_field.quoted_value());
         match (replacement_hint(word), Kind::closest_to(word)) {
-            (Some(remedy), _) => kind_field.reject(problem, remedy),
+            (Some(hint), _) => kind_field.reject(problem, hint),
             (None, Some(meant)) => kind_field.propose_word(problem, meant.kind_name()),
             (None, None) => {
-                let remedy = format!("remove the document, or use {}", one_of(&Kind::kind_names()));
-                kind_field.reject(problem, remedy);
+                let hint = format!("remove the document, or use {}", one_of(&Kind::kind_names()));
+                kind_field.reject(problem, hint);
             }
         }
         return None;

@@ -135,11 +135,11 @@ struct Reference<'a> {
 }
 
 impl Lint<'_> {
-    fn add_warning(&mut self, field: String, problem: String, remedy: impl Into<String>) {
+    fn add_warning(&mut self, field: String, problem: String, hint: impl Into<String>) {
         self.warnings.push(Warning {
             at: Place::for_object(&self.key, field),
             problem,
-            remedy: remedy.into(),
+            hint: hint.into(),
         });
     }
 }
@@ -239,8 +239,8 @@ impl<'a> World<'a> {
                 true => "is empty, so the service has no endpoints",
                 false => "selects no workload of the namespace",
             };
-            let remedy = "use labels that a Workload of the same namespace has";
-            lint.add_warning("spec.selector".to_owned(), problem.to_owned(), remedy);
+            let hint = "use labels that a Workload of the same namespace has";
+            lint.add_warning("spec.selector".to_owned(), problem.to_owned(), hint);
             return;
         }
         for (index, port) in service.ports.iter().enumerate() {

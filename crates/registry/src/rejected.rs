@@ -16,7 +16,7 @@ pub struct Rejected {
     /// The problem.
     pub problem: String,
     /// The hint.
-    pub remedy: String,
+    pub hint: String,
 }
 
 /// An accepted document that probably does not have the intended effect.
@@ -28,7 +28,7 @@ pub struct Warning {
     /// The problem.
     pub problem: String,
     /// The hint.
-    pub remedy: String,
+    pub hint: String,
 }
 
 /// A location in a document, as far as known.
@@ -79,13 +79,13 @@ impl Place {
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}; {}", self.at, self.problem, self.remedy)
+        write!(f, "{}{}; {}", self.at, self.problem, self.hint)
     }
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}; {}", self.at, self.problem, self.remedy)
+        write!(f, "{}{}; {}", self.at, self.problem, self.hint)
     }
 }
 
@@ -146,7 +146,7 @@ mod tests {
                 field: Some("spec.rules".into()),
             },
             problem: "is missing".into(),
-            remedy: "add `rules`".into(),
+            hint: "add `rules`".into(),
         }
     }
 
@@ -179,6 +179,6 @@ mod tests {
         let json = serde_json::to_value(test_rejection()).unwrap();
         assert_eq!(json["line"], 12);
         assert_eq!(json["namespace"], "bookinfo");
-        assert_eq!(json["remedy"], "add `rules`");
+        assert_eq!(json["hint"], "add `rules`");
     }
 }

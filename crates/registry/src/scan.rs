@@ -183,12 +183,12 @@ impl Scan {
     fn warn_of_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
-            let Rejected { at, problem, remedy } = path_rejection(
+            let Rejected { at, problem, hint } = path_rejection(
                 path,
                 "is not read: files end in `.yaml`, `.yml` or `.json`, in lower case",
                 &format!("rename it to {}", lower.file_name().unwrap_or_default().display()),
             );
-            self.warnings.push(Warning { at, problem, remedy });
+            self.warnings.push(Warning { at, problem, hint });
         }
     }
 
@@ -211,13 +211,13 @@ impl Scan {
         self.missing = true;
     }
 
-    fn reject_missing(&mut self, path: &Path, problem: &str, remedy: &str) {
+    fn reject_missing(&mut self, path: &Path, problem: &str, hint: &str) {
         self.add_vanished(path);
-        self.reject_path(path, problem, remedy);
+        self.reject_path(path, problem, hint);
     }
 
-    fn reject_path(&mut self, path: &Path, problem: &str, remedy: &str) {
-        self.rejected.push(path_rejection(path, problem, remedy));
+    fn reject_path(&mut self, path: &Path, problem: &str, hint: &str) {
+        self.rejected.push(path_rejection(path, problem, hint));
     }
 
     fn reject_unknown(&mut self, path: &Path, error: &io::Error) {
@@ -249,7 +249,7 @@ fn list_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// Reads a regular file within bounds.
 pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     let unreadable =
-        |problem: &str, remedy: &str| Content::Unreadable(path_rejection(path, problem, remedy));
+        |problem: &str, hint: &str| Content::Unreadable(path_rejection(path, problem, hint));
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| {
         let limit = FILE_BYTES_MAX + 1;
@@ -295,11 +295,11 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
-pub(crate) fn path_rejection(path: &Path, problem: &str, remedy: &str) -> Rejected {
+pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> Rejected {
     Rejected {
         at: Place { file: Some(path.display().to_string()), ..Place::default() },
         problem: problem.to_owned(),
-        remedy: remedy.to_owned(),
+        hint: hint.to_owned(),
     }
 }
 
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(file_names(&scan), [""; 0]);
         let file = |at: &Place| at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned();
         let warned: Vec<_> =
-            scan.warnings.iter().map(|it| (file(&it.at), it.remedy.as_str())).collect();
+            scan.warnings.iter().map(|it| (file(&it.at), it.hint.as_str())).collect();
         let expected = [
             ("a.YAML".to_owned(), "rename it to a.yaml"),
             ("b.Yml".to_owned(), "rename it to b.yml"),

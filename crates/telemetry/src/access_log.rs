@@ -34,8 +34,9 @@ pub struct Entry<'a> {
     pub route: &'a str,
     /// The policy that allowed it, or that would allow it to other clients.
     pub policy: &'a str,
-    /// The reason that strict mode would have denied traffic allowed in audit mode; empty otherwise.
-    pub audit: &'a str,
+    /// The reason that `defaultPolicy: deny` would have denied traffic allowed with `defaultPolicy: dry-run`;
+    /// empty otherwise.
+    pub dry_run_reason: &'a str,
     /// The verified identity of the peer.
     pub peer: &'a str,
     /// The client's socket address.
@@ -124,7 +125,7 @@ impl<'a> Entry<'a> {
             ("upstream_cluster", Text(self.service)),
             ("route", Text(self.route)),
             ("policy", Text(self.policy)),
-            ("audit", Text(self.audit)),
+            ("dry_run_reason", Text(self.dry_run_reason)),
             ("peer", Text(self.peer)),
             ("downstream_remote", Address(self.downstream)),
             ("upstream_host", Address(self.upstream)),

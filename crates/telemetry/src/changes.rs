@@ -25,7 +25,7 @@ pub struct Taken {
     /// The changed series, ordered by labels.
     pub series: Vec<SeriesChange>,
     /// The number of further changed series; they are merged under labels without a service.
-    pub folded: usize,
+    pub overflowed: usize,
     /// The rules that matched, ordered by labels.
     pub rules: Vec<RuleChange>,
 }
@@ -36,7 +36,7 @@ pub struct RuleChange {
     /// Its labels.
     pub labels: RuleLabels,
     /// The number of matches.
-    pub hits: u64,
+    pub matches: u64,
 }
 
 /// The changes of one series between two readings.
@@ -84,23 +84,23 @@ impl Changes {
                 series.push(change);
             }
         }
-        let folded = merge_rest(&mut series, series_max);
+        let overflowed = merge_rest(&mut series, series_max);
         let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
-        Taken { series, folded, rules }
+        Taken { series, overflowed, rules }
     }
 
     fn take_rules(&mut self, rules_max: usize) -> Vec<RuleChange> {
         let new = |(labels, now): (RuleLabels, u64)| {
             let before = self.rules_seen.get(&labels).copied().unwrap_or_default();
-            let hits = now.saturating_sub(before);
-            (hits > 0).then_some(RuleChange { labels, hits })
+            let matches = now.saturating_sub(before);
+            (matches > 0).then_some(RuleChange { labels, matches })
         };
         let mut rules: Vec<_> =
             self.telemetry.matched_rules().into_iter().filter_map(new).collect();
-        rules.sort_by_key(|change| std::cmp::Reverse(change.hits));
+        rules.sort_by_key(|change| std::cmp::Reverse(change.matches));
         rules.truncate(rules_max);
-        for RuleChange { labels, hits } in &rules {
-            *self.rules_seen.entry(labels.clone()).or_default() += hits;
+        for RuleChange { labels, matches } in &rules {
+            *self.rules_seen.entry(labels.clone()).or_default() += matches;
         }
         rules.sort_by(|one, other| one.labels.cmp(&other.labels));
         rules
@@ -116,7 +116,7 @@ fn merge_rest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
         std::cmp::Reverse(change.request_count().max(change.opened).max(change.streams_opened))
     });
     let mut rest = series.split_off(series_max.saturating_sub(DIRECTIONS));
-    let folded = rest.len();
+    let overflowed = rest.len();
     let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
     for mut change in rest.drain(..) {
         let labels = RequestLabels { service: String::new(), ..change.labels.overflow_labels() };
@@ -128,7 +128,7 @@ fn merge_rest(series: &mut Vec<SeriesChange>, series_max: usize) -> usize {
     }
     series.extend(sums.into_values());
     series.sort_by(|one, other| one.labels.cmp(&other.labels));
-    folded
+    overflowed
 }
 
 impl SeriesChange {
@@ -338,9 +338,10 @@ mod tests {
         for service in ["a/one", "a/three", "a/two"] {
             count_request(&shard, &request_labels("outbound", service), 200, None);
         }
-        let Taken { series, folded, .. } = Changes::from_telemetry(telemetry).take_changes(3, 3);
+        let Taken { series, overflowed, .. } =
+            Changes::from_telemetry(telemetry).take_changes(3, 3);
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
-        assert_eq!((named, folded), (vec!["", "a/cache"], 3));
+        assert_eq!((named, overflowed), (vec!["", "a/cache"], 3));
     }
 
     #[test]
@@ -376,8 +377,9 @@ mod tests {
             }
             count_request(&shard, &request_labels("inbound", &format!("a/s{service}")), 500, None);
         }
-        let Taken { series, folded, .. } = Changes::from_telemetry(telemetry).take_changes(5, 5);
-        assert_eq!((series.len(), folded), (5, 17));
+        let Taken { series, overflowed, .. } =
+            Changes::from_telemetry(telemetry).take_changes(5, 5);
+        assert_eq!((series.len(), overflowed), (5, 17));
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
         let sum = |all: &[SeriesChange]| all.iter().map(SeriesChange::request_count).sum::<u64>();
@@ -391,14 +393,14 @@ mod tests {
         let shard = telemetry.new_shard();
         let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
         let rule = |name: &str| RuleLabels { name: name.to_owned(), ..RuleLabels::default() };
-        for (name, hits) in [("a", 1), ("b", 3), ("c", 2)] {
-            (0..hits).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
+        for (name, matches) in [("a", 1), ("b", 3), ("c", 2)] {
+            (0..matches).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
         }
         assert_eq!(changes.take_changes(9, 2), Taken::default(), "no request has ended");
         let reported = |taken: Taken| -> Vec<(String, u64)> {
-            taken.rules.into_iter().map(|change| (change.labels.name, change.hits)).collect()
+            taken.rules.into_iter().map(|change| (change.labels.name, change.matches)).collect()
         };
-        let named = |name: &str, hits| (name.to_owned(), hits);
+        let named = |name: &str, matches| (name.to_owned(), matches);
         count_request(&shard, &request_labels("inbound", "a/x"), 200, None);
         assert_eq!(reported(changes.take_changes(9, 2)), [named("b", 3), named("c", 2)]);
         shard.count_match(shard.rule_number(&rule("b")));

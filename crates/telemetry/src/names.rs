@@ -58,7 +58,7 @@ pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
         &STREAMS,
     ]
     .into_iter()
-    .chain([&AUDITED, &RULE_HITS, &CONNECTIONS_REFUSED])
+    .chain([&DRY_RUN_DENIALS, &RULE_MATCHES, &CONNECTIONS_REJECTED])
     .chain(Count::METRICS)
     .chain(Gauge::METRICS)
     .chain(Level::METRICS)
@@ -126,13 +126,13 @@ closed_list! {
         /// A handshake with an endpoint failed.
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
-    "leno_half_open_evicted_total" []
+    "leno_half_open_connections_evicted_total" []
     "Half-open connections evicted for newer ones before their client finished its handshake or sent a request." {
         /// A half-open connection was closed to make room.
-        HalfOpenEvicted [];
+        HalfOpenConnectionsEvicted [];
     }
     "leno_accept_pauses_total" []
-    "Pauses of a listener because the system had no file descriptor or memory for a connection." {
+    "Pauses of listeners because the system had no file descriptor or memory for a connection." {
         /// A listener paused.
         AcceptPauses [];
     }
@@ -150,12 +150,12 @@ closed_list! {
         /// The endpoint did not respond in time.
         UpstreamConnectTimeout ["timeout"];
     }
-    "leno_upstream_leases_total" ["source"]
-    "Connections and links used for requests, by source: reused from the pool or new." {
+    "leno_upstream_checkouts_total" ["source"]
+    "Checkouts of connections and links for requests, by source: reused from the pool or new." {
         /// A pooled connection was reused.
-        LeaseReused ["pool"];
+        CheckoutReused ["pool"];
         /// A new connection was opened for the request.
-        LeaseOpened ["new"];
+        CheckoutOpened ["new"];
     }
     "leno_retries_total" []
     "Retried requests." {
@@ -182,37 +182,37 @@ closed_list! {
         /// An endpoint entered backoff.
         EndpointBackoffs [];
     }
-    "leno_endpoint_removals_total" ["cause"]
+    "leno_endpoint_ejections_total" ["cause"]
     "Endpoint ejections by outlier detection, by cause." {
         /// An endpoint was ejected for its failure rate.
-        EndpointRemovedForRate ["rate"];
+        EndpointEjectedForRate ["rate"];
         /// An endpoint was ejected for consecutive failures.
-        EndpointRemovedForRow ["consecutive"];
+        EndpointEjectedForConsecutive ["consecutive"];
         /// An endpoint was ejected for a failed probe.
-        EndpointRemovedForProbe ["probe"];
+        EndpointEjectedForProbe ["probe"];
         /// An endpoint was ejected for failed health checks.
-        EndpointRemovedForCheck ["check"];
+        EndpointEjectedForCheck ["check"];
     }
-    "leno_endpoint_returns_total" []
-    "Endpoints returned to service after an ejection." {
+    "leno_endpoint_unejections_total" []
+    "Unejections: endpoints returned to service after an ejection." {
         /// An endpoint returned to service.
-        EndpointReturns [];
+        EndpointUnejections [];
     }
     "leno_health_checks_total" ["result"]
     "Active health checks of endpoints by this sidecar, by result." {
         /// The endpoint is healthy.
-        HealthChecksWell ["well"];
+        HealthChecksOk ["ok"];
         /// The endpoint is unhealthy.
         HealthChecksFailed ["failed"];
         /// The check was rejected on its way, or by a policy of the endpoint: the health is unknown.
         HealthChecksUnknown ["unknown"];
     }
-    "leno_preferences_yielded_total" []
-    "Requests sent outside the preferred tag set because it had no healthy endpoint." {
+    "leno_preference_fallbacks_total" []
+    "Fallbacks: requests sent outside the preferred tag set because it had no healthy endpoint." {
         /// A request was sent outside the preferred set of endpoints.
-        PreferencesYielded [];
+        PreferenceFallbacks [];
     }
-    "leno_circuit_turns_total" ["to"]
+    "leno_circuit_transitions_total" ["to"]
     "Circuit breaker state transitions of a port, for each data thread." {
         /// The circuit opened after too many failures.
         CircuitOpened ["open"];
@@ -222,7 +222,7 @@ closed_list! {
     "leno_mirrored_requests_total" ["result"]
     "Mirrored requests, by result." {
         /// The mirrored request got a response.
-        MirrorsAnswered ["answered"];
+        MirrorsResponded ["responded"];
         /// The mirrored request could not be sent, or got no response in time.
         MirrorsFailed ["failed"];
         /// The mirrored request was not sent: too many were in progress, or its body was too large or
@@ -234,36 +234,36 @@ closed_list! {
         /// A request was delayed.
         FaultDelays ["delay"];
         /// A request was answered by a fault.
-        FaultAnswers ["abort"];
+        FaultAborts ["abort"];
     }
-    "leno_decider_questions_total" ["decider", "result"]
-    "External authorization and rate limit checks, by result; `failed`: denied without a response of the service, `skipped`: allowed without one." {
+    "leno_external_checks_total" ["check_service", "result"]
+    "External authorization and rate limit checks, by result; `failed`: denied without a response of the service, `failure-mode-allowed`: allowed without one." {
         /// An external authorization service allowed the request.
         AuthorizationAllowed ["authorization", "allowed"];
         /// An external authorization service denied the request.
         AuthorizationDenied ["authorization", "denied"];
         /// The external authorization service did not respond, and the request was denied.
-        AuthorizationUnanswered ["authorization", "failed"];
+        AuthorizationFailed ["authorization", "failed"];
         /// The external authorization service did not respond, and the request was allowed.
-        AuthorizationSkipped ["authorization", "skipped"];
+        AuthorizationFailureModeAllowed ["authorization", "failure-mode-allowed"];
         /// A rate limit service allowed the request.
         GlobalLimitAllowed ["rate-limit", "allowed"];
         /// A rate limit service denied the request.
         GlobalLimitDenied ["rate-limit", "denied"];
         /// The rate limit service did not respond, and the request was denied.
-        GlobalLimitUnanswered ["rate-limit", "failed"];
+        GlobalLimitFailed ["rate-limit", "failed"];
         /// The rate limit service did not respond, and the request was allowed.
-        GlobalLimitSkipped ["rate-limit", "skipped"];
+        GlobalLimitFailureModeAllowed ["rate-limit", "failure-mode-allowed"];
     }
-    "leno_snapshot_applied_total" []
+    "leno_config_updates_applied_total" []
     "Configuration updates from the control plane that were applied." {
         /// A configuration change was applied.
-        SnapshotApplied [];
+        ConfigUpdatesApplied [];
     }
-    "leno_snapshot_refused_total" []
+    "leno_config_updates_rejected_total" []
     "Configuration updates from the control plane that were rejected." {
         /// A configuration change was rejected.
-        SnapshotRefused [];
+        ConfigUpdatesRejected [];
     }
     "leno_control_connects_total" []
     "Discovery streams opened to the control plane." {
@@ -277,10 +277,10 @@ closed_list! {
         /// The renewal failed; the old certificate stays in use.
         CertificateRenewalFailed ["failed"];
     }
-    "leno_access_log_dropped_total" []
+    "leno_access_log_lines_dropped_total" []
     "Access log lines dropped because their reader was too slow." {
         /// A line was dropped.
-        AccessLogDropped [];
+        AccessLogLinesDropped [];
     }
     "leno_trace_spans_total" ["result"]
     "Trace spans, by export result." {
@@ -289,30 +289,30 @@ closed_list! {
         /// The span was dropped because the export queue was full.
         SpansOverflowed ["overflowed"];
         /// The span was dropped because the collector rejected it.
-        SpansRefused ["refused"];
+        SpansRejected ["rejected"];
     }
     "leno_metric_points_total" ["result"]
     "Metric data points pushed to a collector, by export result." {
         /// The collector accepted the data point.
         PointsExported ["exported"];
         /// The collector rejected the data point; its value is part of the next push.
-        PointsRefused ["refused"];
+        PointsRejected ["rejected"];
     }
     "leno_log_records_total" ["result"]
     "Access log records sent to a collector, by export result." {
         /// The collector accepted the log record.
         RecordsExported ["exported"];
         /// The log record was dropped because the collector rejected it.
-        RecordsRefused ["refused"];
+        RecordsRejected ["rejected"];
     }
-    "leno_look_ups_total" ["result"]
+    "leno_dns_queries_total" ["result"]
     "DNS queries of the application that were redirected to the sidecar, by result." {
         /// The mesh answered the DNS query.
-        LookUpsAnswered ["answered"];
+        DnsQueriesAnswered ["answered"];
         /// A name server answered the DNS query.
-        LookUpsForwarded ["forwarded"];
+        DnsQueriesForwarded ["forwarded"];
         /// No name server answered in time, too many queries were in progress, or the query was malformed.
-        LookUpsFailed ["failed"];
+        DnsQueriesFailed ["failed"];
     }
     "leno_table_evictions_total" ["table"]
     "Entries evicted from a full table of destinations that the application uses, by table. A later use adds the entry again." {
@@ -334,10 +334,10 @@ closed_list! {
         /// The application's metrics were missing, too late, too many or malformed.
         ApplicationScrapeFailed ["failed"];
     }
-    "leno_series_folded_total" []
-    "Label sets merged into the service `other` because their number exceeded the limit." {
+    "leno_series_overflowed_total" []
+    "Label sets merged into the destination service `other` because their number exceeded the limit." {
         /// A set of labels was merged into an overflow series.
-        SeriesFolded [];
+        SeriesOverflowed [];
     }
 }
 
@@ -358,10 +358,10 @@ closed_list! {
         /// Links that this sidecar opened.
         LinksUpstream ["upstream"];
     }
-    "leno_endpoints_removed" []
+    "leno_endpoints_ejected" []
     "Endpoints currently ejected by outlier detection, counted once for each data thread." {
         /// An ejected endpoint.
-        EndpointsRemoved [];
+        EndpointsEjected [];
     }
     "leno_requests_in_flight" []
     "Requests and TCP streams in progress." {
@@ -388,10 +388,10 @@ closed_list! {
         /// The control plane is connected.
         ControlConnected [];
     }
-    "leno_snapshot_services" []
+    "leno_config_services" []
     "Services in the sidecar's configuration." {
         /// The number of known services.
-        SnapshotServices [];
+        ConfigServices [];
     }
 }
 
@@ -423,7 +423,15 @@ impl ConnectionSide {
 /// The labels of a series, common to all request metrics.
 macro_rules! request_labels {
     ($($more:literal),*) => {
-        &["direction", "service", "port", "route", "peer", "protocol" $(, $more)*]
+        &[
+            "direction",
+            "destination_service",
+            "destination_port",
+            "route",
+            "peer",
+            "protocol"
+            $(, $more)*
+        ]
     };
 }
 
@@ -476,22 +484,22 @@ pub(crate) const TCP_OPENED: Metric = Metric {
     help: "Opaque TCP connections, counted when they open or are rejected. leno_requests_total counts them when they end.",
 };
 
-pub(crate) const AUDITED: Metric = Metric {
-    name: "leno_audited_denials_total",
+pub(crate) const DRY_RUN_DENIALS: Metric = Metric {
+    name: "leno_dry_run_denials_total",
     kind: Kind::Counter,
     labels: request_labels!("reason"),
-    help: "Requests and TCP streams that audit mode allowed and strict mode would deny, by reason.",
+    help: "Requests and TCP streams that default policy dry-run allowed and deny would reject, by reason.",
 };
 
-pub(crate) const RULE_HITS: Metric = Metric {
-    name: "leno_rule_hits_total",
+pub(crate) const RULE_MATCHES: Metric = Metric {
+    name: "leno_rule_matches_total",
     kind: Kind::Counter,
-    labels: &["kind", "namespace", "name", "rule"],
+    labels: &["rule_kind", "rule_namespace", "rule_name", "rule"],
     help: "Requests and TCP streams that matched a rule.",
 };
 
-pub(crate) const CONNECTIONS_REFUSED: Metric = Metric {
-    name: "leno_connections_refused_total",
+pub(crate) const CONNECTIONS_REJECTED: Metric = Metric {
+    name: "leno_connections_rejected_total",
     kind: Kind::Counter,
     labels: &["reason"],
     help: "Connections rejected before any request, by reason.",
@@ -540,6 +548,9 @@ mod tests {
             assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
             assert!(metric.help.ends_with('.'), "{}", metric.name);
             assert!(!metric.help.contains(['\\', '\n', '|']), "{}", metric.name);
+            // Prometheus adds labels of these names to a target, and would rename ours to `exported_…`.
+            let of_targets = ["namespace", "service", "pod", "name", "job", "instance"];
+            assert!(!metric.labels.iter().any(|it| of_targets.contains(it)), "{}", metric.name);
         }
     }
 

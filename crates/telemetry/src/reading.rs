@@ -7,9 +7,9 @@ use crate::exemplar::Exemplar;
 use crate::histogram::Histogram;
 use crate::line_queue::lines_dropped;
 use crate::names::{
-    AUDITED, BUILD, CONNECTIONS_REFUSED, Count, Gauge, LOG_LINES_DROPPED, Level, Metric,
+    BUILD, CONNECTIONS_REJECTED, Count, DRY_RUN_DENIALS, Gauge, LOG_LINES_DROPPED, Level, Metric,
     PROCESS_CPU, PROCESS_MEMORY, REQUEST_BYTES, REQUEST_DURATION, REQUESTS, RESPONSE_BYTES,
-    RULE_HITS, STREAMS, STREAMS_OPENED, TCP_OPENED,
+    RULE_MATCHES, STREAMS, STREAMS_OPENED, TCP_OPENED,
 };
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::tally::Ending;
@@ -90,14 +90,14 @@ impl Telemetry {
 
     pub(crate) fn read_with(&self, usage: Option<&Usage>, reader: &mut impl Reader) {
         self.read_series(reader);
-        reader.begin_metric(&RULE_HITS);
-        for (rule, hits) in self.matched_rules() {
+        reader.begin_metric(&RULE_MATCHES);
+        for (rule, matches) in self.matched_rules() {
             let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
-            report_labelled(reader, &RULE_HITS, &values, hits);
+            report_labelled(reader, &RULE_MATCHES, &values, matches);
         }
-        reader.begin_metric(&CONNECTIONS_REFUSED);
+        reader.begin_metric(&CONNECTIONS_REJECTED);
         for (reason, count) in self.rejected_connections() {
-            report_labelled(reader, &CONNECTIONS_REFUSED, &[reason], count);
+            report_labelled(reader, &CONNECTIONS_REJECTED, &[reason], count);
         }
         for metric in Count::METRICS {
             reader.begin_metric(metric);
@@ -179,9 +179,9 @@ impl Telemetry {
                 with_labels(&series.labels, &[], |labels| reader.record_number(labels, number));
             }
         }
-        reader.begin_metric(&AUDITED);
+        reader.begin_metric(&DRY_RUN_DENIALS);
         for series in &totals {
-            for (reason, count) in &series.audited {
+            for (reason, count) in &series.dry_run_denials {
                 with_labels(&series.labels, &[("reason", reason)], |labels| {
                     reader.record_number(labels, Number::Whole(*count));
                 });

@@ -36,7 +36,7 @@ impl RuleNumber {
     }
 
     /// The shared number of all rules over the limit.
-    const FOLDED: Self = Self(1);
+    const OVERFLOW: Self = Self(1);
 }
 
 /// The numbers of all rules that ever matched.
@@ -53,11 +53,11 @@ impl RuleNumbers {
             return *number;
         }
         if self.labels.is_empty() {
-            let name = FOLDED_NAME.to_owned();
+            let name = OVERFLOW_NAME.to_owned();
             self.labels.push(RuleLabels { name, ..RuleLabels::default() });
         }
         if self.labels.len() >= RULES_MAX {
-            return RuleNumber::FOLDED;
+            return RuleNumber::OVERFLOW;
         }
         self.labels.push(labels.clone());
         let number = RuleNumber(u32::try_from(self.labels.len()).unwrap_or(1));
@@ -105,7 +105,7 @@ const ROW: usize = 64;
 const ROWS: usize = 16;
 
 /// The name of the rules over the limit.
-const FOLDED_NAME: &str = "other";
+const OVERFLOW_NAME: &str = "other";
 
 #[cfg(test)]
 mod tests {
@@ -158,6 +158,6 @@ mod tests {
         assert_eq!(rules.len(), RULES_MAX);
         let other = RuleLabels { name: "other".to_owned(), ..RuleLabels::default() };
         assert_eq!(rules[0], (other, 3));
-        assert!(rules[1..].iter().all(|(_, hits)| *hits == 1));
+        assert!(rules[1..].iter().all(|(_, matches)| *matches == 1));
     }
 }

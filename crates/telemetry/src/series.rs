@@ -38,7 +38,7 @@ impl RequestLabels {
                 "inbound" => "inbound",
                 _ => "outbound",
             },
-            service: FOLDED.to_owned(),
+            service: OVERFLOW.to_owned(),
             port: 0,
             route: String::new(),
             peer: String::new(),
@@ -149,7 +149,7 @@ pub(crate) struct SeriesCells {
     failed: Tally,
     durations: HistogramCells,
     /// Traffic allowed although policies deny it, by reason; absent until the first.
-    audited: OnceLock<Box<Tally>>,
+    dry_run_denials: OnceLock<Box<Tally>>,
     /// An exemplar for each bucket; absent until the first traced request.
     exemplars: OnceLock<Box<[ExemplarCell; BUCKETS]>>,
 }
@@ -166,7 +166,7 @@ impl SeriesCells {
             streams_ended: Cell::default(),
             failed: Tally::new(),
             durations: HistogramCells::new(),
-            audited: OnceLock::new(),
+            dry_run_denials: OnceLock::new(),
             exemplars: OnceLock::new(),
         }
     }
@@ -177,7 +177,7 @@ impl SeriesCells {
     }
 
     pub(crate) fn count_audited(&self, reason: &'static str) {
-        let tally = self.audited.get_or_init(|| Box::new(Tally::new()));
+        let tally = self.dry_run_denials.get_or_init(|| Box::new(Tally::new()));
         tally.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
@@ -224,7 +224,7 @@ pub(crate) struct SeriesTotals {
     /// Completed ones of them.
     pub(crate) streams_ended: u64,
     pub(crate) durations: Histogram,
-    pub(crate) audited: BTreeMap<&'static str, u64>,
+    pub(crate) dry_run_denials: BTreeMap<&'static str, u64>,
     /// The newest exemplar of each bucket.
     pub(crate) exemplars: [Option<Exemplar>; BUCKETS],
 }
@@ -240,7 +240,7 @@ impl SeriesTotals {
             streams_opened: 0,
             streams_ended: 0,
             durations: Histogram::new(),
-            audited: BTreeMap::new(),
+            dry_run_denials: BTreeMap::new(),
             exemplars: [None; BUCKETS],
         };
         for cells in shards {
@@ -264,8 +264,10 @@ impl SeriesTotals {
         self.streams_opened = self.streams_opened.saturating_add(cells.streams_opened.read());
         self.streams_ended = self.streams_ended.saturating_add(cells.streams_ended.read());
         cells.durations.add_to(&mut self.durations);
-        for (ending, count) in cells.audited.get().into_iter().flat_map(|tally| tally.read()) {
-            *self.audited.entry(ending.reason).or_default() += count;
+        for (ending, count) in
+            cells.dry_run_denials.get().into_iter().flat_map(|tally| tally.read())
+        {
+            *self.dry_run_denials.entry(ending.reason).or_default() += count;
         }
         let found = cells.exemplars.get().into_iter().flat_map(|found| found.iter());
         for (newest, cell) in self.exemplars.iter_mut().zip(found) {
@@ -314,4 +316,4 @@ impl SeriesTotals {
 /// are counted under the service `other`.
 pub const SERIES_MAX: usize = 2048;
 
-const FOLDED: &str = "other";
+const OVERFLOW: &str = "other";

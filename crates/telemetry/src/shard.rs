@@ -37,7 +37,7 @@ impl Shard {
         }
         let admitted = self.telemetry.admit_labels(labels);
         if admitted != *labels {
-            self.add(Count::SeriesFolded, 1);
+            self.add(Count::SeriesOverflowed, 1);
         }
         if let Some(id) = series.ids.get(&admitted) {
             return *id;
@@ -145,7 +145,7 @@ impl Shard {
 
     /// Counts a connection that was rejected before any request.
     pub fn count_rejected(&self, reason: &'static str) {
-        self.cells.refused.add(Ending { class: StatusClass::None, reason, grpc: None });
+        self.cells.rejected.add(Ending { class: StatusClass::None, reason, grpc: None });
     }
 
     /// Adds to a counter.

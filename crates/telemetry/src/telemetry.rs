@@ -60,7 +60,7 @@ impl Telemetry {
     pub fn rejected_connections(&self) -> BTreeMap<&'static str, u64> {
         let mut sums = BTreeMap::new();
         for shard in &self.lock().shards {
-            for (ending, count) in shard.refused.read() {
+            for (ending, count) in shard.rejected.read() {
                 *sums.entry(ending.reason).or_default() += count;
             }
         }
@@ -79,13 +79,15 @@ impl Telemetry {
     #[must_use]
     pub fn matched_rules(&self) -> Vec<(RuleLabels, u64)> {
         let registered = self.lock();
-        let hits = |place: usize| {
+        let matches = |place: usize| {
             let shards = registered.shards.iter();
             shards.map(|shard| shard.rules.read(place)).fold(0, u64::wrapping_add)
         };
         let all = registered.rules.labels().iter().enumerate();
-        let all = all.map(|(place, labels)| (labels, hits(place)));
-        all.filter(|(_, hits)| *hits > 0).map(|(labels, hits)| (labels.clone(), hits)).collect()
+        let all = all.map(|(place, labels)| (labels, matches(place)));
+        all.filter(|(_, matches)| *matches > 0)
+            .map(|(labels, matches)| (labels.clone(), matches))
+            .collect()
     }
 
     /// The number of a rule.
@@ -147,7 +149,7 @@ struct Registered {
 pub(crate) struct ShardCells {
     pub(crate) counts: [Cell; Count::ALL.len()],
     pub(crate) gauges: [Cell; Gauge::ALL.len()],
-    pub(crate) refused: Tally,
+    pub(crate) rejected: Tally,
     pub(crate) rules: RuleCells,
 }
 
@@ -156,7 +158,7 @@ impl ShardCells {
         Self {
             counts: cell_array(),
             gauges: cell_array(),
-            refused: Tally::new(),
+            rejected: Tally::new(),
             rules: RuleCells::new(),
         }
     }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use leno_model::{
     Access, AnyOf, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
-    DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Guard, HedgeRule, JwtValidation,
-    OriginPattern, PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch, Required, RetryRule,
-    Server, ServicePolicyKind, ServicePolicyName, Unanswered, WorkloadPlan,
+    DescriptorEntry, DescriptorValue, FailureMode, FixedResponse, GlobalLimit, Guard, HedgeRule,
+    JwtValidation, OriginPattern, PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch,
+    Required, RetryRule, Server, ServicePolicyKind, ServicePolicyName, WorkloadPlan,
 };
 use leno_traffic::budget::RetryBudget;
 use leno_traffic::guard::Guards;
@@ -74,7 +74,7 @@ pub(crate) fn port_guards() -> Guards {
         check_service: check_service(),
         requests: requests(),
         headers: None,
-        context: Vec::new(),
+        context_extensions: Vec::new(),
         body: None,
     };
     let tokens = JwtValidation { issuers: Vec::new(), required: Required::Of(requests()) };
@@ -87,16 +87,20 @@ pub(crate) fn port_guards() -> Guards {
     let global = GlobalLimit {
         check_service: check_service(),
         domain: "shop".to_owned(),
-        descriptors: vec![Descriptor { requests: requests(), entries: vec![entry], hits: 1 }],
-        answer: FixedAnswer::default(),
-        tells: false,
+        descriptors: vec![Descriptor {
+            requests: requests(),
+            entries: vec![entry],
+            hits_addend: 1,
+        }],
+        response: FixedResponse::default(),
+        rate_limit_headers: false,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
     let plan = WorkloadPlan {
         guards: BTreeMap::from([(PORT, guards.to_vec())]),
         limits: BTreeMap::from([(PORT, vec![limits])]),
-        ..proxy_config(Access::Permissive)
+        ..proxy_config(Access::AllowAll)
     };
     Guards::build(&plan).expect("guards").expect("there are some")
 }
@@ -104,7 +108,11 @@ pub(crate) fn port_guards() -> Guards {
 fn check_service() -> CheckService {
     let server = Server::parse("http://192.0.2.2:9000").expect("a server");
     let timeout = Duration::from_millis(200);
-    CheckService { at: CheckServiceAddress::Outside(server), timeout, unanswered: Unanswered::Deny }
+    CheckService {
+        at: CheckServiceAddress::Outside(server),
+        timeout,
+        failure_mode: FailureMode::Deny,
+    }
 }
 
 fn policy_name(kind: ServicePolicyKind) -> ServicePolicyName {

@@ -102,7 +102,7 @@ pub(crate) fn compile_access(path: &str) -> Judged {
         }
     });
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
-    let access = InboundAccess::compile(&Access::Strict(rules.collect()), &trust_domain);
+    let access = InboundAccess::compile(&Access::AllowListed(rules.collect()), &trust_domain);
     let access = access.expect("the rules are valid");
     let peer = SpiffeId { trust_domain, account: service_account("productpage") };
     let permit = access.authorize_connection(Some(&peer), 9080).expect("a member of the mesh");

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Abort, AdaptiveConcurrency, BalanceAlgorithm, Caller, Callers, Concurrency, Each, Endpoint,
-    EndpointId, FailureClasses, FailureRate, FaultRule, Faults, FieldTest, FixedAnswer, HashKey,
-    LaneMark, LaneRule, LoadBalancing, Otherwise, OutlierRemoval, PortLimits, Rate, RateLimits,
-    RateRule, RemovalAlgorithm, RemovalBackOff, RouteKind, RouteName, RuleOrigin, SermantCommon,
-    SermantRemoval, SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
-    TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue,
-    TcpRule, TextRelation, TooMany, Trip, ValueTest, WarmUp, WeightedBackend, WorkloadName,
+    Abort, AdaptiveConcurrency, BalanceAlgorithm, Caller, Callers, Concurrency, EjectionTime,
+    Endpoint, EndpointId, FailureClasses, FailureRate, FallbackPolicy, FaultRule, Faults,
+    FieldTest, FixedResponse, HashKey, LaneMark, LaneRule, LoadBalancing, OutlierAlgorithm,
+    OutlierDetection, PortLimits, Rate, RateLimitKey, RateLimits, RateRule, RouteKind, RouteName,
+    RuleOrigin, SermantCommon, SermantRemoval, SermantRule, ServiceAccount, ServiceName,
+    ServicePolicyKind, ServicePolicyName, TagDialect, TagMatch, TagRouteName, TagRule, TagRules,
+    TagSet, TagSplit, TagTarget, TagValue, TcpRule, TextRelation, TooMany, Trip, ValueTest, WarmUp,
+    WeightedBackend, WorkloadName,
 };
 use leno_traffic::balance::Balancer;
 use leno_traffic::balance::hashing::Places;
 use leno_traffic::circuit::Circuit;
 use leno_traffic::fault::FaultPlan;
-use leno_traffic::removal::Removed;
+use leno_traffic::outlier::OutlierDetector;
 use leno_traffic::{Lanes, Limits, TagPlan};
 
 use crate::asked::{Asked, sample_request};
@@ -60,13 +61,13 @@ pub(crate) fn tag_rules(count: usize) -> TagPlan {
                 ..TagSplit::default()
             },
             fallback: TagSplit::default(),
-            otherwise: vec![Otherwise::Any],
+            fallback_policy: vec![FallbackPolicy::Any],
             sticky: None,
         }
     };
     let rules = TagRules {
         rules: (0..count).map(rule).collect(),
-        otherwise: vec![Otherwise::Default, Otherwise::Any],
+        fallback_policy: vec![FallbackPolicy::Default, FallbackPolicy::Any],
         by_caller: Vec::new(),
     };
     TagPlan::build(&Arc::new(rules), &Caller::default(), &ten_endpoints(), None).expect("rules")
@@ -86,27 +87,27 @@ pub(crate) fn compile_lanes() -> Lanes {
     Lanes::compile(&BTreeMap::from([(PORT, vec![rule])])).expect("rules")
 }
 
-pub(crate) fn outlier_detector() -> Removed {
-    let rule = OutlierRemoval {
+pub(crate) fn outlier_detector() -> OutlierDetector {
+    let rule = OutlierDetection {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
-        steps: 10,
-        rate: Some(FailureRate { percent: 50, requests_min: 20 }),
-        consecutive: Some(5),
-        removed_percent_max: 50,
-        keep: 1,
-        back_off: RemovalBackOff {
+        buckets: 10,
+        failure_rate: Some(FailureRate { percent: 50, requests_min: 20 }),
+        consecutive_failures: Some(5),
+        max_ejection_percent: 50,
+        min_healthy: 1,
+        ejection_time: EjectionTime {
             base: Duration::from_secs(30),
-            most: Duration::from_secs(300),
+            max: Duration::from_secs(300),
             jitter_percent: 50,
         },
-        probes: 1,
+        probe_requests: 1,
         health_check: None,
     };
-    Removed::new(&RemovalAlgorithm::Native(rule), 10)
+    OutlierDetector::new(&OutlierAlgorithm::Native(rule), 10)
 }
 
-pub(crate) fn sermant_removal() -> Removed {
+pub(crate) fn sermant_removal() -> OutlierDetector {
     let rule = SermantRemoval {
         common: SermantCommon {
             failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
@@ -121,38 +122,39 @@ pub(crate) fn sermant_removal() -> Removed {
             error_rate_ppm: 600_000,
         },
     };
-    Removed::new(&RemovalAlgorithm::Sermant(rule), 10)
+    OutlierDetector::new(&OutlierAlgorithm::Sermant(rule), 10)
 }
 
 pub(crate) fn test_circuit() -> Circuit {
     Circuit::new(Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
-        steps: 10,
+        buckets: 10,
         requests_min: 20,
         failed: TooMany { share_ppm: Some(500_000), number: None },
-        consecutive: None,
+        consecutive_failures: None,
         slow: None,
-        open_for: Duration::from_secs(20),
-        probes: 2,
+        open_duration: Duration::from_secs(20),
+        half_open_requests: 2,
     })
 }
 
-pub(crate) fn compile_limits(each: Each) -> Limits {
+pub(crate) fn compile_limits(key: RateLimitKey) -> Limits {
     let rule = RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
-        each,
+        key,
         rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
-        is_last: false,
-        answer: FixedAnswer::default(),
+        stop: false,
+        response: FixedResponse::default(),
     };
     limits_of(RateLimits { rules: vec![rule], ..RateLimits::default() })
 }
 
 pub(crate) fn at_once(is_adaptive: bool) -> Limits {
-    let adaptive = is_adaptive.then_some(AdaptiveConcurrency { least: 4, slower_percent: 50 });
+    let adaptive = is_adaptive
+        .then_some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });
     let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     limits_of(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
 }
@@ -163,7 +165,7 @@ fn limits_of(limits: RateLimits) -> Limits {
 }
 
 pub(crate) fn fault_plan() -> FaultPlan {
-    let abort = Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None };
+    let abort = Abort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),

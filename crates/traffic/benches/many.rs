@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_model::{
-    Abort, Access, AccessRule, Each, EgressRule, Entry, FaultRule, Faults, FieldMatch, FieldTest,
-    FixedAnswer, HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, MatchedBy, NamePattern,
+    Abort, Access, AccessRule, EgressRule, Entry, FaultRule, Faults, FieldMatch, FieldTest,
+    FixedResponse, HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, MatchedBy, NamePattern,
     Opening, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet,
-    PortView, Protocol, Rate, RateLimits, RateRule, RequestMatch, RouteName, RouteRule, RuleOrigin,
-    ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, SpiffeId, TagDialect,
-    TagMatch, TagRouteName, TextRelation, TlsRule, TrafficPolicy, ValueMatch, ValueTest,
-    WeightedBackend, WorkloadPlan,
+    PortView, Protocol, Rate, RateLimitKey, RateLimits, RateRule, RequestMatch, RouteName,
+    RouteRule, RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
+    SpiffeId, TagDialect, TagMatch, TagRouteName, TextRelation, TlsRule, TrafficPolicy, ValueMatch,
+    ValueTest, WeightedBackend, WorkloadPlan,
 };
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::route::PortRoutes;
@@ -122,10 +122,10 @@ fn compile_limits(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<Peer
         name: format!("rules[{number}]"),
         requests,
         peers,
-        each: Each::Nothing,
+        key: RateLimitKey::Nothing,
         rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
-        is_last: false,
-        answer: FixedAnswer::default(),
+        stop: false,
+        response: FixedResponse::default(),
     };
     let rules = (0..rules).map(|number| rule(number, about(number))).collect();
     let limits = RateLimits { rules, ..RateLimits::default() };
@@ -140,7 +140,7 @@ pub(crate) fn path_faults(rules: usize) -> FaultPlan {
         requests: vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))],
         peers: Vec::new(),
         delay: None,
-        abort: Some(Abort { share_ppm: 10_000, answer: FixedAnswer::default(), grpc: None }),
+        abort: Some(Abort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None }),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
     let rules = (0..rules).map(rule).collect();
@@ -204,8 +204,8 @@ fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
 }
 
 fn guarded_config(rules: Vec<PolicyRule>) -> WorkloadPlan {
-    let inbound = InboundPolicy { is_audited: false, rules };
-    WorkloadPlan { inbound, ..proxy_config(Access::Strict(Vec::new())) }
+    let inbound = InboundPolicy { is_dry_run: false, rules };
+    WorkloadPlan { inbound, ..proxy_config(Access::AllowListed(Vec::new())) }
 }
 
 fn only_caller(account: &ServiceAccount) -> PeerMatch {
@@ -221,7 +221,7 @@ pub(crate) fn traffic_targets(rules: usize) -> Judged {
         http: vec![path_match(PathMatch::Regex(format!("/place-{number}/.*")))],
         tcp: PortSet::Only(Vec::new()),
     };
-    compile_access(proxy_config(Access::Strict((0..rules).map(rule).collect())))
+    compile_access(proxy_config(Access::AllowListed((0..rules).map(rule).collect())))
 }
 
 /// Ingress rules for plaintext clients, each for one path.
@@ -254,7 +254,7 @@ fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess 
         requests,
     };
     let openings = (0..rules).map(|number| opening(number, to(number))).collect();
-    let plan = WorkloadPlan { openings, ..proxy_config(Access::Strict(Vec::new())) };
+    let plan = WorkloadPlan { openings, ..proxy_config(Access::AllowListed(Vec::new())) };
     InboundAccess::from_config(&plan).expect("the rules are valid")
 }
 

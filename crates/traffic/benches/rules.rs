@@ -20,7 +20,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use leno_model::{BalanceAlgorithm, Cors, Each, HedgeRule, RetryRule, TcpRule};
+use leno_model::{BalanceAlgorithm, Cors, HedgeRule, RateLimitKey, RetryRule, TcpRule};
 use leno_traffic::balance::Balancer;
 use leno_traffic::balance::hashing::{Places, hash_key};
 use leno_traffic::budget::RetryBudget;
@@ -29,7 +29,7 @@ use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::fault::FaultPlan;
 use leno_traffic::guard::{Asking as Named, Guards};
 use leno_traffic::hedge::may_hedge;
-use leno_traffic::removal::{Removed, Seen};
+use leno_traffic::outlier::{OutlierDetector, Seen};
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{FieldEdits, Lanes, Limits, Setback, TagPlan, retry_by_rule, tcp_backend};
 
@@ -64,20 +64,20 @@ fn lane(lanes: Lanes, asked: Asked) -> (Lanes, Asked) {
     (lanes, asked)
 }
 
-// An OutlierRemoval, or a SermantRemoval, records a successful request to one of ten endpoints.
+// An OutlierDetection, or a SermantRemoval, records a successful request to one of ten endpoints.
 #[library_benchmark]
 #[bench::success(args = (outlier_detector()), config = limited_to(139))]
 #[bench::sermant(args = (sermant_removal()), config = limited_to(1_178))]
-fn outlier_removal(mut removal: Removed) -> Removed {
+fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
-    removal.advance_time(now, DRAW, &mut events);
-    black_box(removal.endpoint_state(black_box(3)));
-    let probe = removal.start_request(black_box(3));
+    detector.advance_time(now, DRAW, &mut events);
+    black_box(detector.endpoint_state(black_box(3)));
+    let probe = detector.start_request(black_box(3));
     let seen = Seen { failed: false, probe, now, draw: DRAW };
-    removal.record_outcome(black_box(3), seen, &mut events);
+    detector.record_outcome(black_box(3), seen, &mut events);
     assert!(events.is_empty());
-    removal
+    detector
 }
 
 // A CircuitBreaker with a failure rate threshold admits a request, which succeeds.
@@ -93,8 +93,8 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 
 // A RateLimit with one bucket for all, and with one for each client.
 #[library_benchmark]
-#[bench::for_all(args = (compile_limits(Each::Nothing), request_and_caller()), config = limited_to(213))]
-#[bench::for_each_client(args = (compile_limits(Each::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
+#[bench::for_all(args = (compile_limits(RateLimitKey::Nothing), request_and_caller()), config = limited_to(213))]
+#[bench::for_each_client(args = (compile_limits(RateLimitKey::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
 fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
@@ -213,7 +213,7 @@ library_benchmark_group!(
     benchmarks = [
         tag_route,
         lane,
-        outlier_removal,
+        outlier_detection,
         circuit_breaker,
         rate_limit,
         concurrency,

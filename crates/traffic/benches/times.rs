@@ -13,12 +13,12 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use divan::Bencher;
-use leno_model::{BalanceAlgorithm, Each, MatchedBy, PolicyAction};
+use leno_model::{BalanceAlgorithm, MatchedBy, PolicyAction, RateLimitKey};
 use leno_traffic::balance::hashing::hash_key;
 use leno_traffic::circuit::Shown;
 use leno_traffic::guard::Asking;
 use leno_traffic::hedge::may_hedge;
-use leno_traffic::removal::Seen;
+use leno_traffic::outlier::Seen;
 use leno_traffic::retry::retry_pause;
 use leno_traffic::{FieldEdits, RequestView, Setback, pick_candidate, retry_by_rule, tcp_backend};
 
@@ -90,19 +90,19 @@ fn lane(bencher: Bencher<'_, '_>) {
     });
 }
 
-#[divan::bench(sample_size = 1000, args = ["OutlierRemoval", "SermantRemoval"])]
-fn outlier_removal(bencher: Bencher<'_, '_>, kind: &str) {
-    let mut removal = match kind {
-        "OutlierRemoval" => kinds::outlier_detector(),
+#[divan::bench(sample_size = 1000, args = ["OutlierDetection", "SermantRemoval"])]
+fn outlier_detection(bencher: Bencher<'_, '_>, kind: &str) {
+    let mut detector = match kind {
+        "OutlierDetection" => kinds::outlier_detector(),
         _ => kinds::sermant_removal(),
     };
     let now = Duration::from_millis(1);
     let mut events = Vec::new();
     bencher.bench_local(|| {
-        removal.advance_time(now, DRAW, &mut events);
-        black_box(removal.endpoint_state(black_box(3)));
-        let probe = removal.start_request(black_box(3));
-        removal.record_outcome(
+        detector.advance_time(now, DRAW, &mut events);
+        black_box(detector.endpoint_state(black_box(3)));
+        let probe = detector.start_request(black_box(3));
+        detector.record_outcome(
             black_box(3),
             Seen { failed: false, probe, now, draw: DRAW },
             &mut events,
@@ -123,8 +123,8 @@ fn circuit_breaker(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_size = 1000, args = ["all", "each client"])]
 fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
     let each = match bucket_for {
-        "all" => Each::Nothing,
-        _ => Each::Client { buckets: 1024 },
+        "all" => RateLimitKey::Nothing,
+        _ => RateLimitKey::Client { buckets: 1024 },
     };
     let (limits, (asked, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());
     // Advances far enough that a token is always available.

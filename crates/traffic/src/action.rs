@@ -10,7 +10,7 @@ use leno_model::{
     RetryRule, RuleActions, Scheme, ServiceRetry, UrlRewrite, WeightedBackend,
 };
 
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 use crate::matcher::prefix_elements;
 use crate::request::{RequestView, is_similar_name};
 
@@ -28,7 +28,7 @@ pub struct CompiledActions {
     /// The retry rule.
     pub retry: Option<RetryRule>,
     /// The retry policy, if the retry rule comes from one and not from a route; and its match counter.
-    pub retried_by: Option<(PolicyName, HitSlot)>,
+    pub retried_by: Option<(PolicyName, MatchSlot)>,
     /// Services that receive mirrored requests, each with its share in millionths.
     pub mirrors: Box<[WeightedBackend]>,
     /// The CORS rule.
@@ -122,8 +122,8 @@ impl CompiledActions {
         let mut actions = self.clone();
         if actions.retry.is_none() {
             actions.retry = Some(policy.rule.clone());
-            actions.retried_by = Some((policy.policy.clone(), HitSlot::default()));
-            let limit = policy.answer_timeout.map(AttemptLimit::Head);
+            actions.retried_by = Some((policy.policy.clone(), MatchSlot::default()));
+            let limit = policy.response_timeout.map(AttemptLimit::Head);
             actions.attempt_limit = actions.attempt_limit.or(limit);
         }
         actions

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, ObjectKey, Plaintext, PortSet, Protocol, Reason, ServiceAccount, SpiffeId,
+    Access, AccessRule, MtlsMode, ObjectKey, PortSet, Protocol, Reason, ServiceAccount, SpiffeId,
     TrustDomain, WorkloadPlan,
 };
 
@@ -29,23 +29,23 @@ pub use opening::{Carrier, Origin};
 /// The compiled inbound authorization of one workload.
 ///
 /// Access policies are evaluated first: deny rules, then allow rules. Ingress rules for clients outside the
-/// mesh come next. In permissive mode every verified member of the trust domain is then allowed. In strict mode
-/// the allowed requests are the union of all `TrafficTarget`s with the peer as a source. The status is 403 for
-/// a peer without any `TrafficTarget`. For a peer with one that does not cover the request, it is 403 if the
-/// request is allowed to other peers, and 404 otherwise.
+/// mesh come next. With `defaultPolicy: allow` every verified member of the trust domain is then allowed. With
+/// `defaultPolicy: deny` the allowed requests are the union of all `TrafficTarget`s with the peer as a source.
+/// The status is 403 for a peer without any `TrafficTarget`. For a peer with one that does not cover the
+/// request, it is 403 if the request is allowed to other peers, and 404 otherwise.
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
-    /// Absent in permissive mode.
-    rules: Option<StrictRules>,
+    /// Absent with `defaultPolicy: allow`.
+    rules: Option<AllowRules>,
     /// Absent without access policies.
     policies: Option<PolicyRules>,
     /// Revoked accounts, which are never allowed.
     revoked: BTreeSet<ServiceAccount>,
-    /// Audit mode: requests denied by policies are allowed.
-    is_audited: bool,
+    /// `defaultPolicy: dry-run`: requests denied by policies are allowed.
+    is_dry_run: bool,
     /// Rules are evaluated for peers without an identity too, but never allow them anything.
-    plaintext: Plaintext,
+    mtls: MtlsMode,
     /// Ingress rules, for clients outside the mesh.
     openings: Openings,
     /// Distinguishes permits of this compilation from those of another.
@@ -61,8 +61,8 @@ impl InboundAccess {
         let access = Self::compile(&plan.access, &plan.trust_domain)?;
         Ok(Self {
             revoked: plan.revoked.clone(),
-            is_audited: plan.inbound.is_audited,
-            plaintext: plan.plaintext,
+            is_dry_run: plan.inbound.is_dry_run,
+            mtls: plan.mtls,
             policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
             openings: Openings::compile(&plan.openings)?,
             ..access
@@ -75,15 +75,15 @@ impl InboundAccess {
     /// [`BadPattern`] for the first invalid regular expression, with its policy.
     pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, BadPattern> {
         let rules = match access {
-            Access::Permissive => None,
-            Access::Strict(rules) => Some(StrictRules::compile(rules)?),
+            Access::AllowAll => None,
+            Access::AllowListed(rules) => Some(AllowRules::compile(rules)?),
         };
         Ok(Self {
             trust_domain: trust_domain.clone(),
             rules,
             revoked: BTreeSet::new(),
-            is_audited: false,
-            plaintext: Plaintext::Refuse,
+            is_dry_run: false,
+            mtls: MtlsMode::Strict,
             policies: None,
             openings: Openings::default(),
             seal: Arc::new(Seal),
@@ -93,11 +93,11 @@ impl InboundAccess {
     /// Authorizes a connection, or a stream of a link, to a port of the application by the verified peer
     /// identity; `None` is a peer without an identity.
     ///
-    /// In strict mode a peer without any policy gets a permit that denies every request: links outlive
-    /// policies, and HTTP clients expect a 403.
+    /// With `defaultPolicy: deny` a peer without any policy gets a permit that denies every request: links
+    /// outlive policies, and HTTP clients expect a 403.
     ///
     /// # Errors
-    /// `plaintext-refused` for a peer without an identity, unless the workload accepts plaintext;
+    /// `plaintext-rejected` for a peer without an identity, unless the workload accepts plaintext;
     /// `foreign-trust-domain` for a peer of another mesh; `revoked-peer` for a revoked account.
     pub fn authorize_connection(
         &self,
@@ -149,7 +149,7 @@ impl InboundAccess {
     ///
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
-    /// other peers, if any. In audit mode these become permits with a [would-be denial](Permit::would_deny).
+    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a [would-be denial](Permit::would_deny).
     pub fn authorize_request(
         &self,
         permit: &ConnectionPermit,
@@ -186,12 +186,12 @@ impl InboundAccess {
         let Ok(rights) = self.current_rights(permit) else { return false };
         let rules = rights.policies.as_deref();
         if rules.is_some_and(PeerRules::denies_all) {
-            return self.is_audited && !rights.opened_only;
+            return self.is_dry_run && !rights.opened_only;
         }
         if rules.is_some_and(PeerRules::may_allow) || !rights.openings.is_empty() {
             return true;
         }
-        !rights.opened_only && (self.is_audited || self.rules.is_none() || rights.targets.is_some())
+        !rights.opened_only && (self.is_dry_run || self.rules.is_none() || rights.targets.is_some())
     }
 
     fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
@@ -263,12 +263,12 @@ impl InboundAccess {
         Err((Reason::Denied, others.map_or(By::Nobody, By::Target)))
     }
 
-    /// In audit mode policy denials are allowed and recorded in the permit, except for clients with no access
-    /// other than through ingress rules.
+    /// With `defaultPolicy: dry-run` policy denials are allowed and recorded in the permit, except for clients
+    /// with no access other than through ingress rules.
     fn apply_mode(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
         match judgement {
             Ok(by) => Ok(Permit { by, would_deny: None }),
-            Err((reason, by)) if self.is_audited && !rights.opened_only => {
+            Err((reason, by)) if self.is_dry_run && !rights.opened_only => {
                 Ok(Permit { by, would_deny: Some(reason) })
             }
             Err((reason, by)) => Err(Denial { reason, policy: self.decision_by(by).cloned() }),
@@ -282,8 +282,8 @@ impl InboundAccess {
         Arc::ptr_eq(&self.seal, &permit.0.seal)
     }
 
-    /// Returns the policy behind a permit; `None` in permissive mode. For a would-be denial, it is the policy
-    /// that allows the request to other peers, if any.
+    /// Returns the policy behind a permit; `None` with `defaultPolicy: allow`. For a would-be denial, it is the
+    /// policy that allows the request to other peers, if any.
     #[must_use]
     pub fn decision(&self, permit: Permit) -> Option<&PolicyDecision> {
         self.decision_by(permit.by)
@@ -338,9 +338,9 @@ impl InboundAccess {
 
     /// No allow rule names a peer without an identity; rules that deny all peers still apply to it.
     fn rights_of_nobody(&self, port: u16, openings: Part) -> Result<Rights, Denial> {
-        let opened_only = self.plaintext == Plaintext::Refuse;
+        let opened_only = self.mtls == MtlsMode::Strict;
         if opened_only && openings.is_empty() {
-            return Err(Denial::without_policy(Reason::PlaintextRefused));
+            return Err(Denial::without_policy(Reason::PlaintextRejected));
         }
         let policies = self.peer_rules(None, port);
         Ok(Rights { targets: None, policies, openings, opened_only })
@@ -396,7 +396,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Returns the reason for which strict mode would deny it.
+    /// Returns the reason for which `defaultPolicy: deny` would reject it.
     #[must_use]
     pub fn would_deny(self) -> Option<Reason> {
         self.would_deny
@@ -423,7 +423,7 @@ enum By {
 struct Seal;
 
 #[derive(Debug)]
-struct StrictRules {
+struct AllowRules {
     rules: Box<[CompiledAccess]>,
     /// The rules of each source, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<Named>>,
@@ -439,7 +439,7 @@ struct Named {
     many: Option<Many>,
 }
 
-impl StrictRules {
+impl AllowRules {
     fn compile(rules: &[AccessRule]) -> Result<Self, BadPattern> {
         let mut by_source = BTreeMap::<_, Vec<usize>>::new();
         for (index, rule) in rules.iter().enumerate() {

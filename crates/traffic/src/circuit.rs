@@ -8,12 +8,12 @@ use leno_model::{TooMany, Trip};
 #[derive(Debug)]
 pub struct Circuit {
     rule: Trip,
-    step: Duration,
-    step_ends: Duration,
-    /// The current step of the window.
+    bucket: Duration,
+    bucket_ends: Duration,
+    /// The current bucket of the window.
     current: usize,
-    steps: Box<[Step]>,
-    total: Step,
+    buckets: Box<[Bucket]>,
+    total: Bucket,
     in_a_row: u32,
     state: State,
     /// The number of transitions. Requests that started in an earlier epoch are not counted.
@@ -21,7 +21,7 @@ pub struct Circuit {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Step {
+struct Bucket {
     requests: u32,
     failed: u32,
     slow: u32,
@@ -59,7 +59,7 @@ pub struct Shown {
 
 /// A state transition of a circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum Transition {
     /// The circuit opened.
     Opened(Trigger),
     /// The circuit closed.
@@ -96,14 +96,14 @@ impl Circuit {
     /// Creates a closed circuit.
     #[must_use]
     pub fn new(rule: Trip) -> Self {
-        let steps = rule.steps.max(1);
-        let step = rule.window / u32::from(steps);
+        let buckets = rule.buckets.max(1);
+        let bucket = rule.window / u32::from(buckets);
         Self {
-            step,
-            step_ends: step,
+            bucket,
+            bucket_ends: bucket,
             current: 0,
-            steps: vec![Step::default(); usize::from(steps)].into(),
-            total: Step::default(),
+            buckets: vec![Bucket::default(); usize::from(buckets)].into(),
+            total: Bucket::default(),
             in_a_row: 0,
             state: State::Closed,
             epoch: 0,
@@ -116,10 +116,10 @@ impl Circuit {
         if let State::Open { until } | State::HalfOpen { until, .. } = self.state
             && until <= now
         {
-            let until = now.saturating_add(self.rule.open_for);
+            let until = now.saturating_add(self.rule.open_duration);
             self.change_state(State::HalfOpen { succeeded: 0, under_way: 0, until });
         }
-        let probes = self.rule.probes.max(1);
+        let probes = self.rule.half_open_requests.max(1);
         match &mut self.state {
             State::Closed => {}
             State::Open { .. } => return None,
@@ -132,11 +132,16 @@ impl Circuit {
     }
 
     /// Records the end of an admitted request.
-    pub fn record_result(&mut self, ticket: Ticket, shown: Shown, now: Duration) -> Option<Turn> {
+    pub fn record_result(
+        &mut self,
+        ticket: Ticket,
+        shown: Shown,
+        now: Duration,
+    ) -> Option<Transition> {
         if ticket.epoch != self.epoch {
             return None;
         }
-        let slow = self.rule.slow.is_some_and(|slow| shown.took >= slow.from);
+        let slow = self.rule.slow.is_some_and(|slow| shown.took >= slow.threshold);
         match &mut self.state {
             State::Closed => {
                 self.advance_window(now);
@@ -150,14 +155,14 @@ impl Circuit {
             State::HalfOpen { succeeded, under_way, .. } => {
                 *under_way -= 1;
                 *succeeded += 1;
-                if *succeeded < self.rule.probes.max(1) {
+                if *succeeded < self.rule.half_open_requests.max(1) {
                     return None;
                 }
                 self.change_state(State::Closed);
-                self.steps.fill(Step::default());
-                self.total = Step::default();
+                self.buckets.fill(Bucket::default());
+                self.total = Bucket::default();
                 self.in_a_row = 0;
-                Some(Turn::Closed)
+                Some(Transition::Closed)
             }
             // An epoch in which the circuit is open has no tickets.
             State::Open { .. } => None,
@@ -176,7 +181,7 @@ impl Circuit {
     /// True if no request is admitted now.
     #[must_use]
     pub fn is_open(&self, now: Duration) -> bool {
-        let probes = self.rule.probes.max(1);
+        let probes = self.rule.half_open_requests.max(1);
         match self.state {
             State::Closed => false,
             State::Open { until } => now < until,
@@ -192,9 +197,9 @@ impl Circuit {
         &self.rule
     }
 
-    fn open_circuit(&mut self, trigger: Trigger, now: Duration) -> Turn {
-        self.change_state(State::Open { until: now.saturating_add(self.rule.open_for) });
-        Turn::Opened(trigger)
+    fn open_circuit(&mut self, trigger: Trigger, now: Duration) -> Transition {
+        self.change_state(State::Open { until: now.saturating_add(self.rule.open_duration) });
+        Transition::Opened(trigger)
     }
 
     fn change_state(&mut self, state: State) {
@@ -202,30 +207,30 @@ impl Circuit {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    /// Removes expired steps from the window.
+    /// Removes expired buckets from the window.
     fn advance_window(&mut self, now: Duration) {
-        if now < self.step_ends {
+        if now < self.bucket_ends {
             return;
         }
-        let ended = 1 + (now - self.step_ends).as_nanos() / self.step.as_nanos().max(1);
-        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(self.steps.len());
+        let ended = 1 + (now - self.bucket_ends).as_nanos() / self.bucket.as_nanos().max(1);
+        let turns = usize::try_from(ended).unwrap_or(usize::MAX).min(self.buckets.len());
         for _ in 0..turns {
-            self.current = (self.current + 1) % self.steps.len();
-            if let Some(step) = self.steps.get_mut(self.current) {
-                let Step { requests, failed, slow } = std::mem::take(step);
+            self.current = (self.current + 1) % self.buckets.len();
+            if let Some(bucket) = self.buckets.get_mut(self.current) {
+                let Bucket { requests, failed, slow } = std::mem::take(bucket);
                 self.total.requests = self.total.requests.saturating_sub(requests);
                 self.total.failed = self.total.failed.saturating_sub(failed);
                 self.total.slow = self.total.slow.saturating_sub(slow);
             }
         }
         let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        self.step_ends = self.step_ends.saturating_add(self.step.saturating_mul(ended));
+        self.bucket_ends = self.bucket_ends.saturating_add(self.bucket.saturating_mul(ended));
     }
 
     fn count_request(&mut self, failed: bool, slow: bool) {
         self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
-        let Some(step) = self.steps.get_mut(self.current) else { return };
-        for counted in [step, &mut self.total] {
+        let Some(bucket) = self.buckets.get_mut(self.current) else { return };
+        for counted in [bucket, &mut self.total] {
             counted.requests = counted.requests.saturating_add(1);
             counted.failed = counted.failed.saturating_add(u32::from(failed));
             counted.slow = counted.slow.saturating_add(u32::from(slow));
@@ -234,8 +239,8 @@ impl Circuit {
 
     /// Returns the reason to open now, if any.
     fn open_trigger(&self) -> Option<Trigger> {
-        let Step { requests, failed, slow } = self.total;
-        let row = self.rule.consecutive.is_some_and(|many| self.in_a_row >= many);
+        let Bucket { requests, failed, slow } = self.total;
+        let row = self.rule.consecutive_failures.is_some_and(|many| self.in_a_row >= many);
         let enough = requests >= self.rule.requests_min;
         let too_slow =
             self.rule.slow.is_some_and(|rule| exceeds_limit(rule.too_many, slow, requests));

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{FaultRule, Faults, FixedAnswer, ObjectKey, ServiceAccount, ServicePolicyName};
+use leno_model::{FaultRule, Faults, FixedResponse, ObjectKey, ServiceAccount, ServicePolicyName};
 
-use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::Many;
+use crate::match_slot::MatchSlot;
 use crate::matcher::RequestMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -26,8 +26,8 @@ pub struct FaultPlan {
 struct CompiledRule {
     rule: FaultRule,
     requests: Box<[RequestMatcher]>,
-    answer: Option<Arc<FixedAnswer>>,
-    hits: Arc<HitSlot>,
+    answer: Option<Arc<FixedResponse>>,
+    match_slot: Arc<MatchSlot>,
 }
 
 /// The faults of a request: at least one of the two.
@@ -42,14 +42,14 @@ pub struct Injected<'a> {
     /// The response that aborts the request, after the delay.
     pub abort: Option<InjectedAnswer>,
     /// The match counter.
-    pub hits: &'a Arc<HitSlot>,
+    pub match_slot: &'a Arc<MatchSlot>,
 }
 
 /// The response of an abort.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedAnswer {
     /// The response.
-    pub answer: Arc<FixedAnswer>,
+    pub answer: Arc<FixedResponse>,
     /// The status of gRPC calls, if the policy sets it.
     pub grpc: Option<u8>,
 }
@@ -104,7 +104,7 @@ impl FaultPlan {
         let injected = Injected {
             policy: &self.policy,
             rule: &found.rule.name,
-            hits: &found.hits,
+            match_slot: &found.match_slot,
             delay: delay.map(|delay| delay.time),
             abort,
         };
@@ -147,8 +147,8 @@ impl CompiledRule {
         let requests = rule.requests.iter().map(RequestMatcher::compile);
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
-            answer: rule.abort.as_ref().map(|abort| Arc::new(abort.answer.clone())),
-            hits: Arc::default(),
+            answer: rule.abort.as_ref().map(|abort| Arc::new(abort.response.clone())),
+            match_slot: Arc::default(),
             rule: rule.clone(),
         })
     }
@@ -186,7 +186,11 @@ mod tests {
             requests: vec![RequestMatch { path, ..RequestMatch::default() }],
             peers: Vec::new(),
             delay: None,
-            abort: Some(Abort { share_ppm: WHOLE_PPM, answer: FixedAnswer::default(), grpc: None }),
+            abort: Some(Abort {
+                share_ppm: WHOLE_PPM,
+                response: FixedResponse::default(),
+                grpc: None,
+            }),
         }
     }
 

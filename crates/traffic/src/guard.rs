@@ -8,12 +8,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Authorization, Descriptor, DescriptorValue, FixedAnswer, GlobalLimit, Guard, JwtValidation,
+    Authorization, Descriptor, DescriptorValue, FixedResponse, GlobalLimit, Guard, JwtValidation,
     ObjectKey, RequestMatch, Required, ServiceAccount, ServicePolicyName, WorkloadPlan,
 };
 
 use crate::authorize::PolicyDecision;
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 use crate::matcher::DenialMatcher;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -43,7 +43,7 @@ pub struct CompiledAuthorization {
     /// The rule.
     pub rule: Authorization,
     requests: Requests,
-    hits: Arc<HitSlot>,
+    match_slot: Arc<MatchSlot>,
 }
 
 /// The JSON Web Tokens that requests may or must carry.
@@ -54,7 +54,7 @@ pub struct CompiledJwtValidation {
     /// The rule.
     pub rule: JwtValidation,
     required: Option<Requests>,
-    hits: Arc<HitSlot>,
+    match_slot: Arc<MatchSlot>,
 }
 
 /// A rate limit service, with the descriptors it receives.
@@ -65,9 +65,9 @@ pub struct CompiledGlobalLimit {
     /// The rule.
     pub rule: GlobalLimit,
     /// The response when the limit is exceeded, if the policy sets one.
-    pub answer: Option<Arc<FixedAnswer>>,
+    pub answer: Option<Arc<FixedResponse>>,
     descriptors: Vec<Requests>,
-    hits: Arc<HitSlot>,
+    match_slot: Arc<MatchSlot>,
 }
 
 /// A descriptor of one request.
@@ -76,7 +76,7 @@ pub struct Described {
     /// Its keys and values.
     pub entries: Vec<(String, String)>,
     /// The number of hits that the request counts for.
-    pub hits: u32,
+    pub hits_addend: u32,
 }
 
 /// The caller, for descriptors.
@@ -103,7 +103,7 @@ impl Guards {
                         policy: guard.policy.clone(),
                         requests: Requests::compile(&rule.requests, &guard.policy)?,
                         rule: (**rule).clone(),
-                        hits: Arc::default(),
+                        match_slot: Arc::default(),
                     }),
                     Guard::Tokens(rule) => {
                         at.tokens.push(CompiledJwtValidation::compile(&guard.policy, rule)?);
@@ -164,7 +164,7 @@ impl CompiledAuthorization {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::whole_policy(&self.policy, &self.hits)
+        PolicyDecision::whole_policy(&self.policy, &self.match_slot)
     }
 }
 
@@ -176,7 +176,7 @@ impl CompiledJwtValidation {
             Required::Of(requests) => Some(Requests::compile(requests, policy)?),
         };
         let (policy, rule) = (policy.clone(), rule.clone());
-        Ok(Self { policy, rule, required, hits: Arc::default() })
+        Ok(Self { policy, rule, required, match_slot: Arc::default() })
     }
 
     /// True if a request must carry a token. Every meaning of the request counts.
@@ -188,7 +188,7 @@ impl CompiledJwtValidation {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::whole_policy(&self.policy, &self.hits)
+        PolicyDecision::whole_policy(&self.policy, &self.match_slot)
     }
 }
 
@@ -198,9 +198,10 @@ impl CompiledGlobalLimit {
         Ok(Self {
             policy: policy.clone(),
             descriptors: descriptors.collect::<Result<_, _>>()?,
-            answer: (rule.answer != FixedAnswer::default()).then(|| Arc::new(rule.answer.clone())),
+            answer: (rule.response != FixedResponse::default())
+                .then(|| Arc::new(rule.response.clone())),
             rule: rule.clone(),
-            hits: Arc::default(),
+            match_slot: Arc::default(),
         })
     }
 
@@ -213,7 +214,7 @@ impl CompiledGlobalLimit {
     /// Returns the decision, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
-        PolicyDecision::service_policy(&self.policy, GLOBAL, &self.hits)
+        PolicyDecision::service_policy(&self.policy, GLOBAL, &self.match_slot)
     }
 }
 
@@ -236,7 +237,7 @@ fn build_descriptor(
     for entry in &descriptor.entries {
         entries.push((entry.key.clone(), value(&entry.value)?));
     }
-    Some(Described { entries, hits: descriptor.hits })
+    Some(Described { entries, hits_addend: descriptor.hits_addend })
 }
 
 /// The requests of a rule; empty for all requests.

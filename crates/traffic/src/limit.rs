@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Each, FixedAnswer, ObjectKey, PortLimits, RateRule, ServiceAccount, ServicePolicyName,
+    FixedResponse, ObjectKey, PortLimits, RateLimitKey, RateRule, ServiceAccount, ServicePolicyName,
 };
 
-use crate::hits::HitSlot;
 use crate::lookup::Sought;
 use crate::many::{Many, Rules};
+use crate::match_slot::MatchSlot;
 use crate::matcher::{DenialMatcher, FieldScope, RequestMatcher, may_override_method};
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
@@ -37,7 +37,7 @@ struct PolicyLimits {
     said: PortLimits,
     connections: Option<(Pace, Bucket)>,
     /// The counter of rejected connections.
-    hits: Arc<HitSlot>,
+    match_slot: Arc<MatchSlot>,
     /// Rules that are tried one by one.
     few: Box<[CompiledRule]>,
     /// Rules with an index.
@@ -49,8 +49,8 @@ struct PolicyLimits {
 #[derive(Debug)]
 struct Bounded {
     places: Places,
-    answer: Option<Arc<FixedAnswer>>,
-    hits: Arc<HitSlot>,
+    answer: Option<Arc<FixedResponse>>,
+    match_slot: Arc<MatchSlot>,
 }
 
 #[derive(Debug)]
@@ -61,8 +61,8 @@ struct CompiledRule {
     plain: Box<[RequestMatcher]>,
     pace: Pace,
     tokens: Tokens,
-    answer: Option<Arc<FixedAnswer>>,
-    hits: Arc<HitSlot>,
+    answer: Option<Arc<FixedResponse>>,
+    match_slot: Arc<MatchSlot>,
 }
 
 #[derive(Debug)]
@@ -79,11 +79,11 @@ pub struct Exceeded<'a> {
     /// The rule in it.
     pub rule: &'a str,
     /// The response, if the policy sets one.
-    pub answer: Option<Arc<FixedAnswer>>,
+    pub answer: Option<Arc<FixedResponse>>,
     /// The time until a token is available.
     pub wait: Duration,
     /// The counter of the rule's rejections.
-    pub hits: &'a Arc<HitSlot>,
+    pub match_slot: &'a Arc<MatchSlot>,
 }
 
 /// A rejection by a concurrency limit.
@@ -94,9 +94,9 @@ pub struct Full<'a> {
     /// The part of the policy.
     pub rule: &'static str,
     /// The response, if the policy sets one.
-    pub answer: Option<Arc<FixedAnswer>>,
+    pub answer: Option<Arc<FixedResponse>>,
     /// The match counter.
-    pub hits: &'a Arc<HitSlot>,
+    pub match_slot: &'a Arc<MatchSlot>,
 }
 
 /// A concurrency permit; returned on drop.
@@ -167,7 +167,13 @@ impl<'a> Exceeded<'a> {
     #[cold]
     fn from_rule(policy: &'a PolicyLimits, rule: &'a CompiledRule, wait: Duration) -> Self {
         let answer = rule.answer.clone();
-        Self { policy: &policy.said.policy, rule: &rule.rule.name, answer, wait, hits: &rule.hits }
+        Self {
+            policy: &policy.said.policy,
+            rule: &rule.rule.name,
+            answer,
+            wait,
+            match_slot: &rule.match_slot,
+        }
     }
 
     /// Returns the wait in whole seconds for `retry-after` (RFC 9110 §10.2.3): rounded up, at least one, since
@@ -270,7 +276,7 @@ impl Limits {
         };
         all().take(taken).for_each(|(_, taken)| taken.places.release(is_whole));
         let (policy, answer) = (&policy.said.policy, bounded.answer.clone());
-        Err(Full { policy, rule: CONCURRENCY, answer, hits: &bounded.hits })
+        Err(Full { policy, rule: CONCURRENCY, answer, match_slot: &bounded.match_slot })
     }
 
     /// Admits an opaque connection if each policy has a token for it, and takes one token from each.
@@ -284,8 +290,8 @@ impl Limits {
         };
         let exceeded = all().enumerate().find_map(|(index, (policy, (pace, bucket)))| {
             let wait = bucket.take_token(*pace, now).err()?;
-            let (hits, policy, rule) = (&policy.hits, &policy.said.policy, CONNECTIONS);
-            Some((index, Exceeded { policy, rule, answer: None, wait, hits }))
+            let (match_slot, policy, rule) = (&policy.match_slot, &policy.said.policy, CONNECTIONS);
+            Some((index, Exceeded { policy, rule, answer: None, wait, match_slot }))
         });
         let Some((taken, exceeded)) = exceeded else { return Ok(()) };
         for (_, (pace, bucket)) in all().take(taken) {
@@ -345,8 +351,7 @@ impl Limits {
                 if let Some(found) = found(policy, rule) {
                     return Some(found);
                 }
-                if rule.rule.is_last && meaning.0 == PathKind::Plain && rule.counts_request(request)
-                {
+                if rule.rule.stop && meaning.0 == PathKind::Plain && rule.counts_request(request) {
                     break;
                 }
             }
@@ -393,15 +398,16 @@ impl PolicyLimits {
         let connections = said.limits.connections;
         let concurrency = said.limits.concurrency.as_ref().map(|rule| Bounded {
             places: Places::new(rule),
-            answer: (rule.answer != FixedAnswer::default()).then(|| Arc::new(rule.answer.clone())),
-            hits: Arc::default(),
+            answer: (rule.response != FixedResponse::default())
+                .then(|| Arc::new(rule.response.clone())),
+            match_slot: Arc::default(),
         });
         Ok(Self {
             concurrency,
             connections: connections.map(|rate| (Pace::from_rate(rate), Bucket::default())),
             few,
             many,
-            hits: Arc::default(),
+            match_slot: Arc::default(),
             said: said.clone(),
         })
     }
@@ -421,22 +427,22 @@ impl PolicyLimits {
 impl CompiledRule {
     fn compile(rule: &RateRule) -> Result<Self, BadPattern> {
         let requests = rule.requests.iter().map(DenialMatcher::compile);
-        let plain = rule.requests.iter().filter(|_| rule.is_last);
+        let plain = rule.requests.iter().filter(|_| rule.stop);
         let plain = plain.map(|it| RequestMatcher::compile_for(it, FieldScope::OneValue));
-        let tokens = match &rule.each {
-            Each::Nothing => Tokens::Together(Bucket::default()),
-            Each::Client { buckets } | Each::Header { buckets, .. } => {
+        let tokens = match &rule.key {
+            RateLimitKey::Nothing => Tokens::Together(Bucket::default()),
+            RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
                 Tokens::Each(Buckets::new(*buckets))
             }
         };
-        let answer = (rule.answer != FixedAnswer::default()).then(|| rule.answer.clone());
+        let answer = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
             plain: plain.collect::<Result<_, _>>()?,
             pace: Pace::from_rate(rule.rate),
             tokens,
             answer: answer.map(Arc::new),
-            hits: Arc::default(),
+            match_slot: Arc::default(),
             rule: rule.clone(),
         })
     }
@@ -446,7 +452,7 @@ impl CompiledRule {
         self.requests.is_empty()
     }
 
-    /// True if the request, which has a plain path, matches in its only meaning. For rules with `last`.
+    /// True if the request, which has a plain path, matches in its only meaning. For rules with `stop`.
     fn counts_request(&self, request: &RequestView<'_>) -> bool {
         self.is_for_all()
             || self.plain.iter().any(|it| it.matches(request)) && !may_override_method(request)
@@ -459,10 +465,10 @@ impl CompiledRule {
 
     /// Returns the key of the request's bucket.
     fn bucket_key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
-        match &self.rule.each {
-            Each::Nothing => 0,
-            Each::Client { .. } => hash_key(&caller),
-            Each::Header { name, .. } => {
+        match &self.rule.key {
+            RateLimitKey::Nothing => 0,
+            RateLimitKey::Client { .. } => hash_key(&caller),
+            RateLimitKey::Header { name, .. } => {
                 let authority = || Some(Cow::Borrowed(request.authority));
                 match name.as_str() {
                     ":authority" => hash_key(&authority()),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leno_model::{
-    Caller, Endpoint, EndpointId, PortView, Protocol, Removal, ServiceName, ServiceRetry,
-    ServiceView, Snapshot, TcpRule, Weight,
+    Caller, Endpoint, EndpointId, PortOutlierDetection, PortView, Protocol, ServiceName,
+    ServiceRetry, ServiceView, Snapshot, TcpRule, Weight,
 };
 
 use crate::authorize::InboundAccess;
@@ -99,9 +99,9 @@ impl Plans {
 
     /// Returns the port that an outlier detector belongs to.
     #[must_use]
-    pub fn watched_by(&self, removal: &Arc<Removal>) -> Option<&PortPlan> {
+    pub fn watched_by(&self, outlier_detection: &Arc<PortOutlierDetection>) -> Option<&PortPlan> {
         let is_it = |it: &PortTrafficPolicy| {
-            it.removal.as_ref().is_some_and(|other| Arc::ptr_eq(other, removal))
+            it.outlier_detection.as_ref().is_some_and(|other| Arc::ptr_eq(other, outlier_detection))
         };
         let mut ports = self.services.values().flat_map(|plan| plan.ports.values());
         let own = ports.find(|port| port.traffic_policy.as_deref().is_some_and(is_it));
@@ -337,7 +337,7 @@ fn build_access(
                 && old.plan.trust_domain == plan.trust_domain
                 && old.plan.revoked == plan.revoked
                 && old.plan.inbound == plan.inbound
-                && old.plan.plaintext == plan.plaintext
+                && old.plan.mtls == plan.mtls
                 && old.plan.openings == plan.openings
                 && (plan.inbound.rules.is_empty() || old.plan.ports == plan.ports) =>
         {

@@ -13,7 +13,7 @@ use leno_model::{
 
 use crate::action::CompiledActions;
 use crate::cors::preflight_for;
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 use crate::matcher::{RequestMatcher, prefix_elements};
 use crate::pattern::BadPattern;
 use crate::persistence::CompiledPersistence;
@@ -206,7 +206,7 @@ pub struct CompiledRule {
     /// The index of the rule in its route.
     pub number: usize,
     /// The match counter.
-    pub hits: HitSlot,
+    pub match_slot: MatchSlot,
     weight_total: u64,
 }
 
@@ -258,7 +258,7 @@ impl CompiledRule {
             actions,
             persistence,
             number,
-            hits: HitSlot::default(),
+            match_slot: MatchSlot::default(),
             weight_total: rule.backends.iter().map(|b| u64::from(b.weight)).sum::<u64>()
                 + u64::from(rule.actions.ungranted_weight),
         }

@@ -15,7 +15,7 @@ use leno_model::{Caller, Endpoint, RuleOrigin, TagRules};
 
 use self::rules::{Compiled, EVERY, Preference, Rule, SetId};
 use self::sets::Set;
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 use crate::pattern::BadPattern;
 use crate::request::RequestView;
 
@@ -39,7 +39,7 @@ pub struct TagPlan {
     /// By set index.
     narrowed: Box<[Narrowed]>,
     /// The match counters: of the rules, then of those by caller.
-    hits: Arc<[HitSlot]>,
+    match_slots: Arc<[MatchSlot]>,
 }
 
 /// The routing result of a request or connection.
@@ -93,11 +93,17 @@ impl TagPlan {
         });
         let narrowed = narrowed.collect();
         let count = rules.rules.len() + rules.by_caller.len();
-        let hits = same.map_or_else(
-            || (0..count).map(|_| HitSlot::default()).collect(),
-            |same| Arc::clone(&same.hits),
+        let match_slots = same.map_or_else(
+            || (0..count).map(|_| MatchSlot::default()).collect(),
+            |same| Arc::clone(&same.match_slots),
         );
-        Ok(Self { source: Arc::clone(rules), caller: caller.clone(), compiled, narrowed, hits })
+        Ok(Self {
+            source: Arc::clone(rules),
+            caller: caller.clone(),
+            compiled,
+            narrowed,
+            match_slots,
+        })
     }
 
     /// Selects instances for a request; `chance` is used only if there are several shares.
@@ -127,13 +133,13 @@ impl TagPlan {
     pub fn matched_rules(
         &self,
         decision: &TagDecision<'_>,
-    ) -> impl Iterator<Item = (&RuleOrigin, &HitSlot)> {
+    ) -> impl Iterator<Item = (&RuleOrigin, &MatchSlot)> {
         let TagRules { rules, by_caller, .. } = &*self.source;
         let rule = decision
             .rule
-            .and_then(|place| Some((&rules.get(place)?.origin, self.hits.get(place)?)));
+            .and_then(|place| Some((&rules.get(place)?.origin, self.match_slots.get(place)?)));
         let caller = decision.by_caller.and_then(|place| {
-            Some((&by_caller.get(place)?.origin, self.hits.get(rules.len() + place)?))
+            Some((&by_caller.get(place)?.origin, self.match_slots.get(rules.len() + place)?))
         });
         rule.into_iter().chain(caller)
     }
@@ -164,7 +170,7 @@ impl TagPlan {
             .and_then(|fallback| fallback.draw_target(Draw::Fallback, sticky, chance));
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.is_inhabited(*set));
         let left = fallback.or(inhabited.map(|(_, set)| set));
-        left.or_else(|| self.first_inhabited(&rule.otherwise))
+        left.or_else(|| self.first_inhabited(&rule.fallback_policy))
     }
 
     fn first_inhabited(&self, sets: &[SetId]) -> Option<SetId> {

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leno_model::{
-    Balancing, Breaker, CircuitLimits, FixedAnswer, Hedging, Removal, ServiceName,
+    Balancing, Breaker, CircuitLimits, FixedResponse, Hedging, PortOutlierDetection, ServiceName,
     ServicePolicyName, TrafficPolicy,
 };
 
 use crate::fault::FaultPlan;
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 use crate::pattern::BadPattern;
 
 /// The client-side policies of one path to a port: a direct call of its service, or a call of another service
@@ -18,7 +18,7 @@ use crate::pattern::BadPattern;
 #[derive(Debug, Default)]
 pub struct PortTrafficPolicy {
     /// Outlier detection for the port's endpoints.
-    pub removal: Option<Arc<Removal>>,
+    pub outlier_detection: Option<Arc<PortOutlierDetection>>,
     /// The circuit breaker of the port itself.
     pub breaker: Option<Arc<PortBreaker>>,
     /// The circuit breaker of the called service, if one of its routes forwards to the port.
@@ -39,11 +39,11 @@ pub struct PortBreaker {
     /// The port of the service that the policy is attached to.
     pub subject: ServicePort,
     /// The response while the circuit is open, if the policy sets one.
-    pub answer: Option<Arc<FixedAnswer>>,
+    pub answer: Option<Arc<FixedResponse>>,
     /// The requests, connections and retries that the limits count.
     pub under_way: UnderWay,
     /// The counter of rejections.
-    pub hits: HitSlot,
+    pub match_slot: MatchSlot,
 }
 
 /// One port of a service.
@@ -64,10 +64,10 @@ impl std::fmt::Display for ServicePort {
 impl PortBreaker {
     /// Creates a breaker without requests in progress.
     fn new(breaker: Breaker, subject: ServicePort) -> Self {
-        let answer = &breaker.rule.answer;
-        let answer = (*answer != FixedAnswer::default()).then(|| Arc::new(answer.clone()));
+        let answer = &breaker.rule.response;
+        let answer = (*answer != FixedResponse::default()).then(|| Arc::new(answer.clone()));
         let under_way = UnderWay::new(breaker.rule.limits);
-        Self { breaker, subject, answer, under_way, hits: HitSlot::default() }
+        Self { breaker, subject, answer, under_way, match_slot: MatchSlot::default() }
     }
 }
 
@@ -79,7 +79,7 @@ impl PortTrafficPolicy {
     pub fn new(rule: TrafficPolicy, subject: &ServicePort) -> Result<Self, BadPattern> {
         let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
         Ok(Self {
-            removal: rule.removal.map(Arc::new),
+            outlier_detection: rule.outlier_detection.map(Arc::new),
             breaker: rule
                 .breaker
                 .map(|breaker| Arc::new(PortBreaker::new(breaker, subject.clone()))),
@@ -101,7 +101,10 @@ impl PortTrafficPolicy {
         let none = Self::default();
         let port: &Self = own.map_or(&none, |own| own);
         let combined = Self {
-            removal: port.removal.clone().or_else(|| copy_counters(called.removal.as_ref())),
+            outlier_detection: port
+                .outlier_detection
+                .clone()
+                .or_else(|| copy_counters(called.outlier_detection.as_ref())),
             breaker: port.breaker.clone(),
             called: called.breaker.clone(),
             faults: called.faults.clone().or_else(|| port.faults.clone()),
@@ -115,7 +118,7 @@ impl PortTrafficPolicy {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        is_same(self.removal.as_ref(), other.removal.as_ref())
+        is_same(self.outlier_detection.as_ref(), other.outlier_detection.as_ref())
             && is_same(self.breaker.as_ref(), other.breaker.as_ref())
             && is_same(self.called.as_ref(), other.called.as_ref())
             && is_same(self.faults.as_ref(), other.faults.as_ref())
@@ -125,12 +128,13 @@ impl PortTrafficPolicy {
 
     /// Returns the policies involved.
     pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
-        let removal = self.removal.iter().map(|removal| &removal.policy);
+        let outlier_detection =
+            self.outlier_detection.iter().map(|outlier_detection| &outlier_detection.policy);
         let breakers = self.breaker.iter().chain(&self.called).map(|it| &it.breaker.policy);
         let faults = self.faults.iter().map(|faults| faults.policy());
         let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
         let hedging = self.hedging.iter().map(|hedging| &hedging.policy);
-        removal.chain(breakers).chain(faults).chain(balancing).chain(hedging)
+        outlier_detection.chain(breakers).chain(faults).chain(balancing).chain(hedging)
     }
 
     /// Returns the timeout for connecting to an endpoint, if a policy sets one: the port's own first.
@@ -143,8 +147,8 @@ impl PortTrafficPolicy {
     /// True if a policy depends on attempts: on their results, or on their endpoints.
     #[must_use]
     pub const fn is_watchful(&self) -> bool {
-        let Self { removal, breaker, called, balancing, .. } = self;
-        removal.is_some() || breaker.is_some() || called.is_some() || balancing.is_some()
+        let Self { outlier_detection, breaker, called, balancing, .. } = self;
+        outlier_detection.is_some() || breaker.is_some() || called.is_some() || balancing.is_some()
     }
 }
 

@@ -284,7 +284,7 @@ async function missing(page) {
   assert.doesNotMatch(text, /-\d|ago|no requests|–/, text);
   await open(page, "#/reason/connect-failed");
   await page.locator("main", { hasText: "leno explain connect-failed" }).waitFor();
-  assert.match(await page.locator("main").innerText(), /Remedy\n+.{10,}/);
+  assert.match(await page.locator("main").innerText(), /Hint\n+.{10,}/);
   await open(page, "#/rules");
   await page.locator(row("bookinfo/reviews", "weight")).first().waitFor();
   const cells = await page.locator(".list .body .cell").evaluateAll((all) => all.filter((cell) => cell.scrollWidth > cell.clientWidth && !cell.title && !cell.querySelector("[title]")).map((cell) => cell.textContent));

@@ -16,9 +16,9 @@ async fn finding_about(server: &Server, subject: &str) -> (&'static str, String)
     let all = examine_all(&server.admin_client().await, None).await.unwrap();
     let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
     let word = match finding {
-        Finding::Well(_) => "ok",
-        Finding::Odd(_) => "warning",
-        Finding::Wrong(_) => "wrong",
+        Finding::Passed(_) => "ok",
+        Finding::Warning(_) => "warning",
+        Finding::Failed(_) => "error",
     };
     (word, finding.to_string())
 }
@@ -49,7 +49,7 @@ fn the_control_plane_is_found_wherever_it_is() {
         assert_found(&server, "control plane", none).await;
         install_objects(&server, &test_options()).await;
         let absent = "see `kubectl -n mesh describe pods`";
-        assert_found(&server, "control plane", ("wrong", absent)).await;
+        assert_found(&server, "control plane", ("error", absent)).await;
         let status = json!({
             "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
             "readyReplicas": 2,
@@ -63,14 +63,14 @@ fn the_control_plane_is_found_wherever_it_is() {
             output.as_array().unwrap().iter().find(|it| it["subject"] == subject).unwrap().clone()
         };
         assert_eq!(of("control plane")["verdict"], "ok");
-        assert_eq!(of("authority")["verdict"], "wrong");
-        assert_eq!(of("authority")["remedy"], "see the log of the control plane");
+        assert_eq!(of("authority")["verdict"], "error");
+        assert_eq!(of("authority")["hint"], "see the log of the control plane");
         let (output, _) = run_program(&server, &["check", "--kubernetes", "-n", "another"]);
         assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
         install_objects(&server, &Options { namespace: "other".to_owned(), ..test_options() })
             .await;
-        assert_found(&server, "control plane", ("wrong", "in each of the namespaces mesh, other"))
+        assert_found(&server, "control plane", ("error", "in each of the namespaces mesh, other"))
             .await;
     });
 }
@@ -90,10 +90,10 @@ fn agents_of_nodes_are_as_the_control_plane_relies_on() {
         server.apply_object("v1/Node", None, "n1", node).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(1)).await;
         let lacks = "1 agents of 2 are ready; there is none on n1";
-        assert_found(&server, NETWORK, ("wrong", lacks)).await;
+        assert_found(&server, NETWORK, ("error", lacks)).await;
         server.delete_object(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
         let gone = "run `leno install -n mesh --cni --apply`";
-        assert_found(&server, NETWORK, ("wrong", gone)).await;
+        assert_found(&server, NETWORK, ("error", gone)).await;
         install_objects(&server, &with_cni).await;
         install_objects(&server, &test_options()).await;
         let unused = "`leno install -n mesh --cni --apply` uses them";
@@ -123,7 +123,7 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
         assert_found(&server, "namespaces", ("ok", "1 with sidecar injection")).await;
         server.apply_object("v1/Namespace", None, "closed", namespace("restricted")).await;
         let refused = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
-        assert_found(&server, "namespaces", ("wrong", refused)).await;
+        assert_found(&server, "namespaces", ("error", refused)).await;
         install_objects(&server, &Options { cni: Some(NodeNetwork::default()), ..test_options() })
             .await;
         assert_found(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
@@ -153,7 +153,7 @@ fn what_ends_soon_is_reported() {
     run(async {
         let server = Server::start().await;
         install_objects(&server, &test_options()).await;
-        let log = ("wrong", "see the log of the control plane");
+        let log = ("error", "see the log of the control plane");
         assert_found(&server, "authority", log).await;
         assert_found(&server, ROOTS, log).await;
         for (days, authority, roots) in [
@@ -187,12 +187,12 @@ fn a_webhook_that_cannot_be_asked_is_reported() {
         let server = Server::start().await;
         install_objects(&server, &test_options()).await;
         let untrusted = "the webhook configuration has no CA bundle";
-        assert_found(&server, "webhook", ("wrong", untrusted)).await;
+        assert_found(&server, "webhook", ("error", untrusted)).await;
         server.delete_object(WEBHOOKS, None, INJECTOR).await;
-        assert_found(&server, "webhook", ("wrong", "run `leno install --apply` again")).await;
+        assert_found(&server, "webhook", ("error", "run `leno install --apply` again")).await;
         let kind = "apiextensions.k8s.io/v1/CustomResourceDefinition";
         server.delete_object(kind, None, "lanes.leno.dev").await;
-        assert_found(&server, "kinds", ("wrong", "lanes.leno.dev are not installed")).await;
+        assert_found(&server, "kinds", ("error", "lanes.leno.dev are not installed")).await;
     });
 }
 
@@ -209,11 +209,11 @@ fn objects_that_differ_from_the_installation_are_reported() {
             .delete_object("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
             .await;
         let absent = "ClusterRoleBinding leno-control is absent";
-        assert_found(&server, OBJECTS, ("wrong", absent)).await;
+        assert_found(&server, OBJECTS, ("error", absent)).await;
         install_objects(&server, &options).await;
         assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server.delete_object("v1/Service", Some("mesh"), "leno-control").await;
-        assert_found(&server, OBJECTS, ("wrong", "Service mesh/leno-control is absent")).await;
+        assert_found(&server, OBJECTS, ("error", "Service mesh/leno-control is absent")).await;
         install_objects(&server, &options).await;
 
         // A webhook with half of its entries, each with a `caBundle`.
@@ -228,7 +228,7 @@ fn objects_that_differ_from_the_installation_are_reported() {
         let half = json!({"webhooks": webhook["webhooks"]});
         server.apply_object(WEBHOOKS, None, INJECTOR, half).await;
         let absent = format!("webhooks[namespace.{INJECTOR}] is absent");
-        assert_found(&server, "webhook", ("wrong", &absent)).await;
+        assert_found(&server, "webhook", ("error", &absent)).await;
     });
 }
 

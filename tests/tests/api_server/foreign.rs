@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leno_kubernetes::source::{Options, Source};
 use leno_kubernetes::status::keep_statuses;
-use leno_model::{Egress, MeshConfig, Name, Object, ObjectKey, TagRouteName, TrafficMode};
+use leno_model::{DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TagRouteName};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -49,16 +49,16 @@ fn the_settings_of_osm_are_followed() {
         let spec = json!({"spec": {"traffic": traffic}});
         server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
         world
-            .wait_until("a strict mesh", |world| {
-                let found = mesh_settings(world).map(|it| (it.mode, it.egress));
-                found == Some((TrafficMode::Strict, Egress::Allow))
+            .wait_until("a mesh that denies by default", |world| {
+                let found = mesh_settings(world).map(|it| (it.default_policy, it.egress));
+                found == Some((DefaultPolicy::Deny, Egress::Allow))
             })
             .await;
         let spec = json!({"spec": {"traffic": {"enablePermissiveTrafficPolicyMode": true}}});
         server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
         world
-            .wait_until("a permissive mesh", |world| {
-                mesh_settings(world).is_some_and(|it| it.mode == TrafficMode::Permissive)
+            .wait_until("a mesh that allows by default", |world| {
+                mesh_settings(world).is_some_and(|it| it.default_policy == DefaultPolicy::Allow)
             })
             .await;
     });
@@ -110,12 +110,12 @@ fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services(
     run(async {
         let server = Server::start().await;
         server.create_namespace("shop").await;
-        let wrong = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "stict"}}});
+        let wrong = json!({"metadata": {"annotations": {"leno.dev/default-policy": "dney"}}});
         server.apply_object("v1/Namespace", None, "shop", wrong.clone()).await;
         let pod = json!({
             "metadata": {
                 "labels": {"a": "b", "leno.dev/meshed": "sidecar"},
-                "annotations": {"leno.dev/plaintext": "yes"},
+                "annotations": {"leno.dev/mtls": "yes"},
             },
             "spec": {"containers": [{"name": "web", "image": "none"}]},
             "status": {"phase": "Running", "podIP": "10.9.0.1"},
@@ -143,9 +143,9 @@ fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services(
 
         let deadline = Instant::now() + MAX_WAIT;
         for (namespace, kind, reason, part) in [
-            ("default", "Namespace", "Refused", "leno.dev/traffic-mode"),
-            ("shop", "Pod", "Refused", "leno.dev/plaintext"),
-            ("shop", "Service", "Unheeded", "spec.sessionAffinity"),
+            ("default", "Namespace", "Rejected", "leno.dev/default-policy"),
+            ("shop", "Pod", "Rejected", "leno.dev/mtls"),
+            ("shop", "Service", "UnsupportedField", "spec.sessionAffinity"),
         ] {
             loop {
                 let events = server.list_events(namespace).await;

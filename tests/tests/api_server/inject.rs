@@ -40,7 +40,7 @@ fn what_the_webhook_knows_the_cluster_is_asked_for() {
         let (written, said) = run_program(&server, &words);
         assert_eq!(said, "Pod web: sidecar added\n");
         assert!(written.contains("--exclude-outbound-ports=25,26"), "{written}");
-        assert!(written.contains("leno.dev/intercept"), "{written}");
+        assert!(written.contains("leno.dev/redirect"), "{written}");
         assert!(!written.contains("NET_ADMIN"), "{written}");
 
         // A user that may read the mesh but not the namespace gets an error about the namespace.

@@ -201,7 +201,7 @@ struct Mesh {
 
 impl Mesh {
     async fn start(server: &Server) -> Self {
-        let strict = json!({"metadata": {"annotations": {"leno.dev/traffic-mode": "strict"}}});
+        let strict = json!({"metadata": {"annotations": {"leno.dev/default-policy": "deny"}}});
         server.apply_object("v1/Namespace", None, "shop", strict).await;
         server
             .apply_object("v1/ServiceAccount", Some("shop"), "web", json!({"metadata": {}}))

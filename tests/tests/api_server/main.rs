@@ -78,7 +78,7 @@ fn objects_come_change_and_go() {
                 None,
                 "shop",
                 json!({"metadata": {
-                    "annotations": {"leno.dev/traffic-mode": "strict"},
+                    "annotations": {"leno.dev/default-policy": "deny"},
                 }}),
             )
             .await;

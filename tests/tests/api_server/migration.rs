@@ -39,10 +39,10 @@ fn a_cluster_is_reported_what_of_another_mesh_would_be_kept() {
         let entries: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
         for (object, outcome, widens) in [
             ("Service shop/web", "native", false),
-            ("Egress shop/out", "left", false),
-            ("Retry shop/again", "not-kept", false),
-            ("PluginChain shop/mail", "not-kept", true),
-            ("annotation flomesh.io/proxy-mode", "not-kept", false),
+            ("Egress shop/out", "unchanged", false),
+            ("Retry shop/again", "dropped", false),
+            ("PluginChain shop/mail", "dropped", true),
+            ("annotation flomesh.io/proxy-mode", "dropped", false),
         ] {
             let entry = entries.iter().find(|entry| entry["object"] == object);
             let entry = entry.unwrap_or_else(|| panic!("{object}: {entries:?}"));

@@ -162,7 +162,7 @@ fn with_sidecar() -> Value {
         "metadata": {},
         "spec": {
             "initContainers": [
-                {"name": "leno-intercept", "image": image,
+                {"name": "leno-init", "image": image,
                  "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}},
                 {"name": "leno-proxy", "image": image, "restartPolicy": "Always",
                  "securityContext": {"runAsUser": 1500}},

@@ -49,7 +49,7 @@ fn one_control_plane_says_what_became_of_objects() {
         let bad = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
         server.apply_object(GROUPS, Some("shop"), "g", bad).await;
         let event = wait_for_event(&server).await;
-        assert_eq!(event["reason"], "Refused");
+        assert_eq!(event["reason"], "Rejected");
         assert_eq!(event["regarding"]["name"], "g");
         let lease = "coordination.k8s.io/v1/Lease";
         let lease = server.read(lease, "mesh", "leno-control").await;
@@ -147,11 +147,11 @@ fn kind_specs() -> BTreeMap<String, Value> {
     let specs = json!({
         "MeshConfig": {"traffic": {"mode": "permissive"}},
         "AccessPolicy": {"deny": [{"requests": [{"path": {"value": "/admin"}}]}]},
-        "OutlierRemoval": {"targetRefs": targets},
+        "OutlierDetection": {"targetRefs": targets},
         "SermantRemoval": {"compat": "sermant", "config": "enableRemoval: true"},
         "CircuitBreaker": {"targetRefs": targets, "limits": {"requests": 2}},
-        "RateLimit": {"targetRefs": targets, "rules": [{"requests": 10, "in": "1s"}]},
-        "FaultInjection": {"targetRefs": targets, "rules": [{"abort": {"status": 503}}]},
+        "RateLimit": {"targetRefs": targets, "rules": [{"requests": 10, "per": "1s"}]},
+        "FaultInjection": {"targetRefs": targets, "rules": [{"abort": {"httpStatus": 503}}]},
         "LoadBalancing": {"targetRefs": targets, "algorithm": "RoundRobin"},
         "Hedging": {"targetRefs": targets, "after": "50ms"},
         "ExternalAuthorization": {"targetRefs": targets, "service": {"name": "web", "port": 80}},

@@ -107,7 +107,7 @@ fn names_are_answered_by_the_sidecar_where_that_is_said() {
     plain.wait_ready();
     let own = object_field(&meshed, "pod/client", "{.status.podIP}");
     let count = |result: &str| {
-        let metric = format!("leno_look_ups_total{{result=\"{result}\"}}");
+        let metric = format!("leno_dns_queries_total{{result=\"{result}\"}}");
         sidecar_metric(&meshed, "client", &own, &metric)
     };
     eventually("a name is answered here", Duration::from_secs(120), || {

@@ -76,7 +76,7 @@ fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     let strict =
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = Namespace::with_metadata("calls", strict);
     namespace.apply_manifests(
         &[grpc_server("clear", "", "grpc"), grpc_server("secure", ", -tls", "tcp")].join("---\n"),

@@ -163,7 +163,7 @@ fn a_server_may_listen_on_the_address_of_its_pod_alone() {
 fn who_is_not_meshed_yet_is_let_in_where_that_is_said() {
     let meshed = Namespace::with_metadata(
         "moving",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/plaintext: accept}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
     let strange = Namespace::new("left", Injection::Disabled);
     meshed.http_server("server", 1);
@@ -174,7 +174,7 @@ fn who_is_not_meshed_yet_is_let_in_where_that_is_said() {
     let url = format!("http://server.{}/", meshed.name());
     meshed.expect_curl("client", &[&url], 0, 200);
     strange.expect_curl("client", &[&url], 0, 200);
-    let refuse = "leno.dev/plaintext=refuse";
+    let refuse = "leno.dev/mtls=strict";
     stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), refuse]));
     strange.expect_curl("client", &[&url], 56, 0);
     meshed.expect_curl("client", &[&url], 0, 200);

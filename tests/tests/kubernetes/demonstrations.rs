@@ -14,7 +14,7 @@ use leno_tests::leno_command;
 fn bookinfo_sells_in_strict_mode() {
     let namespace = Namespace::with_metadata(
         "bookinfo",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
     let manifests = leno_command()
         .args(["demo", "--kubernetes", "--image", &program_image()])
@@ -56,11 +56,11 @@ fn bookinfo_sells_in_strict_mode() {
 fn the_bookstore_sells_to_whom_its_policies_allow() {
     let shop = Bookstore::start_bookstore();
 
-    // Permissive mode: every client is served.
+    // `defaultPolicy: allow`: every client is served.
     shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
     shop.wait_for_result("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
 
-    // Strict mode with SMI: only the buyer, and only its routes.
+    // `defaultPolicy: deny` with SMI: only the buyer, and only its routes.
     shop.warehouse.apply_manifests(
         &WAREHOUSE_POLICIES
             .replace("STORE", shop.store.name())
@@ -68,7 +68,7 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
     );
     shop.allow_customers(&["bookbuyer"]);
     for namespace in [&shop.store, &shop.warehouse] {
-        annotate_namespace(namespace, "leno.dev/traffic-mode=strict");
+        annotate_namespace(namespace, "leno.dev/default-policy=deny");
     }
     shop.wait_for_result("bookthief", "403", &[]);
     shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);

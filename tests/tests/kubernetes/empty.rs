@@ -46,7 +46,7 @@ const TOPICS: &[&str] = &[
     "certificates",
     "connections",
     "circuits",
-    "removed",
+    "ejected",
     "proxies",
     "changes",
     "routes",

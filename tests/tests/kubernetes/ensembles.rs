@@ -57,7 +57,7 @@ fn listening_container(port: u16) -> String {
 fn peers_speak_by_name_at_every_port_that_a_route_names() {
     let namespace = Namespace::with_metadata(
         "ensemble",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
     let all = [2181, 2888, 3888, 4888];
     namespace.apply_manifests(&(ENSEMBLE.to_owned() + &all.map(listening_container).concat()));

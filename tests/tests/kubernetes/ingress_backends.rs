@@ -53,7 +53,7 @@ fn wait_until_rejected(outside: &Namespace, url: &str) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     let strict =
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = Namespace::with_metadata("entered", strict);
     let outside = Namespace::new("ingress", Injection::Disabled);
     namespace.http_server("server", 1);

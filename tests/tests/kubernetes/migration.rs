@@ -83,7 +83,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     let moving = Namespace::with_metadata("moving", OF_THE_OTHER);
     let moved = Namespace::with_metadata(
         "moved",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/plaintext: accept}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
     for namespace in [&moving, &moved] {
         namespace.http_server("server", 2);
@@ -113,7 +113,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
     ];
     stdout_of(&kubectl(&labels));
     annotate_namespace(&moving, "openservicemesh.io/sidecar-injection-");
-    annotate_namespace(&moving, "leno.dev/plaintext=accept");
+    annotate_namespace(&moving, "leno.dev/mtls=permissive");
     stdout_of(&moving.kubectl(&["rollout", "restart", "deployment/server"]));
     stdout_of(&moving.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     stdout_of(&moving.kubectl(&["delete", "pod", "client"]));
@@ -129,7 +129,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
 
     // The migration is complete: a workload left behind is reset from now on.
     for namespace in [&moving, &moved] {
-        annotate_namespace(namespace, "leno.dev/plaintext-");
+        annotate_namespace(namespace, "leno.dev/mtls-");
     }
     for url in [&here, &there] {
         moving.expect_curl("straggler", &[url], 56, 0);

@@ -37,7 +37,7 @@ spec:
 fn traffic_targets_decide_in_a_strict_namespace() {
     let namespace = Namespace::with_metadata(
         "targets",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
     namespace.http_server("server", 1);
     namespace.create_client("one");
@@ -89,7 +89,7 @@ fn the_mode_of_a_namespace_changes_while_it_runs() {
     namespace.wait_ready();
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
     let annotate = |mode: &str| {
-        let annotation = format!("leno.dev/traffic-mode{mode}");
+        let annotation = format!("leno.dev/default-policy{mode}");
         stdout_of(&kubectl(&[
             "annotate",
             "--overwrite",
@@ -98,14 +98,14 @@ fn the_mode_of_a_namespace_changes_while_it_runs() {
             &annotation,
         ]));
     };
-    annotate("=strict");
+    annotate("=deny");
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
     namespace.apply_manifests(&TARGETS.replace("NAMESPACE", namespace.name()));
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
     annotate("-");
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
-    annotate("=strict");
+    annotate("=deny");
     stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
@@ -114,7 +114,7 @@ fn the_mode_of_a_namespace_changes_while_it_runs() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_traffic_target_of_another_namespace_allows_nothing() {
     let strict =
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = Namespace::with_metadata("astray", strict);
     let other_place = Namespace::new("another", Injection::Disabled);
     let member = Namespace::new("member", Injection::Enabled);
@@ -177,7 +177,7 @@ spec:
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     let strict =
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = Namespace::with_metadata("opened", strict);
     let outside = Namespace::new("outside", Injection::Disabled);
     namespace.http_server("server", 1);

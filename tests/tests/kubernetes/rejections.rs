@@ -54,7 +54,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     });
     assert_eq!((count(&notes), notes.len()), ([1, 1, 1], 3), "{notes:?}");
     assert!(notes.iter().all(|note| !note.contains(legacy.name())), "{notes:?}");
-    assert!(notes[0].contains("annotation leno.dev/plaintext: accept"), "{notes:?}");
+    assert!(notes[0].contains("annotation leno.dev/mtls: permissive"), "{notes:?}");
     // `kubectl describe` includes it: the event has the UID of the Pod.
     let described = stdout_of(&guarded.kubectl(&["describe", "pod", pod]));
     assert!(described.contains("PlaintextRejected"), "{described}");

@@ -74,7 +74,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
             let said = stdout_text(&run_leno(pod, &["get", "connections"]));
             assert!(said.contains("scope: this control plane has "), "{said}");
             let said = stdout_text(&run_leno(pod, &["get", "workloads"]));
-            assert!(said.contains("elsewhere"), "{said}");
+            assert!(said.contains("other-replica"), "{said}");
         }
         let said = stdout_text(&run_leno(pod, &["status"]));
         // Other scenarios create and delete Pods at the same time.
@@ -101,7 +101,7 @@ fn a_tap_that_lost_its_client_ends() {
     });
     let service = format!("{}/web", namespace.name());
     let taps = || {
-        let world = format!("http://{}/world", admin_address(&namespace, "front")?);
+        let world = format!("http://{}/config", admin_address(&namespace, "front")?);
         let read =
             namespace.kubectl(&["exec", "front", "-c", "client", "--", "curl", "-s", &world]);
         let world: Value = serde_json::from_slice(&read.stdout).ok()?;
@@ -111,7 +111,7 @@ fn a_tap_that_lost_its_client_ends() {
     for (interactive, lifetime) in [(false, "30s"), (true, "1h")] {
         let mut client = Command::new("kubectl");
         client.args(["-n", "leno-system", "exec"]).args(interactive.then_some("-i"));
-        client.args([pod.as_str(), "--", "/leno", "tap", &service, "--for", lifetime]);
+        client.args([pod.as_str(), "--", "/leno", "tap", &service, "--duration", lifetime]);
         client
             .args(["--data", "/var/lib/leno/control"])
             .stdin(Stdio::piped())

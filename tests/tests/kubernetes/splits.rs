@@ -10,7 +10,7 @@ use leno_tests::eventually;
 use crate::tcp::{exchange_line, expect_heard, line_server};
 
 const STRICT: &str =
-    "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}";
+    "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
 
 /// Returns an equal split over these Services.
 fn equal_split(root: &str, backends: &[&str]) -> String {

@@ -60,7 +60,7 @@ fn either_side_may_speak_first() {
 fn in_strict_mode_a_tcp_route_is_needed() {
     let namespace = Namespace::with_metadata(
         "tcpstrict",
-        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/traffic-mode: strict}",
+        "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
     namespace.create_client("client");
     namespace.apply_manifests(&line_server("echo", "", "tcp-echo"));

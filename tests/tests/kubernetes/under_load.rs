@@ -27,7 +27,7 @@ impl<'a> Load<'a> {
 
     /// As [`Self::start`], with a new connection for each request.
     pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
-        Self::start_load(namespace, url, &node_names()[0], ", --fresh-connections")
+        Self::start_load(namespace, url, &node_names()[0], ", --disable-keepalive")
     }
 
     fn start_load(namespace: &'a Namespace, url: &str, node: &str, more: &str) -> Self {

@@ -16,7 +16,7 @@ struct Shop {
 fn mesh_settings(mode: &str, more: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trafficMode: {mode}{more}}}\n"
+         spec: {{defaultPolicy: {mode}{more}}}\n"
     )
 }
 
@@ -27,11 +27,11 @@ fn shop_manifests(config: &str, stock: &str, (port, listener): (u16, u16)) -> St
 }
 
 impl Shop {
-    /// Starts a strict mesh in which no policy allows `web` to call `stock`.
+    /// Starts a mesh that denies by default, in which no policy allows `web` to call `stock`.
     fn start_strict() -> Self {
         let stock = Application::start_echo();
         let (port, listener) = (stock.port(), free_port());
-        let mesh = Mesh::up(&shop_manifests(&mesh_settings("strict", ""), "", (port, listener)));
+        let mesh = Mesh::up(&shop_manifests(&mesh_settings("deny", ""), "", (port, listener)));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
@@ -48,10 +48,10 @@ impl Shop {
         eventually(&what, MAX_WAIT, || get(self.listener, path).ok().filter(is));
     }
 
-    /// Returns the audit mode count for a reason.
+    /// Returns the number of dry-run denials for a reason.
     fn audited_denials(&self, reason: &str) -> f64 {
         let series = format!(
-            "leno_audited_denials_total{{direction=\"inbound\",service=\"shop/stock\",port=\"{}\",\
+            "leno_dry_run_denials_total{{direction=\"inbound\",destination_service=\"shop/stock\",destination_port=\"{}\",\
              route=\"\",peer=\"shop/web\",protocol=\"http\",reason=\"{reason}\"}}",
             self.stock.port()
         );
@@ -72,7 +72,7 @@ impl Shop {
 fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     let shop = Shop::start_strict();
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
-    let audited = mesh_settings("strict", ", namespaces: [{name: shop, trafficMode: audit}]");
+    let audited = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
     shop.rewrite_manifests(&audited, "");
     shop.wait_for_response("/items", (200, None));
     let before = shop.audited_denials("denied");
@@ -83,10 +83,13 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     }
     assert_eq!(shop.audited_denials("denied") - before, 5.0);
     let output = shop.explain_request("/items");
-    assert!(output.contains("allowed by audit mode; in strict mode 403 denied"), "{output}");
+    assert!(
+        output.contains("allowed by default policy dry-run; with default policy deny 403 denied"),
+        "{output}"
+    );
     assert!(output.contains("verdict   200-range"), "{output}");
     // The workload's own mode precedes that of its namespace.
-    shop.rewrite_manifests(&audited, "  trafficMode: strict\n");
+    shop.rewrite_manifests(&audited, "  defaultPolicy: deny\n");
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
 }
 
@@ -140,7 +143,7 @@ fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
     let listener = free_port();
     let tcp = server_of("stock", (stock.port(), "TCP"), &[]);
     let mesh =
-        [mesh_settings("permissive", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
+        [mesh_settings("allow", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
             .concat();
     let mesh = Mesh::up(&mesh);
     let mut connection =

@@ -30,8 +30,7 @@ fn start_shop(policy: &str) -> Shop {
     let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
     let instances: Vec<Application> = (0..4).map(answer).collect();
     let listener = free_port();
-    let mut manifests =
-        mesh_config("permissive") + &client_manifest("web", &[], &[("stock", listener)]);
+    let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("stock", listener)]);
     for (number, application) in instances.iter().enumerate() {
         manifests += &instance_manifest(number, application.port());
     }

@@ -76,7 +76,7 @@ fn every_contender_gets_every_figure() {
     let facts = report["contenders"].as_array().unwrap();
     let facts = facts.iter().find(|facts| facts["name"] == "leno").unwrap();
     let manifests = &facts["configuration"][0]["files"][0][1];
-    assert!(manifests.as_str().is_some_and(|text| text.contains("trafficMode: strict")));
+    assert!(manifests.as_str().is_some_and(|text| text.contains("defaultPolicy: deny")));
 }
 
 #[test]

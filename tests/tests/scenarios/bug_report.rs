@@ -18,9 +18,12 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
     assert!(output.status.success(), "{output:?}");
     let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    for part in
-        ["about.json", "control/status.json", "control/metrics.txt", "sidecars/shop.one/world.json"]
-    {
+    for part in [
+        "about.json",
+        "control/status.json",
+        "control/metrics.txt",
+        "sidecars/shop.one/config.json",
+    ] {
         assert!(listed.contains(&format!("leno-bug-report/{part}")), "{part}: {listed}");
     }
     let printed = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();

@@ -66,8 +66,7 @@ fn policy_manifest(kind: &str, target: &str, spec: &str) -> String {
 /// Starts the mesh; `instances` has the version and application of each instance.
 fn start_canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
     let listener = free_port();
-    let mut manifests =
-        mesh_config("permissive") + &client_manifest("web", &[], &[("api", listener)]);
+    let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("api", listener)]);
     for (number, (version, application)) in instances.iter().enumerate() {
         write!(
             manifests,
@@ -131,7 +130,7 @@ impl Canary {
         let policies = policies.as_array().expect("a list");
         let found = policies.iter().find(|it| it["kind"] == kind && it["name"] == "shop/of-api");
         let found = found.expect("the policy is listed");
-        let why = found["why"].as_str().unwrap_or_default();
+        let why = found["reason"].as_str().unwrap_or_default();
         (found["in_force"] == Value::Bool(true), why.to_owned())
     }
 }
@@ -180,7 +179,7 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
 #[test]
 fn faults_of_the_called_service_are_injected_before_a_route_chooses() {
     let ((v1, one), (v2, two)) = (start_holding(), start_holding());
-    let spec = "rules: [{abort: {status: 500, percent: 50}}]";
+    let spec = "rules: [{abort: {httpStatus: 500, percent: 50}}]";
     let faults = policy_manifest("FaultInjection", "api", spec);
     let canary =
         start_canary(&[("v1", &v1), ("v2", &v2)], &route_manifest("HTTPRoute", &BOTH), &faults);
@@ -209,9 +208,9 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     let (well, _) = start_holding();
     let policies = [
         policy_manifest(
-            "OutlierRemoval",
+            "OutlierDetection",
             "api",
-            "consecutive: 5, backOff: {base: 300s, jitterPercent: 0}",
+            "consecutiveFailures: 5, baseEjectionTime: 300s, ejectionJitterPercent: 0",
         ),
         policy_manifest("LoadBalancing", "api", "algorithm: RoundRobin"),
     ];
@@ -223,7 +222,7 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
     assert_eq!(failed.load(Ordering::SeqCst), 5);
-    let removed = canary.mesh.run_leno(&["get", "removed"]);
+    let removed = canary.mesh.run_leno(&["get", "ejected"]);
     let removed = String::from_utf8(removed.stdout).expect("text");
     assert!(removed.contains("shop/api-0"), "{removed}");
 }
@@ -276,24 +275,24 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
 fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
     let ((v1, _), (v2, _)) = (start_holding(), start_holding());
     let policies = [
-        policy_manifest("OutlierRemoval", "api", "consecutive: 5"),
-        policy_manifest("OutlierRemoval", "api-v1", "consecutive: 3"),
-        policy_manifest("OutlierRemoval", "api-v2", "consecutive: 3"),
+        policy_manifest("OutlierDetection", "api", "consecutiveFailures: 5"),
+        policy_manifest("OutlierDetection", "api-v1", "consecutiveFailures: 3"),
+        policy_manifest("OutlierDetection", "api-v2", "consecutiveFailures: 3"),
         policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}"),
     ];
     let route = route_manifest("HTTPRoute", &BOTH);
     let canary = start_canary(&[("v1", &v1), ("v2", &v2)], &route, &policies.concat());
     let why = "HTTPRoute shop/api forwards all requests to shop/api-v1, shop/api-v2, and each of these \
-               has its own policy, such as OutlierRemoval shop/of-api-v2";
+               has its own policy, such as OutlierDetection shop/of-api-v2";
     let checked = canary.run_check();
     assert!(checked.contains(&format!("has no effect: {why}")), "{checked}");
     assert!(checked.contains("1 warning"), "{checked}");
-    assert_eq!(canary.in_force("OutlierRemoval"), (false, why.to_owned()));
+    assert_eq!(canary.in_force("OutlierDetection"), (false, why.to_owned()));
     let explained = canary.explain_request();
     for line in [
         "CircuitBreaker shop/of-api: across all backends of the called service",
-        "OutlierRemoval shop/of-api-v1: ",
-        "OutlierRemoval shop/of-api: the backend shop/api-v1 has its own: OutlierRemoval shop/of-api-v1",
+        "OutlierDetection shop/of-api-v1: ",
+        "OutlierDetection shop/of-api: the backend shop/api-v1 has its own: OutlierDetection shop/of-api-v1",
     ] {
         assert!(explained.contains(line), "{line}: {explained}");
     }

@@ -33,7 +33,7 @@ fn authorization_manifest(name: &str, by: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: ExternalAuthorization\n\
          metadata: {{name: {name}, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n  \
-         {by}\n  timeout: 10s\n  context: {{rule: {name}}}\n"
+         {by}\n  timeout: 10s\n  contextExtensions: {{rule: {name}}}\n"
     )
 }
 
@@ -45,7 +45,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     let authorizer = check_service("authorizer");
     let command = [authorizer.to_str().expect("a path of text"), &at];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         server_of("authorizer", (port, "GRPC"), &command),
         client_manifest("web", &[], &[("stock", listener)]),
@@ -94,7 +94,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     });
     mesh.write(
         "a.yaml",
-        &authorization_manifest("a-outside", &format!("{nobody}\n  onFailure: allow")),
+        &authorization_manifest("a-outside", &format!("{nobody}\n  failureMode: allow")),
     );
     eventually("all are let in meanwhile", MAX_WAIT, || {
         (send_request(listener, "")?.body == b"nobody no key").then_some(())
@@ -112,7 +112,7 @@ fn an_authorization_service_sees_bodies() {
     authorizer.wait_for_line("listening at", MAX_WAIT);
     let by = format!("url: \"http://{at}\"");
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
@@ -126,8 +126,11 @@ fn an_authorization_service_sees_bodies() {
         exchange_bytes(loopback_address(listener), &request).ok()
     };
     for (setting, seen) in [
-        ("body: {maxBytes: 20}", r#""abc def" "" 7 "false""#),
-        ("body: {maxBytes: 3, allowPartial: true, asBytes: true}", r#""" "abc" 7 "true""#),
+        ("body: {maxRequestBytes: 20}", r#""abc def" "" 7 "false""#),
+        (
+            "body: {maxRequestBytes: 3, allowPartialMessage: true, packAsBytes: true}",
+            r#""" "abc" 7 "true""#,
+        ),
     ] {
         mesh.write("ask.yaml", &authorization_manifest("ask", &format!("{by}\n  {setting}")));
         eventually("the service sees the body", MAX_WAIT, || {
@@ -137,7 +140,7 @@ fn an_authorization_service_sees_bodies() {
     }
     mesh.write(
         "ask.yaml",
-        &authorization_manifest("ask", &format!("{by}\n  body: {{maxBytes: 20}}")),
+        &authorization_manifest("ask", &format!("{by}\n  body: {{maxRequestBytes: 20}}")),
     );
     eventually("the service denies by the body", MAX_WAIT, || {
         let answer = post("let me in, please")?;
@@ -200,11 +203,11 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
         "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
          metadata: {{name: all, namespace: shop}}\nspec:\n  \
          targetRefs: [{{name: one}}, {{name: two}}]\n  global:\n    \
-         url: \"http://127.0.0.1:{grpc}\"\n    timeout: 10s\n    onFailure: deny\n    domain: shop\n    \
-         descriptors: [{{entries: [{{key: client, from: client}}]}}]\n    tellClients: true\n"
+         url: \"http://127.0.0.1:{grpc}\"\n    timeout: 10s\n    failureMode: deny\n    domain: shop\n    \
+         descriptors: [{{entries: [{{key: client, from: client}}]}}]\n    rateLimitHeaders: true\n"
     );
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("one", one.port(), &[]),
         server_manifest("two", two.port(), &[]),
         client_manifest("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),

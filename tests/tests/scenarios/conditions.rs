@@ -42,7 +42,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     );
     let command = format!("[\"python3\", \"-I\", \"-S\", \"-c\", \"{program}\"]");
     let listener = free_port();
-    let manifests = ratings_manifests(&command, port, foreign_listener.port(), "permissive");
+    let manifests = ratings_manifests(&command, port, foreign_listener.port(), "allow");
     let mesh = Mesh::up(&format!("{manifests}{}", other_client(listener)));
     let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
@@ -77,7 +77,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     };
     assert_eq!(of("bookinfo/client-1")["outbound_listeners"][0]["state"], "closed");
     assert_eq!(of("bookinfo/client-2")["outbound_listeners"][0]["state"], "open");
-    assert_eq!(of("bookinfo/ratings-1")["application"]["keeps_exiting"], true);
+    assert_eq!(of("bookinfo/ratings-1")["application"]["crash_looping"], true);
     let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("✗ listener"), "{text}");
     let (code, text) = run_command(&mesh, &["diagnose", "bookinfo/ratings-1"]);
@@ -99,7 +99,7 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
         page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
     let whats = |found: &serde_json::Value| -> Vec<String> {
         let all = found.as_array().expect("a list").iter();
-        all.map(|it| format!("{}: {} ({})", it["weight"], it["what"], it["remedy"])).collect()
+        all.map(|it| format!("{}: {} ({})", it["severity"], it["message"], it["hint"])).collect()
     };
     // Both change with each restart of the application.
     eventually("both have the same findings", Duration::from_secs(60), || {
@@ -119,7 +119,7 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
 fn a_port_that_another_process_took_first_is_not_forwarded_to() {
     let foreign = Application::start_echo();
     let (port, listener) = (foreign.port(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
     let status = |text: &str| text.contains(&format!("port {port} of the application"));
     eventually("the port is known to be taken", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
@@ -163,12 +163,8 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
         ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
     };
     let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
-    let mesh = Mesh::up(&ratings_manifests(
-        &serde_json::json!(run).to_string(),
-        port,
-        listener,
-        "permissive",
-    ));
+    let mesh =
+        Mesh::up(&ratings_manifests(&serde_json::json!(run).to_string(), port, listener, "allow"));
     eventually("the application answers", Duration::from_secs(60), || {
         get(loopback_address(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
     });
@@ -188,8 +184,7 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
 #[test]
 fn a_request_waits_once_for_an_application_that_does_not_listen() {
     let listener = free_port();
-    let mesh =
-        Mesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "allow"));
     let response = get(loopback_address(listener), "/").unwrap();
     assert_eq!((response.status, response.rejection_reason()), (503, Some("connect-failed")));
     let client = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/client-1").unwrap();
@@ -202,7 +197,7 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
 #[test]
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
-    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "allow"));
     let silent =
         format!("port {port} of the application is not served: no process listens on the port");
     eventually("status names the port", Duration::from_secs(40), || {
@@ -228,8 +223,8 @@ fn an_open_circuit_is_listed_and_a_finding() {
     let listener = free_port();
     let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
                    metadata: {name: ratings, namespace: bookinfo}\n\
-                   spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutive: 3, openFor: 60s}}\n";
-    let manifests = ratings_manifests("", application.port(), listener, "permissive");
+                   spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutiveFailures: 3, openDuration: 60s}}\n";
+    let manifests = ratings_manifests("", application.port(), listener, "allow");
     let mesh = Mesh::up(&format!("{manifests}{breaker}"));
     assert_eq!(run_command(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
@@ -250,18 +245,18 @@ fn an_open_circuit_is_listed_and_a_finding() {
 fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
     let application = Application::start_echo();
     let (listener, other) = (free_port(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     eventually("the client answers", Duration::from_secs(20), || {
         get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
     // A directory in place of the file makes writes fail even for root.
-    let world = mesh.data_directory().join("proxies/bookinfo/client-1/world.bin");
+    let world = mesh.data_directory().join("proxies/bookinfo/client-1/config.bin");
     eventually("the state cannot be written", Duration::from_secs(20), || {
         std::fs::remove_file(&world).ok();
         std::fs::create_dir_all(world.join("in the way")).ok()
     });
     mesh.write("other.yaml", other_client(other).trim_start_matches("---\n"));
-    let manifests = ratings_manifests("", application.port(), listener, "strict");
+    let manifests = ratings_manifests("", application.port(), listener, "deny");
     mesh.write("mesh.yaml", &manifests);
     eventually("status names the directory", Duration::from_secs(30), || {
         let (code, text) = run_command(&mesh, &["status"]);
@@ -278,7 +273,7 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
 #[test]
 fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let listener = free_port();
-    let manifests = ratings_manifests("", free_port(), listener, "permissive");
+    let manifests = ratings_manifests("", free_port(), listener, "allow");
     let control = ControlPlane::start(&manifests, &[]);
     let said = |arguments: &[&str]| {
         let output = control.run_leno(arguments);

@@ -78,7 +78,7 @@ fn measure_waiting(pid: u32, address: SocketAddr) -> f64 {
 fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
     let stock = Application::start_echo();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", free_port())]),
     ];

@@ -95,7 +95,7 @@ fn what_policies_say_of_a_request_is_reported() {
     let strict = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trafficMode: strict}
+spec: {defaultPolicy: deny}
 ";
     let mesh = Mesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{strict}"));
     let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);

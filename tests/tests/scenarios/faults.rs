@@ -9,7 +9,7 @@ mod endpoints;
 mod flipped;
 mod full_disk;
 mod identity;
-mod removal;
+mod outlier_detection;
 mod renewal;
 mod replicas;
 mod revocation;
@@ -67,7 +67,7 @@ struct Shop {
     listener: SocketAddr,
 }
 
-/// Returns the shop; `mode` is `permissive` or `strict`.
+/// Returns the shop; `mode` is the default policy, `allow` or `deny`.
 fn start_shop(mode: &str, ratings: Counted) -> Shop {
     let port = free_port();
     let manifests = [

@@ -15,13 +15,13 @@ metadata: {name: faults, namespace: shop}
 spec:
   targetRefs: [{kind: Service, name: stock}]
   rules:
-  - {name: slow, matches: [{path: {value: /slow}}], delay: {time: 700ms}}
-  - {name: late, matches: [{path: {value: /late}}], delay: {time: 1m}}
+  - {name: slow, matches: [{path: {value: /slow}}], delay: {fixedDelay: 700ms}}
+  - {name: late, matches: [{path: {value: /late}}], delay: {fixedDelay: 1m}}
   - name: broken
     matches: [{path: {value: /broken}}]
     from: [{serviceAccount: web}]
-    abort: {status: 418, body: \"I am a teapot\", headers: [{name: x-fault, value: \"yes\"}]}
-  - {name: half, matches: [{path: {value: /half}}], abort: {status: 500, percent: 50}}
+    abort: {httpStatus: 418, body: \"I am a teapot\", headers: [{name: x-fault, value: \"yes\"}]}
+  - {name: half, matches: [{path: {value: /half}}], abort: {httpStatus: 500, percent: 50}}
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -43,7 +43,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
     });
     let listeners = [free_port(), free_port()];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listeners[0])]),
         client_manifest("app", &[], &[("stock", listeners[1])]),

@@ -135,7 +135,7 @@ pub(super) fn measure_flood(what: &str, pid: u32, honest: &Honest) {
 fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
     let stock = Application::start_echo();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", free_port())]),
     ];

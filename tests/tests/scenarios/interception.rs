@@ -1,8 +1,8 @@
-//! The rules of `leno intercept` in a network namespace, as listed by `nft`.
+//! The rules of `leno redirect` in a network namespace, as listed by `nft`.
 #![allow(clippy::print_stderr, reason = "a scenario that cannot be shown says so")]
 
 mod boundary;
-mod look_ups;
+mod dns_queries;
 mod plugin;
 
 use std::fs::Permissions;
@@ -51,7 +51,7 @@ impl Namespace {
 
     fn run_intercept(&self, options: &[&str]) -> Output {
         let program = leno_command().get_program().to_owned();
-        self.namespace_command(program).arg("intercept").args(options).output().unwrap()
+        self.namespace_command(program).arg("redirect").args(options).output().unwrap()
     }
 
     fn nft_rules(&self) -> String {
@@ -83,7 +83,7 @@ fn the_kernel_has_the_rules_that_are_shown() {
         let output = ours.run_intercept(options);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let shown = leno_command().arg("intercept").args(OPTIONS).arg("--dry-run").output().unwrap();
+    let shown = leno_command().arg("redirect").args(OPTIONS).arg("--dry-run").output().unwrap();
     let mut nft =
         theirs.namespace_command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(&shown.stdout).unwrap();
@@ -102,7 +102,7 @@ fn without_the_capability_nothing_changes() {
         .namespace_command("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
         .arg(leno_command().get_program())
-        .arg("intercept")
+        .arg("redirect")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -223,7 +223,11 @@ impl Pods {
         let user = SIDECAR_UID.to_string();
         let mut command = self.namespace_of(host).namespace_command("setpriv");
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--bounding-set=-all"]);
-        command.arg(leno_command().get_program()).args(["proxy", "--uid-exempt", "--redirected"]);
+        command.arg(leno_command().get_program()).args([
+            "proxy",
+            "--uid-exempt",
+            "--redirect-address",
+        ]);
         command.arg(self.pod_address(host)).arg("--workload").arg(format!("shop/{workload}"));
         command.arg("--control").arg(self.control.listen_address().to_string());
         command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
@@ -330,7 +334,7 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     let settings = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {egress: deny, plaintext: accept}
+spec: {egress: deny, mtls: permissive}
 ";
     pods.control.write("settings.yaml", settings);
     pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "reset");

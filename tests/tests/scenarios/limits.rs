@@ -23,7 +23,7 @@ fn start_shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
     let stock = Application::start_echo();
     let listeners = [free_port(), free_port()];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listeners[0])]),
         client_manifest("app", &[], &[("stock", listeners[1])]),
@@ -36,12 +36,12 @@ fn start_shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
 fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     let rules = "targetRefs: [{kind: Service, name: stock}]
   rules:
-  - {name: free, matches: [{path: {type: Exact, value: /free}}], requests: 1000, in: 1s, last: true}
+  - {name: free, matches: [{path: {type: Exact, value: /free}}], requests: 1000, per: 1s, stop: true}
   - name: clients
-    each: client
+    key: client
     requests: 5
-    in: 1h
-    answer: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
+    per: 1h
+    response: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
     let (mesh, _stock, [web, app]) = start_shop(&rate_limit(rules));
     let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
         let mut connection = Connection::open(listener).expect("the listener is open");
@@ -68,7 +68,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     assert!(output.contains(counts), "{output}");
     assert!(!explain_request(&mesh, "/free").contains("clients allows"));
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
-    let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, in: 1h}]";
+    let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, per: 1h}]";
     mesh.write("limit.yaml", &rate_limit(rules).replace("name: limit", "name: a-limit"));
     let answer = |listener| get(listener, "/a").expect("the listener responds").status;
     eventually("the other limit decides", MAX_WAIT, || (answer(web) == 200).then_some(()));
@@ -116,10 +116,10 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     let stock = Application::start_echo();
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_of("stock", (stock.port(), "TCP"), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
-        rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, in: 1h}"),
+        rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, per: 1h}"),
     ];
     let _mesh = Mesh::up(&manifests.concat());
     let mut open: Vec<Connection> = Vec::new();

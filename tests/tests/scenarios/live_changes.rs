@@ -37,7 +37,7 @@ impl State {
         let [port, raw] = self.ports;
         let command =
             json!(["python3", "-c", SERVER, self.word, port.to_string(), raw.to_string()]);
-        let manifests = ratings_manifests(&command.to_string(), port, listener, "permissive");
+        let manifests = ratings_manifests(&command.to_string(), port, listener, "allow");
         let raw_port = format!("protocol: HTTP}}, {{name: raw, port: {raw}, protocol: TCP}}]");
         let raw_outbound = format!(
             "listen: \"{}\"}}\n  - {{service: raw.bookinfo, port: 9080, listen: \"{}\"}}\n",
@@ -105,7 +105,7 @@ fn ten_changes_of_the_only_instance_fail_no_request() {
     let loads = [
         ("HTTP/1.1", start_load(&["-c", "100"], listeners[0])),
         ("HTTP/2", start_load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
-        ("TCP", start_load(&["--fresh-connections", "-c", "100"], listeners[1])),
+        ("TCP", start_load(&["--disable-keepalive", "-c", "100"], listeners[1])),
     ];
     let kinds = ["port", "account", "run", "port account", "port account run"];
     for (number, kind) in kinds.iter().cycle().take(10).enumerate() {

@@ -196,7 +196,7 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
 
     // The server closes each connection, so client ports are not exhausted.
     let fresh = format!("http://127.0.0.1:{}/", nginx.port);
-    let report = run_report(&["--fresh-connections", "-c", "4", "-n", "200", &fresh]);
+    let report = run_report(&["--disable-keepalive", "-c", "4", "-n", "200", &fresh]);
     assert_eq!(report["errors"], 0, "{report:#}");
 }
 

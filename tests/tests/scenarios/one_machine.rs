@@ -48,7 +48,7 @@ fn wait_for_status(shop: &Shop, status: u16) -> Duration {
 
 #[test]
 fn curl_and_wrk_work_through_a_listener_unmodified() {
-    let shop = start_shop("permissive");
+    let shop = start_shop("allow");
     let url = format!("http://{}/", shop.listener);
     let curl =
         Command::new("curl").args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
@@ -61,7 +61,7 @@ fn curl_and_wrk_work_through_a_listener_unmodified() {
 
 #[test]
 fn the_proxy_listener_reaches_services_by_name() {
-    let shop = start_shop("permissive");
+    let shop = start_shop("allow");
     let workloads = shop.mesh.get_json("workloads");
     assert!(workloads.to_string().contains("client-1"), "{workloads}");
     let line = shop.mesh.up.wait_for_line("curl -x http://", Duration::from_secs(60));
@@ -83,8 +83,12 @@ fn the_proxy_listener_reaches_services_by_name() {
 
 #[test]
 fn a_policy_deleted_and_restored_decides_within_a_second() {
-    let shop = start_shop("strict");
-    assert_eq!(get(shop.listener, "/").unwrap().status, 403, "strict without a policy denies");
+    let shop = start_shop("deny");
+    assert_eq!(
+        get(shop.listener, "/").unwrap().status,
+        403,
+        "default policy deny without a policy denies"
+    );
     shop.mesh.write("policy.yaml", ALLOWED);
     assert!(wait_for_status(&shop, 200) < Duration::from_secs(1));
     shop.mesh.remove("policy.yaml");
@@ -95,7 +99,7 @@ fn a_policy_deleted_and_restored_decides_within_a_second() {
 
 #[test]
 fn a_bad_document_is_refused_by_name_and_nothing_else_changes() {
-    let shop = start_shop("strict");
+    let shop = start_shop("deny");
     shop.mesh.write("policy.yaml", ALLOWED);
     wait_for_status(&shop, 200);
     shop.mesh.write("policy.yaml", &ALLOWED.replace("methods: [GET]", "method: [GET]"));

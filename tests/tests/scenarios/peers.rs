@@ -32,11 +32,12 @@ mod tls_route;
 mod websocket;
 
 /// The modes of a mesh: members may send any request, or only those allowed by a policy.
-const MODES: [&str; 2] = ["permissive", "strict"];
+const MODES: [&str; 2] = ["allow", "deny"];
 
-/// Asserts that the path is closed in strict mode and open in permissive mode, without a policy.
+/// Asserts that the path is closed with `defaultPolicy: deny` and open with `defaultPolicy: allow`, without a
+/// policy.
 fn assert_closed(mode: &str, listener: SocketAddr, path: &str) {
-    let reason = if mode == "strict" { Some("no-policy-route") } else { None };
+    let reason = if mode == "deny" { Some("no-policy-route") } else { None };
     assert_eq!(get(listener, path).unwrap().rejection_reason(), reason, "{mode}");
 }
 

@@ -120,7 +120,7 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
         let up = prometheus.wait_for_values("up");
         (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())
     });
-    let requests = "leno_requests_total{service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
+    let requests = "leno_requests_total{destination_service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
     assert!(prometheus.wait_for_values(requests)[0] >= 1.0);
     assert!(prometheus.wait_for_values("leno_control_proxies")[0] >= 2.0);
     assert!(prometheus.wait_for_values("leno_control_convergence_seconds_count")[0] >= 0.0);

@@ -20,14 +20,14 @@ fn run_curl(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Strict mode without a policy that allows the client to call the service.
+/// `defaultPolicy: deny` without a policy that allows the client to call the service.
 #[test]
 fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     let application = Application::start(|_| Answer::ok("ok"));
     let protocols = ["HTTP", "HTTP2", "GRPC", ""];
     let listeners = protocols.map(|_| free_port());
     let names = ["http", "http2", "grpc", "undeclared"];
-    let mut manifests = mesh_config("strict");
+    let mut manifests = mesh_config("deny");
     for (name, protocol) in names.iter().zip(protocols) {
         manifests += &server_of(name, (application.port(), protocol), &[]);
     }
@@ -58,7 +58,7 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
 /// Starts a mesh of one server and its client, and returns the client's listener.
 fn start_pair(port: u16, protocol: &str) -> (Mesh, u16) {
     let listener = free_port();
-    let manifests = mesh_config("permissive")
+    let manifests = mesh_config("allow")
         + &server_of("app", (port, protocol), &[])
         + &client_manifest("web", &[], &[("app", listener)]);
     (Mesh::up(&manifests), listener)

@@ -24,7 +24,7 @@ use leno_tests::{
 use self::api_server::ApiServer;
 use self::intruder::{Forwarder, attack_responses, key_material, listening_addresses};
 
-/// A strict mesh of two machines: `web` calls `stock`, which no policy allows.
+/// A mesh of two machines that denies by default: `web` calls `stock`, which no policy allows.
 struct Machines {
     control: ControlPlane,
     web: Proxy,
@@ -36,7 +36,7 @@ impl Machines {
     fn start() -> Self {
         let application = Application::start_echo();
         let manifests = [
-            mesh_config("strict"),
+            mesh_config("deny"),
             server_manifest("stock", application.port(), &[]),
             client_manifest("web", &[], &[("stock", free_port())]),
         ];
@@ -131,7 +131,7 @@ fn b_no_header_is_an_identity() {
     let stock = Application::start_echo();
     let (allowed, denied) = (free_port(), free_port());
     let manifests = [
-        mesh_config("strict"),
+        mesh_config("deny"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", allowed)]),
         client_manifest("other", &[], &[("stock", denied)]),
@@ -173,7 +173,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
     let (stock, intruder) = (Application::start_echo(), Application::start_echo());
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         server_manifest("intruder", intruder.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
@@ -208,7 +208,7 @@ spec:
   - requests: [{path: {type: RegularExpression, value: /team}, headers: [{name: x-team, type: RegularExpression, value: shop}]}]
 ";
     let manifests = [
-        mesh_config("strict"),
+        mesh_config("deny"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
         allowed_http("web", "stock", "/admin"),
@@ -269,7 +269,7 @@ fn g_no_log_holds_a_body_or_a_credential() {
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: permissive, accessLog: {sampling: 100%}}
+spec: {trustDomain: cluster.local, defaultPolicy: allow, accessLog: {sampling: 100%}}
 ";
     let manifests = [
         sight.to_owned(),
@@ -302,7 +302,7 @@ fn h_no_kind_has_a_field_for_a_secret() {
     let fields = crds.iter().flat_map(|crd| crd.lines());
     let fields = fields.filter_map(|line| line.trim_start_matches([' ', '-']).split_once(':'));
     let fields: BTreeSet<String> = fields.map(|(name, _)| name.to_ascii_lowercase()).collect();
-    assert!(fields.contains("trafficmode"), "{fields:?}");
+    assert!(fields.contains("defaultpolicy"), "{fields:?}");
     for word in ["password", "passwd", "secret", "kubeconfig", "privatekey", "credential", "token"]
     {
         // A switch: it forwards the token of a request to the application.
@@ -358,7 +358,7 @@ kind: Workload
 metadata: {name: web-2, namespace: shop, labels: {app: web}}
 spec: {serviceAccount: web}
 ";
-    let manifests = [mesh_config("strict"), client_manifest("web", &[], &[]), replica.to_owned()];
+    let manifests = [mesh_config("deny"), client_manifest("web", &[], &[]), replica.to_owned()];
     let control = ControlPlane::start(&manifests.concat(), &[]);
     let workloads = ["shop/web-1", "shop/web-2"];
     let _proxies = workloads.map(|workload| Proxy::join(&control, workload, &[]));
@@ -378,7 +378,7 @@ spec: {serviceAccount: web}
     }
 }
 
-/// A strict mesh in which the service `stock` uses TCP.
+/// A mesh that denies by default, in which the service `stock` uses TCP.
 struct TcpShop {
     mesh: Mesh,
     listener: SocketAddr,
@@ -390,7 +390,7 @@ impl TcpShop {
         let stock = Application::start_echo();
         let listener = free_port();
         let manifests = [
-            mesh_config("strict"),
+            mesh_config("deny"),
             server_of("stock", (stock.port(), "TCP"), &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];

@@ -70,7 +70,7 @@ const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n   
                   \"x\": \"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4\", \
                   \"y\": \"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM\"}]}";
 
-const ONE_PER_HOUR: &str = "rules: [{requests: 1, in: 1h}]";
+const ONE_PER_HOUR: &str = "rules: [{requests: 1, per: 1h}]";
 const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
 
 fn permissive_cases() -> Vec<Case> {
@@ -89,7 +89,7 @@ fn separate_cases() -> Vec<Case> {
 }
 
 fn by_servers() -> Vec<Case> {
-    let connections = "connections: {count: 1, in: 1h}";
+    let connections = "connections: {count: 1, per: 1h}";
     let absent = "service: {name: authorizer, port: 9080}";
     let absent =
         attached_case("ExternalAuthorization", "auth", absent, "authorization-unavailable");
@@ -108,7 +108,7 @@ fn by_servers() -> Vec<Case> {
 }
 
 fn by_clients() -> Vec<Case> {
-    let abort = "rules: [{name: all, abort: {status: 418}}]";
+    let abort = "rules: [{name: all, abort: {httpStatus: 418}}]";
     let full = attached_case("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
     let other = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
     let cases = vec![
@@ -159,7 +159,7 @@ fn start_application() -> Application {
         path => match path.strip_prefix("/own/") {
             Some(status) => Answer::Bytes(
                 format!(
-                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\nconnection: leno-rejected\r\n\
+                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=mesh\r\nconnection: leno-rejected\r\n\
                      content-length: 0\r\n\r\n"
                 )
                 .into_bytes(),
@@ -196,7 +196,7 @@ impl Shop {
         }
         let pairs = cases.iter().map(|case| case.service).zip(listeners.iter().copied());
         manifests += &client_manifest("web", &[], &pairs.collect::<Vec<_>>());
-        let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-every", "1s"]);
+        let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-interval", "1s"]);
         let status = mesh.run_leno(&["status", "-o", "json"]);
         let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
         let page = status["mesh"]["page"].as_str().expect("a page");
@@ -294,7 +294,7 @@ fn check_counts(shop: &Shop, case: &Case) {
     let labels = |direction: &str| {
         vec![
             format!("direction=\"{direction}\""),
-            format!("service=\"shop/{service}\""),
+            format!("destination_service=\"shop/{service}\""),
             format!("reason=\"{reason}\""),
         ]
     };
@@ -329,7 +329,7 @@ fn check_views(shop: &Shop, case: &Case, listener: u16) {
         let is_it = |found: &&Value| {
             found["service"] == *name
                 && found["reason"] == *reason
-                && found["by"] == by
+                && found["side"] == by
                 && found["share"].as_f64().is_some_and(|share| share > 0.5)
         };
         traffic["rejections"].as_array()?.iter().find(is_it)?;
@@ -372,18 +372,18 @@ fn check_views(shop: &Shop, case: &Case, listener: u16) {
 
 #[test]
 fn a_rejection_is_a_failure_with_its_reason_in_every_view() {
-    check_cases("permissive", &permissive_cases());
+    check_cases("allow", &permissive_cases());
 }
 
 #[test]
 fn a_denial_in_strict_mode_is_a_failure_with_its_reason_in_every_view() {
-    check_cases("strict", &strict_cases());
+    check_cases("deny", &strict_cases());
 }
 
 #[test]
 fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
     let own = http_case("own", String::new(), ("denied", ""));
-    let shop = Shop::start_shop("permissive", &[own]);
+    let shop = Shop::start_shop("allow", &[own]);
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
         for protocol in ["HTTP", ALONE] {
@@ -423,7 +423,7 @@ fn streams_that_stay_open_have_a_rate() {
 /// Checks that connections that begin with these bytes, and stay open, have a rate.
 fn have_a_rate(protocol: &'static str, request: &str) {
     let long = Case { protocol, ..http_case("long", String::new(), ("", "")) };
-    let shop = Shop::start_shop("permissive", &[long]);
+    let shop = Shop::start_shop("allow", &[long]);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {
         let mut open = TcpStream::connect(listener).expect("the sidecar listens");
@@ -458,8 +458,8 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 fn requests_to_no_service_are_a_finding_of_their_client() {
     let listener = free_port();
     let mesh = Mesh::up_with(
-        &(mesh_config("permissive") + &client_manifest("web", &[], &[("missing", listener)])),
-        &["--report-every", "1s"],
+        &(mesh_config("allow") + &client_manifest("web", &[], &[("missing", listener)])),
+        &["--report-interval", "1s"],
     );
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let views: [(&[&str], &str); 3] = [
@@ -495,7 +495,7 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let listener = free_port();
     let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [ratings], deny: [{name: admin, requests: [{path: {value: /admin}}]}]}\n";
-    let manifests = ratings_manifests("", application.port(), listener, "permissive");
+    let manifests = ratings_manifests("", application.port(), listener, "allow");
     let manifests = manifests.replace(", protocol: HTTP", "");
     let mesh = Mesh::up(&format!("{manifests}{policy}"));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));

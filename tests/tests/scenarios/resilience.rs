@@ -68,8 +68,7 @@ impl Drop for Piped {
 #[test]
 fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
     let (application, listener) = (Application::start_echo(), free_port());
-    let mut mesh =
-        Piped::start_mesh(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mut mesh = Piped::start_mesh(&ratings_manifests("", application.port(), listener, "allow"));
     let mut connection =
         eventually("the door", MAX_WAIT, || Connection::open(loopback_address(listener)).ok()).0;
     // Their access log lines exceed the capacity of the pipe and all queues.
@@ -83,7 +82,7 @@ fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
 #[test]
 fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
     let (application, listener) = (Application::start_echo(), free_port());
-    let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     let mut connection = Connection::open(loopback_address(listener)).unwrap();
     let sidecar = mesh.sidecar("bookinfo/client-1").pid;
     let signals = [
@@ -124,7 +123,7 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
 fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
     for signal in [Signal::POWER, Signal::XCPU] {
         let (application, listener) = (Application::start_echo(), free_port());
-        let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+        let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
         let children: Vec<u32> =
             child_processes(mesh.up.pid()).iter().map(|child| child.pid).collect();
         assert!(!children.is_empty());
@@ -140,7 +139,7 @@ fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
 #[test]
 fn configuration_that_is_away_is_reported_and_deletes_nothing() {
     let (application, listener) = (Application::start_echo(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     let directory = mesh.manifest_file("").parent().unwrap().join("mesh");
     let away = directory.with_file_name("away");
     std::fs::rename(&directory, &away).unwrap();
@@ -161,7 +160,7 @@ fn configuration_that_is_away_is_reported_and_deletes_nothing() {
 #[test]
 fn a_socket_that_is_removed_is_made_again() {
     let (application, listener) = (Application::start_echo(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "permissive"));
+    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     std::fs::remove_file(mesh.data_directory().join("control.sock")).unwrap();
     eventually("an answer", MAX_WAIT, || mesh.run_leno(&["status"]).status.success().then_some(()));
 }
@@ -171,8 +170,7 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
     let manifests = directory.path().join("mesh.yaml");
-    std::fs::write(&manifests, ratings_manifests("", free_port(), free_port(), "permissive"))
-        .unwrap();
+    std::fs::write(&manifests, ratings_manifests("", free_port(), free_port(), "allow")).unwrap();
     let mut command = leno_command();
     command.env("HOME", "").env("XDG_STATE_HOME", "");
     let up = Program::start(

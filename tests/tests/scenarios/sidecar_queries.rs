@@ -41,7 +41,7 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     };
     eventually("both control planes know of both sidecars", MAX_WAIT, || {
         let known = [states(with_both), states(with_none)];
-        (known == [["connected"; 2], ["elsewhere"; 2]]).then_some(())
+        (known == [["connected"; 2], ["other-replica"; 2]]).then_some(())
     });
     // The complete response, without a note.
     let whole = with_both.run_leno(&["get", "connections", "-o", "json"]);
@@ -57,7 +57,7 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     );
     for arguments in [
         &["get", "connections"][..],
-        &["get", "removed"],
+        &["get", "ejected"],
         &["get", "circuits"],
         &["get", "proxies"],
         &["get", "workloads"],

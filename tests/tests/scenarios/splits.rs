@@ -19,8 +19,8 @@ spec:
   rules: [{backendRefs: [{name: stock-v1, port: 9080}, {name: stock-v3, port: 9080}]}]
 ";
 
-/// A strict mesh with a client that may call all services, and has outbound listeners for the first and the
-/// last.
+/// A mesh that denies by default, with a client that may call all services, and has outbound listeners for the
+/// first and the last.
 struct Shop {
     mesh: Mesh,
     root: SocketAddr,
@@ -33,7 +33,7 @@ impl Shop {
     fn start_shop(protocol: &str) -> Self {
         let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
         let listeners = [free_port(), free_port()];
-        let mut manifests = mesh_config("strict");
+        let mut manifests = mesh_config("deny");
         manifests += &client_manifest(
             "user",
             &[],

@@ -69,7 +69,7 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
     let version = |version: &str| {
         let words = ["python3", "-c", VERSIONED, &port.to_string(), version];
         let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
-        ratings_manifests(&serde_json::json!(words).to_string(), port, listener, "permissive")
+        ratings_manifests(&serde_json::json!(words).to_string(), port, listener, "allow")
     };
     let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
     let ask =
@@ -104,7 +104,7 @@ fn python_command(script: &str, port: u16) -> String {
 fn requests_in_progress_complete_before_applications_stop() {
     let (port, listener) = (free_port(), free_port());
     let mut mesh =
-        Mesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "permissive"));
+        Mesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "allow"));
     let clients: Vec<_> = (0..20)
         .map(|number| thread::spawn(move || get(loopback_address(listener), &format!("/{number}"))))
         .collect();
@@ -123,7 +123,7 @@ fn requests_in_progress_complete_before_applications_stop() {
 #[test]
 fn the_first_request_waits_until_the_application_is_ready() {
     let (port, listener) = (free_port(), free_port());
-    let plain = ratings_manifests(&python_command(LATE, port), port, listener, "permissive");
+    let plain = ratings_manifests(&python_command(LATE, port), port, listener, "allow");
     let checked = plain.replace(
         "\n  run:",
         &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
@@ -145,7 +145,7 @@ fn an_application_runs_in_its_directory_as_its_user() {
     let own = rustix::process::getuid().as_raw();
     let user = if own == 0 { 65_534 } else { own };
     let command = serde_json::json!(["python3", "-c", script]).to_string();
-    let manifests = ratings_manifests(&command, port, listener, "permissive");
+    let manifests = ratings_manifests(&command, port, listener, "allow");
     std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let path = directory.path().display();
@@ -186,7 +186,7 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     let script =
         format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
     let command = serde_json::json!(["sh", "-c", script]).to_string();
-    let mut mesh = Mesh::up(&ratings_manifests(&command, port, listener, "permissive"));
+    let mut mesh = Mesh::up(&ratings_manifests(&command, port, listener, "allow"));
     for port in [port, other] {
         eventually("the server answers", Duration::from_secs(60), || {
             get(loopback_address(port), "/").ok()
@@ -207,7 +207,7 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
 #[test]
 fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let addresses = || {
         let workloads = get_json(folder.path(), "workloads");
@@ -260,7 +260,7 @@ fn scrape_addresses_stay_over_a_restart_and_prometheus_can_discover_them() {
 #[test]
 fn a_sidecar_whose_name_another_one_took_gets_it_back() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let mut first = start_mesh(folder.path());
     let pid = || {
@@ -319,7 +319,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     let folder = tempfile::tempdir().unwrap();
     let (port, listener) = (free_port(), free_port());
     let command = in_shell(port);
-    let manifests = ratings_manifests(&command, port, listener, "permissive");
+    let manifests = ratings_manifests(&command, port, listener, "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let answers = || {
         eventually("the application answers", Duration::from_secs(60), || {
@@ -372,7 +372,7 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     let command = serde_json::json!(["sh", "-c", script]).to_string();
     std::fs::write(
         folder.path().join("mesh.yaml"),
-        ratings_manifests(&command, port, listener, "permissive"),
+        ratings_manifests(&command, port, listener, "allow"),
     )
     .unwrap();
     let answers = || {
@@ -419,8 +419,7 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
     for first in ["stay", "end"] {
         let (port, listener) = (free_port(), free_port());
         let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
-        let mut mesh =
-            Mesh::up(&ratings_manifests(&command.to_string(), port, listener, "permissive"));
+        let mut mesh = Mesh::up(&ratings_manifests(&command.to_string(), port, listener, "allow"));
         if first == "stay" {
             eventually("the daemon answers", MAX_WAIT, || {
                 get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
@@ -445,7 +444,7 @@ fn two_cleanings_at_once_both_succeed() {
     let command = in_shell(port);
     std::fs::write(
         folder.path().join("mesh.yaml"),
-        ratings_manifests(&command, port, listener, "permissive"),
+        ratings_manifests(&command, port, listener, "allow"),
     )
     .unwrap();
     let mut killed = start_mesh(folder.path());
@@ -473,7 +472,7 @@ fn two_cleanings_at_once_both_succeed() {
 #[test]
 fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     let mut first = start_mesh(folder.path());
     let data = folder.path().join("data");
@@ -503,7 +502,7 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
     let output =
         leno_command().args(["token", "bookinfo/client-1", "--data"]).arg(&data).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // One missing file is not a removal: `leno root` may be running.
+    // One missing file is not a removal: `leno ca` may be running.
     std::fs::remove_file(data.join("authority/ca.pem")).unwrap();
     eventually("status names the authority", Duration::from_secs(60), || {
         let output = leno_command().args(["status", "--data"]).arg(&data).output().unwrap();
@@ -521,7 +520,7 @@ fn removed_directories_are_made_again_and_a_sidecar_without_state_joins_again() 
 #[test]
 fn a_directory_that_another_user_made_in_its_place_is_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let manifests = ratings_manifests("", free_port(), free_port(), "permissive");
+    let manifests = ratings_manifests("", free_port(), free_port(), "allow");
     std::fs::write(folder.path().join("mesh.yaml"), manifests).unwrap();
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
     let mesh = start_mesh(folder.path());

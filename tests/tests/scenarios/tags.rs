@@ -22,14 +22,14 @@ kind: TagRoute
 metadata: {name: orders, namespace: shop}
 spec:
   service: orders
-  otherwise: default
+  fallbackPolicy: default
   rules:
   - match: {headers: {x-user-tier: gold}}
     split: [{tags: {version: \"2\"}}]
     fallback: [{tags: {version: \"1\"}}]
   - match: {cookies: {beta: \"yes\"}}
     split: [{tags: {version: \"2\"}}]
-    otherwise: fail
+    fallbackPolicy: fail
   - match: {headers: {x-never: \"1\"}}
     split: [{tags: {version: \"1\"}}]
 ---
@@ -77,7 +77,7 @@ impl Shop {
     fn start_shop() -> Self {
         let applications = ["1", "2", "3"].map(start_version);
         let listener = free_port();
-        let mut manifests = mesh_config("permissive");
+        let mut manifests = mesh_config("allow");
         manifests += RULES;
         manifests += &client_manifest("web", &[], &[("orders", listener)]);
         for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
@@ -141,15 +141,16 @@ spec: {selector: {app: orders}, ports: [{port: 9080, targetPort: main}]}
 apiVersion: leno.dev/v1alpha1
 kind: TagRoute
 metadata: {name: orders, namespace: shop}
-spec: {service: orders, sameTag: [{tags: [zone]}]}
+spec: {service: orders, preferSameTag: [{tags: [zone]}]}
 ---
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: orders, namespace: shop}
 spec:
   targetRefs: [{kind: Service, name: orders}]
-  consecutive: 3
-  backOff: {base: 500ms, max: 500ms}
+  consecutiveFailures: 3
+  baseEjectionTime: 500ms
+  maxEjectionTime: 500ms
 ";
 
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
@@ -171,7 +172,7 @@ fn start_near(is_sick: &Arc<AtomicBool>) -> Application {
 fn two_zones(near: Vec<Application>) -> Shop {
     let far = Application::start(|_| Answer::ok("far"));
     let listener = free_port();
-    let mut manifests = mesh_config("permissive") + ZONES;
+    let mut manifests = mesh_config("allow") + ZONES;
     manifests += &client_manifest("web", &[], &[("orders", listener)])
         .replace("app: web", "app: web, zone: a");
     let zones = near.iter().map(|near| ("a", near)).chain([("b", &far)]);
@@ -202,7 +203,7 @@ fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
     is_sick.store(true, Ordering::SeqCst);
     shop.wait_for_body("", "far");
     assert!(
-        connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_preferences_yielded_total")
+        connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_preference_fallbacks_total")
             >= 1.0
     );
     is_sick.store(false, Ordering::SeqCst);

@@ -31,7 +31,7 @@ impl Shop {
         });
         let listener = free_port();
         let manifests = [
-            mesh_config("permissive"),
+            mesh_config("allow"),
             server_manifest("stock", stock.port(), &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];
@@ -110,7 +110,7 @@ fn a_tap_ends_with_its_terminal_and_starts_again_with_the_control_planes_stream(
     let shop = Shop::start_shop();
     let taps = || -> usize {
         let admin = shop.mesh.sidecar("shop/stock-1").admin;
-        let world = leno_tests::get_page(admin, "/world").expect("the admin page answers");
+        let world = leno_tests::get_page(admin, "/config").expect("the admin page answers");
         let world: Value = serde_json::from_slice(&world.body).expect("the world is JSON");
         world["taps"].as_array().map_or(0, Vec::len)
     };
@@ -168,10 +168,10 @@ fn a_tap_ends_after_its_time_also_when_its_reader_is_blocked() {
         command
     };
     let (reader, output) = full_pipe();
-    let mut blocked = command(&["--for", "1s"]).stdout(output).spawn().unwrap();
+    let mut blocked = command(&["--duration", "1s"]).stdout(output).spawn().unwrap();
     eventually("the blocked tap has ended", MAX_WAIT, || blocked.try_wait().unwrap());
     drop(reader);
-    let done = command(&["--for", "1s"]).output().unwrap();
+    let done = command(&["--duration", "1s"]).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success() && said.contains("the tap ends after 1s"), "{said}");
 }

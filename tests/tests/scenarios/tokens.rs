@@ -117,7 +117,7 @@ fn claims_with(name: &str, value: Value) -> Value {
     claims
 }
 
-/// Returns a strict mesh in which tokens with a group have access to `stock`.
+/// Returns a mesh that denies by default, in which tokens with a group have access to `stock`.
 fn strict_manifests((port, listener): (u16, u16), jwks: &str) -> String {
     let rules = format!(
         "---
@@ -131,7 +131,7 @@ spec:
   - issuer: https://issuer.example
     audiences: [stock]
     jwks: {jwks}
-    forwardClaims: [{{claim: sub, header: x-user}}]
+    claimToHeaders: [{{claim: sub, header: x-user}}]
 ---
 apiVersion: leno.dev/v1alpha1
 kind: AccessPolicy
@@ -143,7 +143,7 @@ spec:
 "
     );
     let stock = server_manifest("stock", port, &[]);
-    [mesh_config("strict"), stock, client_manifest("web", &[], &[("stock", listener)]), rules]
+    [mesh_config("deny"), stock, client_manifest("web", &[], &[("stock", listener)]), rules]
         .concat()
 }
 
@@ -178,10 +178,11 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
     issuer.make_key("one");
     issuer.make_key("two");
     issuer.publish_keys(&["one"]);
-    let jwks = format!("{{url: \"https://localhost:{}/keys.json\", refresh: 1s}}", issuer.port);
+    let jwks =
+        format!("{{url: \"https://localhost:{}/keys.json\", refreshInterval: 1s}}", issuer.port);
     let roots = issuer.path_text("roots.pem");
     let mesh =
-        Mesh::up_with(&strict_manifests((stock.port(), listener), &jwks), &["--key-roots", &roots]);
+        Mesh::up_with(&strict_manifests((stock.port(), listener), &jwks), &["--jwks-ca", &roots]);
     let good = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
     let early = wait_for_status(
         listener,
@@ -264,7 +265,8 @@ fn keys_are_read_only_where_the_operator_permits() {
         Answer::ok("{}")
     });
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
-        let jwks = format!("{{url: \"http://{host}:{}/keys.json\", refresh: 1s}}", issuer.port());
+        let jwks =
+            format!("{{url: \"http://{host}:{}/keys.json\", refreshInterval: 1s}}", issuer.port());
         let mesh = Mesh::up_with(
             &strict_manifests((stock.port(), listener), &jwks),
             &["--jwks-allow", "10.0.0.0/8"],

@@ -16,7 +16,7 @@ fn every_topic_is_reported_in_yaml_as_in_json() {
         "services",
         "certificates",
         "connections",
-        "removed",
+        "ejected",
         "circuits",
         "proxies",
         "changes",
@@ -39,7 +39,7 @@ fn every_topic_is_reported_in_yaml_as_in_json() {
             let yaml: Value = serde_saphyr::from_str(&printed("yaml")).unwrap();
             (without_time(yaml) == without_time(json.clone())).then_some(json)
         });
-        let empty = ["connections", "removed", "rules"];
+        let empty = ["connections", "ejected", "rules"];
         assert!(empty.contains(&topic) || json != serde_json::json!([]), "{topic} is empty");
     }
 }

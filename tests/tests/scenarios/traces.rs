@@ -62,7 +62,7 @@ impl Shop {
         for workload in ["shop/web-1", "shop/stock-1"] {
             let admin = self.mesh.sidecar(workload).admin;
             eventually("a sidecar knows its collector", MAX_WAIT, || {
-                let world = get_page(admin, "/world").ok()?;
+                let world = get_page(admin, "/config").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let collector = world["tracing"]["collector"].as_str()?;
                 collector.contains(&format!(":{port}/")).then_some(())
@@ -74,7 +74,7 @@ impl Shop {
 fn shop_manifests(stock: &Application, listener: u16, tracing: &str) -> String {
     let config = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec:\n  trafficMode: permissive\n{tracing}"
+         spec:\n  defaultPolicy: allow\n{tracing}"
     );
     [
         config,
@@ -160,7 +160,7 @@ fn a_collector_that_dies_costs_spans_and_no_request() {
     }
     let web = shop.mesh.sidecar("shop/web-1");
     eventually("spans are dropped and counted", MAX_WAIT, || {
-        let refused = web.sum_metrics("leno_trace_spans_total{result=\"refused\"}");
+        let refused = web.sum_metrics("leno_trace_spans_total{result=\"rejected\"}");
         (refused >= 20.0).then_some(())
     });
 }

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 /// Groups about access decisions for meshed clients. The other groups, tested in `crates/control`, need fixed
 /// ports or an unmeshed client.
 const ACCESS: [&str; 8] = [
-    "strict without a policy",
+    "default deny without a policy",
     "a target lets its sources make its requests",
     "headers, all of them and whole",
     "targets add up",
     "without matches nothing is allowed",
     "a TCP rule without ports opens all",
-    "permissive: members need no policy",
+    "default allow: members need no policy",
     "a rule that denies goes before all",
 ];
 
@@ -168,7 +168,7 @@ fn routes_decide_as_their_vectors_say() {
     let names = ["stock", "a", "b", "c"];
     let applications = names.map(|name| Application::start(move |_| Answer::ok(name)));
     let listener = free_port();
-    let mut manifests = leno_tests::manifests::mesh_config("permissive");
+    let mut manifests = leno_tests::manifests::mesh_config("allow");
     for (name, application) in names.iter().zip(&applications) {
         manifests += &server_manifest(name, application.port(), &[]);
     }

@@ -130,7 +130,7 @@ fn connections_are_accepted_in_one_place() {
         "identity/src/client_hello.rs",
         "proxy/src/http2/server.rs",
         "proxy/src/http2/server/proxy_port.rs",
-        "cli/src/intercept/verify.rs",
+        "cli/src/redirect/verify.rs",
         "src/testing.rs",
     ];
     check(|path, text| {

@@ -12,7 +12,7 @@ use super::child::{Child, Launch};
 use super::contender::START_MAX_WAIT;
 use super::driver::Connecting;
 use super::layout::Layout;
-use super::rig::{MeshRules, Rig, TrafficMode};
+use super::rig::{DefaultPolicy, MeshRules, Rig};
 use super::spring;
 use crate::ports::Ports;
 
@@ -33,14 +33,14 @@ pub(super) struct Case {
     pub(super) connecting: Connecting,
     /// The number of cores for proxies; those of the rig if absent.
     pub(super) proxy_cores: Option<usize>,
-    pub(super) traffic_mode: TrafficMode,
+    pub(super) default_policy: DefaultPolicy,
     pub(super) rules: MeshRules,
     /// The delay of each response of the data source.
     pub(super) delay: Duration,
 }
 
 impl Case {
-    /// Keep-alive connections to one server in strict mode.
+    /// Keep-alive connections to one server with `defaultPolicy: deny`.
     pub(super) fn keep_alive_pair(connections: u32, body: usize) -> Self {
         let parameters = json!({ "connections": connections, "body_bytes": body });
         Self {
@@ -53,7 +53,7 @@ impl Case {
             rate: None,
             connecting: Connecting::KeepAlive,
             proxy_cores: None,
-            traffic_mode: TrafficMode::Strict,
+            default_policy: DefaultPolicy::Deny,
             rules: MeshRules::Plain,
             delay: Duration::ZERO,
         }

@@ -199,7 +199,7 @@ impl Life {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     services: wanted.keys().cloned().collect(),
                     addresses: Vec::new(),
-                    looked_up: Vec::new(),
+                    dns_names: Vec::new(),
                     session: since_1970(),
                     ca_generation: credential.ca_generation(),
                     process: 0,

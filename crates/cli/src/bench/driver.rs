@@ -195,7 +195,7 @@ fn launch_leno(demand: &Demand) -> anyhow::Result<Launch> {
         arguments.extend(["--rate".to_owned(), rate.to_string()]);
     }
     if demand.connecting == Connecting::Fresh {
-        arguments.push("--fresh-connections".to_owned());
+        arguments.push("--disable-keepalive".to_owned());
     }
     arguments.extend(demand.urls.iter().cloned());
     Launch::leno_command(arguments)

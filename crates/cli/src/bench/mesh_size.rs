@@ -107,7 +107,7 @@ impl Stage<'_, '_> {
         let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
-            mode: self.rig.traffic_mode,
+            mode: self.rig.default_policy,
             rollout_s: rollout,
             rollout_cpu_s: spent,
             rollout_cores: spent / rollout,

@@ -12,7 +12,7 @@ use super::html::Scale;
 use super::machine::Machine;
 use super::mesh_services::MeshServices;
 use super::outcome::Outcome;
-use super::rig::TrafficMode;
+use super::rig::DefaultPolicy;
 
 /// The results of a suite.
 #[derive(Debug, Clone, Serialize)]
@@ -112,7 +112,7 @@ pub(super) struct CaseReport {
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshSize {
     pub(super) sidecars: usize,
-    pub(super) mode: TrafficMode,
+    pub(super) mode: DefaultPolicy,
     /// Time until every sidecar has all endpoints of its services.
     pub(super) rollout_s: f64,
     /// CPU time of the control plane for the rollout, and the number of busy cores.
@@ -140,14 +140,14 @@ pub(super) struct MeshChanges {
     pub(super) users: usize,
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
-    pub(super) endpoint_to_others: usize,
-    pub(super) endpoint_touched: f64,
+    pub(super) endpoint_to_non_users: usize,
+    pub(super) endpoint_recipients: f64,
     pub(super) endpoint_bytes: f64,
-    /// A rule for all sidecars changes; absent in permissive mode, which has no rules.
+    /// A rule for all sidecars changes; absent with `defaultPolicy: allow`, which has no rules.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
     pub(super) rule_missed: usize,
-    pub(super) rule_touched: f64,
+    pub(super) rule_recipients: f64,
     pub(super) rule_bytes: f64,
     /// Endpoints move continuously.
     pub(super) storm_s: f64,
@@ -156,13 +156,13 @@ pub(super) struct MeshChanges {
     pub(super) storm_p99_ms: f64,
     pub(super) storm_missed: usize,
     pub(super) storm_cores: f64,
-    pub(super) storm_touched: f64,
+    pub(super) storm_recipients: f64,
     pub(super) storm_bytes: f64,
     /// The control plane is killed and restarts: the time until all sidecars are back, the bytes sent to them,
     /// and the peak memory.
-    pub(super) back_s: f64,
-    pub(super) back_bytes: f64,
-    pub(super) back_memory_mib: f64,
+    pub(super) reconnect_s: f64,
+    pub(super) reconnect_bytes: f64,
+    pub(super) reconnect_memory_mib: f64,
     /// Requests through real sidecars during the changes.
     pub(super) requests: u64,
     pub(super) failed: u64,

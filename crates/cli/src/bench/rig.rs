@@ -18,8 +18,8 @@ pub(super) struct Rig {
     pub(super) proxy_cores: Option<Cores>,
     /// The cores of backends and the load generator.
     pub(super) load_cores: Option<Cores>,
-    /// The traffic mode of the mesh.
-    pub(super) traffic_mode: TrafficMode,
+    /// The default policy of the mesh.
+    pub(super) default_policy: DefaultPolicy,
     /// Additional rules, for contenders that support them.
     pub(super) rules: MeshRules,
     /// The search path of programs.
@@ -45,19 +45,19 @@ pub(super) enum MeshRules {
 /// The authorization of requests, for contenders that support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum TrafficMode {
+pub(super) enum DefaultPolicy {
     /// Every member may call every service.
-    Permissive,
+    Allow,
     /// Only requests that a policy allows.
-    Strict,
+    Deny,
 }
 
-impl TrafficMode {
+impl DefaultPolicy {
     /// Returns the word in manifests.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
-            Self::Permissive => "permissive",
-            Self::Strict => "strict",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
         }
     }
 }
@@ -76,7 +76,7 @@ impl Rig {
         Ok(Self {
             proxy_cores: None,
             load_cores: None,
-            traffic_mode: TrafficMode::Strict,
+            default_policy: DefaultPolicy::Deny,
             rules: MeshRules::Plain,
             search_path,
             installed,

@@ -122,7 +122,7 @@ impl Runner {
                 case.name
             ));
         }
-        self.rig.traffic_mode = case.traffic_mode;
+        self.rig.default_policy = case.default_policy;
         self.rig.rules = case.rules;
     }
 

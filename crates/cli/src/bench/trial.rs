@@ -82,12 +82,12 @@ pub(super) struct Others {
     pub(super) applications_us_per_request: f64,
     pub(super) load_us_per_request: f64,
     /// Processes of the contender that carry no requests: CPU time and private memory.
-    pub(super) beside: BTreeMap<String, Beside>,
+    pub(super) auxiliary: BTreeMap<String, Auxiliary>,
 }
 
 /// A process that carries no requests, such as a control plane.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Beside {
+pub(super) struct Auxiliary {
     pub(super) cores_busy: f64,
     pub(super) private_kib: u64,
 }
@@ -188,7 +188,7 @@ async fn measure_trial(
     sleep_until(load.measured_from + timing.duration - margin).await;
     let after = watched.read().await?;
     let memory = MemoryKib { idle_private: idle, ..watched.proxy_memory() };
-    let beside = watched.beside_private();
+    let auxiliary = watched.beside_private();
     running.check_alive()?;
     let instructions = match counting {
         Some(counting) => counting.finish().await?,
@@ -211,7 +211,7 @@ async fn measure_trial(
             .map(|n| round_significant(n as f64 / spent.requests)),
         cpu_us_per_request: spent.cpu_cost(),
         memory_kib: memory,
-        others: spent.other_costs(&beside),
+        others: spent.other_costs(&auxiliary),
         cores_busy: spent.busy_cores(),
     })
 }

@@ -31,9 +31,9 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
         output::print_json(&to_json(&examined))?;
     }
     let fails = |finding: &Finding| match finding {
-        Finding::Well(_) => false,
-        Finding::Odd(_) => strict,
-        Finding::Wrong(_) => true,
+        Finding::Passed(_) => false,
+        Finding::Warning(_) => strict,
+        Finding::Failed(_) => true,
     };
     let failed = examined.iter().any(|it| fails(&it.finding));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -41,9 +41,9 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
 
 fn severity(finding: &Finding) -> &'static str {
     match finding {
-        Finding::Well(_) => "ok",
-        Finding::Odd(_) => "warning",
-        Finding::Wrong(_) => "wrong",
+        Finding::Passed(_) => "ok",
+        Finding::Warning(_) => "warning",
+        Finding::Failed(_) => "error",
     }
 }
 
@@ -59,10 +59,10 @@ fn to_json(examined: &[Examined]) -> serde_json::Value {
     let one = |it: &Examined| {
         let mut reported = json!({"subject": it.subject, "verdict": severity(&it.finding)});
         match &it.finding {
-            Finding::Well(text) => reported["text"] = json!(text),
-            Finding::Odd(trouble) | Finding::Wrong(trouble) => {
-                reported["text"] = json!(trouble.problem);
-                reported["remedy"] = json!(trouble.remedy);
+            Finding::Passed(text) => reported["message"] = json!(text),
+            Finding::Warning(trouble) | Finding::Failed(trouble) => {
+                reported["message"] = json!(trouble.problem);
+                reported["hint"] = json!(trouble.hint);
             }
         }
         reported
@@ -79,23 +79,23 @@ mod tests {
     #[test]
     fn each_finding_is_a_line() {
         let examined = [
-            Examined { subject: "nodes", finding: Finding::Well("3".to_owned()) },
+            Examined { subject: "nodes", finding: Finding::Passed("3".to_owned()) },
             Examined {
                 subject: "webhook",
-                finding: Finding::Wrong(Trouble {
+                finding: Finding::Failed(Trouble {
                     problem: "there is none".to_owned(),
-                    remedy: "install it".to_owned(),
+                    hint: "install it".to_owned(),
                 }),
             },
         ];
-        assert_eq!(to_text(&examined), "ok: nodes: 3\nwrong: webhook: there is none; install it\n");
+        assert_eq!(to_text(&examined), "ok: nodes: 3\nerror: webhook: there is none; install it\n");
         let reported = to_json(&examined);
-        assert_eq!(reported[0], json!({"subject": "nodes", "verdict": "ok", "text": "3"}));
+        assert_eq!(reported[0], json!({"subject": "nodes", "verdict": "ok", "message": "3"}));
         assert_eq!(
             reported[1],
             json!({
-                "subject": "webhook", "verdict": "wrong", "text": "there is none",
-                "remedy": "install it",
+                "subject": "webhook", "verdict": "error", "message": "there is none",
+                "hint": "install it",
             })
         );
     }

@@ -73,8 +73,8 @@ pub(super) fn remove_plugin(text: &str) -> anyhow::Result<Option<String>> {
 }
 
 /// Returns our entry of the list.
-pub(super) fn plugin_entry(socket: &Path, pass: &[String]) -> Value {
-    json!({"type": PLUGIN, "socket": socket, "pass": pass})
+pub(super) fn plugin_entry(socket: &Path, exclude_namespaces: &[String]) -> Value {
+    json!({"type": PLUGIN, "socket": socket, "excludeNamespaces": exclude_namespaces})
 }
 
 fn parse(text: &str) -> anyhow::Result<Value> {

@@ -34,9 +34,9 @@ pub(crate) struct NodeArgs {
     /// Unix socket for the plugin; the same path on the node and in this container
     #[arg(long, value_name = "FILE", default_value = "/run/leno/cni.sock")]
     socket: PathBuf,
-    /// Namespaces in which pods start without a request to this agent
+    /// Namespaces excluded from redirection: their pods start without a request to this agent
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', default_value = "kube-system")]
-    pass: Vec<String>,
+    exclude_namespaces: Vec<String>,
     /// DaemonSet of this agent; once it is deleted, the agent uninstalls the plugin
     #[arg(long, value_name = "NAMESPACE/NAME")]
     daemon_set: Option<String>,
@@ -125,8 +125,10 @@ impl NodeArgs {
     fn put_in(&self) -> anyhow::Result<Option<PathBuf>> {
         let file = conflist::find_active(&self.conf_dir)?;
         let text = std::fs::read_to_string(&file)?;
-        let Some(text) =
-            conflist::add_plugin(&text, &conflist::plugin_entry(&self.socket, &self.pass))?
+        let Some(text) = conflist::add_plugin(
+            &text,
+            &conflist::plugin_entry(&self.socket, &self.exclude_namespaces),
+        )?
         else {
             return Ok(None);
         };
@@ -200,9 +202,9 @@ async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
     let found =
         node.pod_interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
     let answer = match found {
-        Ok(Interception::Leave) => Answer::Leave,
-        Ok(Interception::Lead(words)) => Answer::Intercept(words),
-        Err(error) => Answer::Refused(format!(
+        Ok(Interception::Leave) => Answer::Skip,
+        Ok(Interception::Lead(words)) => Answer::Redirect(words),
+        Err(error) => Answer::Rejected(format!(
             "cannot determine if pod {}/{} is part of the mesh: {error}",
             question.namespace, question.pod
         )),

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use super::conflist::PLUGIN;
 use super::question::{Answer, LINE_BYTES_MAX, Question};
-use crate::intercept::InterceptArgs;
 use crate::output;
+use crate::redirect::RedirectArgs;
 
 /// True if a container runtime runs this process as a plugin.
 pub(crate) fn is_called() -> bool {
@@ -67,7 +67,7 @@ struct Configuration {
     cni_version: String,
     socket: PathBuf,
     #[serde(default)]
-    pass: Vec<String>,
+    exclude_namespaces: Vec<String>,
     prev_result: Option<Value>,
 }
 
@@ -100,21 +100,21 @@ impl Call {
             // The container is not a pod.
             return Ok(());
         };
-        if configuration.pass.contains(&question.namespace) {
+        if configuration.exclude_namespaces.contains(&question.namespace) {
             return Ok(());
         }
         let words = match query_node(&configuration.socket, &question)? {
-            Answer::Leave => return Ok(()),
-            Answer::Intercept(words) => words,
-            Answer::Refused(reason) => bail!("{reason}"),
+            Answer::Skip => return Ok(()),
+            Answer::Redirect(words) => words,
+            Answer::Rejected(reason) => bail!("{reason}"),
         };
-        let intercept = InterceptArgs::from_words(&words)?;
+        let redirect = RedirectArgs::from_words(&words)?;
         let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
         let opened = File::open(netns);
         let netns = opened.with_context(|| format!("cannot open {}", netns.display()))?;
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
             .context("cannot enter the network namespace of the pod")?;
-        intercept.replace_rules()
+        redirect.replace_rules()
     }
 }
 

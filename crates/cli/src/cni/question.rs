@@ -16,11 +16,11 @@ pub(super) struct Question {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     /// The pod's connections are not redirected.
-    Leave,
-    /// The pod's connections are redirected to its sidecar, with these options of `leno intercept`.
-    Intercept(Vec<String>),
+    Skip,
+    /// The pod's connections are redirected to its sidecar, with these options of `leno redirect`.
+    Redirect(Vec<String>),
     /// The agent cannot decide, and the pod must not start.
-    Refused(String),
+    Rejected(String),
 }
 
 /// The maximum length of a line in either direction.

@@ -239,7 +239,7 @@ Examples:
 
 Runs bookinfo in a separate mesh on free local ports, without root: a product page, details, three
 versions of reviews with a 90/10 split, ratings, and a gateway in front of them, each a process with
-a sidecar; in strict mode, with a policy for each call.
+a sidecar; with `defaultPolicy: deny`, and a policy for each call.
 
 Exit codes: 0 all checks passed; 1 a check failed; 2 wrong usage.
 ";

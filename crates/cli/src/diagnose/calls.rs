@@ -143,8 +143,8 @@ mod tests {
         let proxy = json!({
             "workload": "t/c-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
             "version": "1", "admin": null, "subscriptions": [], "services": 1,
-            "world_age_seconds": 1.0, "behind_seconds": null, "sent": 1, "applied": 1, "refused": 0,
-            "refusals": [],
+            "config_age_seconds": 1.0, "out_of_sync_seconds": null, "sent": 1, "applied": 1, "rejected": 0,
+            "rejections": [],
         });
         Facts {
             workloads: vec![serde_json::from_value(workload).unwrap()],
@@ -206,7 +206,7 @@ mod tests {
             reason: "denied-by-policy".to_owned(),
             requests: 30,
             share: 1.0,
-            by: "server".to_owned(),
+            side: "server".to_owned(),
             sidecars: vec!["t/h-1".to_owned()],
             clients: vec![client.to_owned()],
             policies: Vec::new(),
@@ -216,7 +216,7 @@ mod tests {
     fn failed_steps(facts: &Facts) -> Vec<String> {
         let steps = build_steps(facts, "t/c-1", None).into_iter();
         let steps = steps.filter(|it| it.name == "requests" && it.verdict == Verdict::Problem);
-        steps.map(|step| step.what).collect()
+        steps.map(|step| step.message).collect()
     }
 
     #[test]
@@ -277,11 +277,11 @@ mod tests {
         ];
         assert_eq!(steps.len(), begins.len(), "{steps:?}");
         for (step, begin) in steps.iter().zip(begins) {
-            assert!(step.what.starts_with(begin), "{step:?}");
+            assert!(step.message.starts_with(begin), "{step:?}");
         }
         let command = "`leno explain request --from t/c-1 --url http://h.t:80/` names";
         for step in &steps[..2] {
-            assert!(step.remedy.as_ref().unwrap().contains(command), "{step:?}");
+            assert!(step.hint.as_ref().unwrap().contains(command), "{step:?}");
         }
     }
 

@@ -47,11 +47,11 @@ pub(super) fn condition_steps(
 /// Returns the step for the last join, if it was rejected.
 fn token_step(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
-    let what = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
-    let remedy = rejected_sidecar(&facts.status, workload);
+    let message = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
+    let hint = rejected_sidecar(&facts.status, workload);
     Some(match workload.has_sidecar() {
-        true => Step::notice("token", what, remedy),
-        false => Step::problem("token", what, remedy),
+        true => Step::notice("token", message, hint),
+        false => Step::problem("token", message, hint),
     })
 }
 
@@ -65,17 +65,17 @@ pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step>
     let others = others.filter(|it| it.name != workload);
     let steps = others.flat_map(|it| {
         let steps = it.application.iter().flat_map(application_steps);
-        steps.map(move |step| Step { what: format!("{}: {}", it.name, step.what), ..step })
+        steps.map(move |step| Step { message: format!("{}: {}", it.name, step.message), ..step })
     });
-    steps.filter(|step| step.verdict != Verdict::Fine).collect()
+    steps.filter(|step| step.verdict != Verdict::Ok).collect()
 }
 
 /// Returns the steps for the state of an application, and for the ports that it does not serve.
 fn application_steps(application: &ApplicationStatus) -> Vec<Step> {
     let mut steps = vec![run(application)];
     steps.extend(application.ports.iter().map(|(port, problem)| {
-        let what = format!("port {port} is not served: {problem}");
-        Step::problem("application", what, port_remedy(problem))
+        let message = format!("port {port} is not served: {problem}");
+        Step::problem("application", message, port_remedy(problem))
     }));
     steps
 }
@@ -86,7 +86,7 @@ fn run(application: &ApplicationStatus) -> Step {
     let since = format_duration(since.unwrap_or_default());
     let exit = last_exit(application);
     let restarts = application.restarts;
-    if application.keeps_exiting {
+    if application.crash_looping {
         return Step::problem(
             name,
             format!("keeps exiting (restarts: {restarts}{exit})"),
@@ -164,7 +164,7 @@ mod tests {
         let condition =
             |kind: &str| json!([{ "kind": kind, "subject": "there", "reason": "a cause" }]);
         let looping = json!({
-            "state": "restarting", "pid": null, "restarts": 7, "keeps_exiting": true,
+            "state": "restarting", "pid": null, "restarts": 7, "crash_looping": true,
             "last_exit": "exit status: 1", "since_seconds": 1.0, "ports": {"80": "taken"},
         });
         for (conditions, application, name) in [
@@ -182,7 +182,7 @@ mod tests {
         }
         let well = workload_status(json!([]), json!(null));
         let found = condition_steps(&Facts::default(), &well, None);
-        assert!(found.iter().all(|step| step.verdict == Verdict::Fine), "{found:?}");
+        assert!(found.iter().all(|step| step.verdict == Verdict::Ok), "{found:?}");
     }
 
     #[test]
@@ -192,12 +192,12 @@ mod tests {
             (json!("signal: 9"), "is starting (restarts: 0, last exit: signal: 9)"),
         ] {
             let starting = json!({
-                "state": "starting", "pid": null, "restarts": 0, "keeps_exiting": false,
+                "state": "starting", "pid": null, "restarts": 0, "crash_looping": false,
                 "last_exit": last_exit, "since_seconds": 1.0, "ports": {},
             });
             let found =
                 condition_steps(&Facts::default(), &workload_status(json!([]), starting), None);
-            assert!(found.iter().any(|step| step.what == text), "{found:?}");
+            assert!(found.iter().any(|step| step.message == text), "{found:?}");
         }
     }
 

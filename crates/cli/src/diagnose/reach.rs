@@ -19,7 +19,7 @@ pub(super) struct Reached {
     reason: Option<String>,
     endpoints: Vec<ReachedEndpoint>,
     /// The number of endpoints that were not tried, beyond the limit.
-    left_out: usize,
+    omitted: usize,
 }
 
 /// The result for one endpoint.
@@ -28,7 +28,7 @@ struct ReachedEndpoint {
     workload: String,
     address: String,
     reason: Option<String>,
-    took_ms: f64,
+    duration_ms: f64,
 }
 
 impl Reached {
@@ -38,7 +38,8 @@ impl Reached {
         mesh: &Mesh,
         (workload, service): (&str, &str),
     ) -> Option<Self> {
-        let page = mesh.sidecar_page(workload, &format!("/reach?service={service}")).await.ok()?;
+        let page =
+            mesh.sidecar_page(workload, &format!("/connectivity?service={service}")).await.ok()?;
         serde_json::from_str(&page).ok()
     }
 
@@ -51,38 +52,38 @@ impl Reached {
         const NAME: &str = "connectivity";
         let service = &self.service;
         if let Some(reason) = &self.reason {
-            let what = format!("its sidecar has no configuration for {service}: {reason}");
-            return vec![Step::problem(NAME, what, reason_hint(reason))];
+            let message = format!("its sidecar has no configuration for {service}: {reason}");
+            return vec![Step::problem(NAME, message, reason_hint(reason))];
         }
         if self.endpoints.is_empty() {
-            let what = format!("its sidecar has no endpoint of {service}");
-            let remedy = "the service has none, or no policy allows this workload to call it: see the other steps";
-            return vec![Step::notice(NAME, what, remedy)];
+            let message = format!("its sidecar has no endpoint of {service}");
+            let hint = "the service has none, or no policy allows this workload to call it: see the other steps";
+            return vec![Step::notice(NAME, message, hint)];
         }
         let unreached = self.endpoints.iter().filter_map(|it| Some((it, it.reason.as_ref()?)));
         let mut steps: Vec<Step> = unreached
             .map(|(it, reason)| {
-                let ReachedEndpoint { workload, address, took_ms, .. } = it;
-                let what = format!(
-                    "{workload} of {service} is unreachable at {address}: {reason}, after {took_ms:.0} ms"
+                let ReachedEndpoint { workload, address, duration_ms, .. } = it;
+                let message = format!(
+                    "{workload} of {service} is unreachable at {address}: {reason}, after {duration_ms:.0} ms"
                 );
-                Step::problem(NAME, what, reason_hint(reason))
+                Step::problem(NAME, message, reason_hint(reason))
             })
             .collect();
         let reached = self.endpoints.len() - steps.len();
         if reached > 0 {
             let slowest = self.endpoints.iter().filter(|it| it.reason.is_none());
-            let slowest = slowest.map(|it| it.took_ms).fold(0.0, f64::max);
-            let rest = match self.left_out {
+            let slowest = slowest.map(|it| it.duration_ms).fold(0.0, f64::max);
+            let rest = match self.omitted {
                 0 => String::new(),
                 several => format!("; {several} more were not tried"),
             };
             let all = self.endpoints.len();
-            let what = format!(
+            let message = format!(
                 "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{rest}",
                 format_count(all, "endpoint")
             );
-            steps.insert(0, Step::fine(NAME, what));
+            steps.insert(0, Step::fine(NAME, message));
         }
         steps
     }
@@ -90,8 +91,8 @@ impl Reached {
 
 fn reason_hint(reason: &str) -> String {
     let known = Reason::ALL.iter().find(|known| known.label() == reason);
-    let what = known.map(|known| known.remedy()).unwrap_or_default();
-    format!("{what} (leno explain {reason})")
+    let message = known.map(|known| known.remedy()).unwrap_or_default();
+    format!("{message} (leno explain {reason})")
 }
 
 /// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
@@ -121,24 +122,24 @@ pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
 fn step_from_decision(reported: &Explained, workload: &str, url: &str) -> Option<Step> {
     const NAME: &str = "decision";
     let verdict = reported.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
-    let what = match url.starts_with("tcp:") {
+    let message = match url.starts_with("tcp:") {
         true => format!("a connection to {url}: {verdict}"),
         false => format!("GET {url}: {verdict}"),
     };
-    let remedy =
+    let hint =
         format!("leno explain request --from {workload} --url {url} shows the matching rules");
     // A policy may declare any status for the requests that it rejects.
     let is_rejected = !reported.decision["reason"].is_null();
     Some(match verdict.chars().next() {
         // Allowed, or redirected by a rule.
-        Some('2' | '3') if !is_rejected => Step::fine(NAME, what),
-        _ if verdict.starts_with("allowed") => Step::fine(NAME, what),
+        Some('2' | '3') if !is_rejected => Step::fine(NAME, message),
+        _ if verdict.starts_with("allowed") => Step::fine(NAME, message),
         // The service may not serve the path `/`.
         Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
-            Step::notice(NAME, what, remedy)
+            Step::notice(NAME, message, hint)
         }
-        _ if verdict.starts_with("it depends") => Step::notice(NAME, what, remedy),
-        _ => Step::problem(NAME, what, remedy),
+        _ if verdict.starts_with("it depends") => Step::notice(NAME, message, hint),
+        _ => Step::problem(NAME, message, hint),
     })
 }
 
@@ -157,13 +158,13 @@ mod tests {
             workload: format!("shop/stock-{number}"),
             address: "10.0.0.1:80".to_owned(),
             reason: reason.map(str::to_owned),
-            took_ms: 1.4,
+            duration_ms: 1.4,
         };
         Reached {
             service: "shop/stock".to_owned(),
             reason: None,
             endpoints: reasons.iter().enumerate().map(endpoint).collect(),
-            left_out: 2,
+            omitted: 2,
         }
     }
 
@@ -171,12 +172,15 @@ mod tests {
     fn endpoints_that_are_not_reached_are_named_with_what_to_do() {
         let steps = sample_reached(&[None, Some("connect-failed"), None]).steps();
         let verdicts: Vec<Verdict> = steps.iter().map(|step| step.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Fine, Verdict::Problem]);
-        assert!(steps[0].what.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
-        assert!(steps[0].what.contains("2 more were not tried"), "{steps:?}");
-        assert!(steps[1].what.contains("shop/stock-1 of shop/stock is unreachable"), "{steps:?}");
-        let remedy = steps[1].remedy.as_deref().unwrap_or_default();
-        assert!(remedy.ends_with("(leno explain connect-failed)"), "{remedy}");
+        assert_eq!(verdicts, [Verdict::Ok, Verdict::Problem]);
+        assert!(steps[0].message.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
+        assert!(steps[0].message.contains("2 more were not tried"), "{steps:?}");
+        assert!(
+            steps[1].message.contains("shop/stock-1 of shop/stock is unreachable"),
+            "{steps:?}"
+        );
+        let hint = steps[1].hint.as_deref().unwrap_or_default();
+        assert!(hint.ends_with("(leno explain connect-failed)"), "{hint}");
         assert_eq!(sample_reached(&[]).steps()[0].verdict, Verdict::Notice);
         let unknown =
             Reached { reason: Some("discovery-timeout".to_owned()), ..sample_reached(&[]) };
@@ -186,8 +190,8 @@ mod tests {
     #[test]
     fn a_rejection_is_a_problem_whatever_its_status() {
         for (verdict, reason, expected) in [
-            ("200-range: allowed; the application responds", None, Verdict::Fine),
-            ("301: the client's sidecar sends a redirect", None, Verdict::Fine),
+            ("200-range: allowed; the application responds", None, Verdict::Ok),
+            ("301: the client's sidecar sends a redirect", None, Verdict::Ok),
             ("200 fault-injected: a fault", Some("fault-injected"), Verdict::Problem),
             ("404 no-route: no route", Some("no-route"), Verdict::Notice),
             ("503 no-endpoint: the service has no endpoint.", None, Verdict::Problem),
@@ -217,7 +221,7 @@ mod tests {
         let url = service("TCP");
         assert_eq!(url, "tcp://redis.shop:6379");
         for (verdict, reason, expected) in [
-            ("allowed: the connection reaches the application", None, Verdict::Fine),
+            ("allowed: the connection reaches the application", None, Verdict::Ok),
             ("reset denied: no policy", Some("denied"), Verdict::Problem),
         ] {
             let reported = Explained {
@@ -225,8 +229,8 @@ mod tests {
                 decision: json!({"reason": reason}),
             };
             let step = step_from_decision(&reported, "shop/web-1", &url).unwrap();
-            let what = format!("a connection to tcp://redis.shop:6379: {verdict}");
-            assert_eq!((step.what, step.verdict), (what, expected));
+            let message = format!("a connection to tcp://redis.shop:6379: {verdict}");
+            assert_eq!((step.message, step.verdict), (message, expected));
         }
     }
 }

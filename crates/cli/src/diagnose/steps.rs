@@ -40,7 +40,7 @@ pub(super) struct Facts {
     /// The readiness that the sidecar reports; `None` if it is not connected here.
     pub(super) ready: Option<Result<(), String>>,
     /// The endpoints that the sidecar has ejected.
-    pub(super) removed: Vec<RemovedEndpoint>,
+    pub(super) ejected: Vec<EjectedEndpoint>,
     /// The results of the sidecar's connection attempts to endpoints.
     pub(super) reached: Vec<Reached>,
     /// Names that the application called and that no service has.
@@ -49,15 +49,15 @@ pub(super) struct Facts {
     pub(super) decision: Option<Step>,
 }
 
-/// The response of a sidecar at `/removed`.
+/// The response of a sidecar at `/ejected`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Removed {
-    pub(super) removed: Vec<RemovedEndpoint>,
+pub(super) struct Ejected {
+    pub(super) ejected: Vec<EjectedEndpoint>,
 }
 
 /// An endpoint that a sidecar has ejected.
 #[derive(Debug, Deserialize)]
-pub(super) struct RemovedEndpoint {
+pub(super) struct EjectedEndpoint {
     service: String,
     workload: String,
     cause: String,
@@ -69,9 +69,9 @@ pub(super) struct Step {
     pub(super) name: &'static str,
     pub(super) verdict: Verdict,
     /// The observation.
-    pub(super) what: String,
+    pub(super) message: String,
     /// The suggested action.
-    pub(super) remedy: Option<String>,
+    pub(super) hint: Option<String>,
 }
 
 /// The verdict on a step.
@@ -79,7 +79,7 @@ pub(super) struct Step {
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     /// The step works.
-    Fine,
+    Ok,
     /// The step works, but may explain an observation.
     Notice,
     /// The step fails.
@@ -89,7 +89,7 @@ pub(super) enum Verdict {
 impl Verdict {
     pub(super) const fn mark(self) -> char {
         match self {
-            Self::Fine => '✓',
+            Self::Ok => '✓',
             Self::Notice => '·',
             Self::Problem => '✗',
         }
@@ -97,40 +97,39 @@ impl Verdict {
 }
 
 impl Step {
-    pub(super) fn fine(name: &'static str, what: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Fine, what: what.into(), remedy: None }
+    pub(super) fn fine(name: &'static str, message: impl Into<String>) -> Self {
+        Self { name, verdict: Verdict::Ok, message: message.into(), hint: None }
     }
 
     fn from_verdict(
         (name, verdict): (&'static str, Verdict),
-        what: impl Into<String>,
-        remedy: impl Into<String>,
+        message: impl Into<String>,
+        hint: impl Into<String>,
     ) -> Self {
-        Self { name, verdict, what: what.into(), remedy: Some(remedy.into()) }
+        Self { name, verdict, message: message.into(), hint: Some(hint.into()) }
     }
 
     pub(super) fn problem(
         name: &'static str,
-        what: impl Into<String>,
-        remedy: impl Into<String>,
+        message: impl Into<String>,
+        hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict((name, Verdict::Problem), what, remedy)
+        Self::from_verdict((name, Verdict::Problem), message, hint)
     }
 
     pub(super) fn notice(
         name: &'static str,
-        what: impl Into<String>,
-        remedy: impl Into<String>,
+        message: impl Into<String>,
+        hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict((name, Verdict::Notice), what, remedy)
+        Self::from_verdict((name, Verdict::Notice), message, hint)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
     pub(super) fn with_request(self, command: &str) -> Self {
-        let remedy = self
-            .remedy
-            .map(|remedy| remedy.replace("`leno explain request`", &format!("`{command}`")));
-        Self { remedy, ..self }
+        let hint =
+            self.hint.map(|hint| hint.replace("`leno explain request`", &format!("`{command}`")));
+        Self { hint, ..self }
     }
 }
 
@@ -138,13 +137,13 @@ impl Step {
 pub(super) fn build_steps(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
     let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
         let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
-        let remedy =
+        let hint =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
-        let remedy = match nearest_name(name, &known) {
-            Some(meant) => format!("did you mean {meant}? If not, {remedy}"),
-            None => remedy.to_owned(),
+        let hint = match nearest_name(name, &known) {
+            Some(meant) => format!("did you mean {meant}? If not, {hint}"),
+            None => hint.to_owned(),
         };
-        return vec![Step::problem("workload", format!("no workload {name}"), remedy)];
+        return vec![Step::problem("workload", format!("no workload {name}"), hint)];
     };
     let of = match workload.services.as_slice() {
         [] => "selected by no service".to_owned(),
@@ -221,8 +220,8 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
         "check the host name in the application; list the services: leno get services";
     let of_hosts = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
                     check the namespace in the host name";
-    let services = services.map(|what| Step::notice("names", what, of_services));
-    let hosts = hosts.map(|what| Step::notice("names", what, of_hosts));
+    let services = services.map(|message| Step::notice("names", message, of_services));
+    let hosts = hosts.map(|message| Step::notice("names", message, of_hosts));
     services.into_iter().chain(hosts).collect()
 }
 
@@ -238,7 +237,7 @@ fn join_first_names(names: &[String]) -> String {
 fn sidecar_step(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
     let name = "sidecar";
     let Some(proxy) = proxy else {
-        let is_at_other_replica = workload.sidecar == "elsewhere";
+        let is_at_other_replica = workload.sidecar == "other-replica";
         return match is_at_other_replica {
             true => Step::notice(
                 name,
@@ -255,18 +254,18 @@ fn sidecar_step(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxySt
             ),
         };
     };
-    if let Some(refusal) = proxy.refusals.last().filter(|_| proxy.refused > 0) {
-        let remedy = "correct the named object; the previous configuration stays in use";
-        return Step::problem(name, format!("rejects its configuration: {refusal}"), remedy);
+    if let Some(refusal) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
+        let hint = "correct the named object; the previous configuration stays in use";
+        return Step::problem(name, format!("rejects its configuration: {refusal}"), hint);
     }
     if let Some(Err(why)) = &facts.ready {
-        let remedy = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
-        return Step::problem(name, format!("is not ready: {why}"), remedy);
+        let hint = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
+        return Step::problem(name, format!("is not ready: {why}"), hint);
     }
-    if let Some(behind) = proxy.behind_seconds {
+    if let Some(behind) = proxy.out_of_sync_seconds {
         let behind = format_duration(Duration::try_from_secs_f64(behind).unwrap_or_default());
-        let remedy = "if this persists, check its log and its machine";
-        return Step::notice(name, format!("has been out of sync for {behind}"), remedy);
+        let hint = "if this persists, check its log and its machine";
+        return Step::notice(name, format!("has been out of sync for {behind}"), hint);
     }
     let age =
         format_duration(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
@@ -285,15 +284,15 @@ fn identity_step(facts: &Facts, name: &str) -> Step {
     };
     let left = format_duration(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
-        let remedy = match facts.status.kubernetes {
+        let hint = match facts.status.kubernetes {
             true => join_again(&facts.status, name),
             false => format!("create a new token and start the sidecar with it: leno token {name}"),
         };
-        return Step::problem(step, format!("{identity} has expired: peers reject it"), remedy);
+        return Step::problem(step, format!("{identity} has expired: peers reject it"), hint);
     }
     if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {
-        let remedy = "its sidecar should have renewed it: check that it reaches the control plane";
-        return Step::problem(step, format!("{identity} expires in {left}"), remedy);
+        let hint = "its sidecar should have renewed it: check that it reaches the control plane";
+        return Step::problem(step, format!("{identity} expires in {left}"), hint);
     }
     Step::fine(step, format!("{identity}, valid for another {left}"))
 }
@@ -338,16 +337,17 @@ fn policy_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     let broken = about.iter().filter(|policy| !policy.problems.is_empty());
     let mut steps: Vec<Step> = broken
         .map(|policy| {
-            let what = format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
-            Step::problem("policy", what, "add the missing object, or correct the reference")
+            let message =
+                format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
+            Step::problem("policy", message, "add the missing object, or correct the reference")
         })
         .collect();
     if steps.is_empty() {
         let in_force = about.iter().filter(|policy| policy.in_force).count();
-        let mode = &facts.status.traffic_mode;
+        let mode = &facts.status.default_policy;
         steps.push(Step::fine(
             "policy",
-            format!("the mesh is {mode}; applicable policies: {in_force}"),
+            format!("the mesh has default policy {mode}; applicable policies: {in_force}"),
         ));
     }
     steps
@@ -388,13 +388,13 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     }
     let known = reason.and_then(|label| Reason::ALL.iter().find(|known| known.label() == label));
     let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
-    let remedy = match known {
+    let hint = match known {
         Some(known) => format!("{} (leno explain {})", known.remedy(), known.label()),
         None => "the application sends these responses: check its log".to_owned(),
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
-    let what = format!("{shown} of {requests} succeed{why}");
-    Step::from_verdict(("requests", verdict), what, remedy)
+    let message = format!("{shown} of {requests} succeed{why}");
+    Step::from_verdict(("requests", verdict), message, hint)
 }
 
 /// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
@@ -418,13 +418,13 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
         false => Verdict::Notice,
     };
     let known = Reason::from_label(&rejection.reason);
-    let remedy = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
-    let remedy = format!("{remedy} (leno explain {})", rejection.reason);
+    let hint = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
+    let hint = format!("{hint} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
     Step::from_verdict(
         ("requests", verdict),
         rejection_text::describe_rejection(rejection, objects),
-        remedy,
+        hint,
     )
     .with_request(&explain_command(facts, client, &rejection.service))
 }
@@ -449,8 +449,8 @@ fn endpoint_steps(facts: &Facts, workload: &str) -> Vec<Step> {
 /// Returns the steps on the way to a called service.
 fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let Some(service) = find_service(facts, to) else {
-        let remedy = "leno get services lists them; check the spelling and the namespace";
-        return vec![Step::problem("service", format!("no service {to}"), remedy)];
+        let hint = "leno get services lists them; check the spelling and the namespace";
+        return vec![Step::problem("service", format!("no service {to}"), hint)];
     };
     let mut steps = Vec::new();
     let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
@@ -472,20 +472,20 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let routes = facts.routes.iter().filter(|route| service.routes.contains(&route.name));
     let broken = routes.filter(|route| !route.problems.is_empty());
     steps.extend(broken.map(|route| {
-        let what = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
+        let message = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
         Step::problem(
             "route",
-            what,
+            message,
             "until then, requests that match this part of the route get 500",
         )
     }));
-    let removed =
-        facts.removed.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
-    steps.extend(removed.map(|endpoint| {
+    let ejected =
+        facts.ejected.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
+    steps.extend(ejected.map(|endpoint| {
         Step::notice(
-            "removed",
+            "ejected",
             format!("{} is ejected: {}", endpoint.workload, endpoint.cause),
-            "it returns to service automatically: leno get removed",
+            "it returns to service automatically: leno get ejected",
         )
     }));
     steps.extend(conditions::of_endpoints(facts, workload, to));
@@ -535,7 +535,7 @@ mod tests {
         let names = ["com/example", "internal/foo", "shop/typo"].map(str::to_owned);
         let reported = |names: &[String]| {
             let steps = unknown_names(names, &BTreeSet::from(["shop"]));
-            steps.into_iter().map(|step| step.what).collect::<Vec<_>>()
+            steps.into_iter().map(|step| step.message).collect::<Vec<_>>()
         };
         let typo = "it called shop/typo: no such service";
         let hosts = "it called example.com, foo.internal: hosts outside the mesh, as there are no such namespaces";

@@ -55,7 +55,7 @@ pub(super) fn with_port(
         is_by_token: false,
         limits: Vec::new(),
         marks: Vec::new(),
-        openings: Vec::new(),
+        ingress_rules: Vec::new(),
     };
     let faults = way.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
     let fault =
@@ -64,7 +64,7 @@ pub(super) fn with_port(
     let abort = fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.is_whole()));
     if let (None, Some(abort)) = (refused, abort) {
         refused = Some(Reason::FaultInjected);
-        status = abort.answer.status;
+        status = abort.response.status;
     }
     let mut treated =
         way.map(|way| reported_traffic_policy(way, caller, request)).unwrap_or_default();

@@ -133,27 +133,27 @@ pub(super) struct DecidedEndpoint {
     /// The headers that lanes add to such requests for the application.
     pub(super) marks: Vec<String>,
     /// The ingress rules that open the port to external clients.
-    pub(super) openings: Vec<String>,
+    pub(super) ingress_rules: Vec<String>,
 }
 
 /// The access decision of an endpoint's sidecar for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EndpointAccess {
     /// Every member of the mesh is allowed.
-    Permissive,
+    AllowedByDefault,
     /// A policy allows it.
     Allowed(PolicyDecision),
     /// It is rejected; the policy, if any, denies it or allows only other requests.
     Denied(Reason, Option<PolicyDecision>),
-    /// Audit mode allows, counts and reports it: strict mode would reject it.
-    Audited(Reason, Option<PolicyDecision>),
+    /// `defaultPolicy: dry-run` allows, counts and reports it; `deny` would reject it.
+    DryRun(Reason, Option<PolicyDecision>),
 }
 
 impl EndpointAccess {
     /// Returns the reason for a rejection.
     pub(super) fn rejection_reason(&self) -> Option<Reason> {
         match self {
-            Self::Permissive | Self::Allowed(_) | Self::Audited(..) => None,
+            Self::AllowedByDefault | Self::Allowed(_) | Self::DryRun(..) => None,
             Self::Denied(reason, _) => Some(*reason),
         }
     }
@@ -254,7 +254,7 @@ impl Decision {
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
                 decided.access = check_access(&snapshot, &peer, question, way)?;
-                decided.openings = ingress_rules(&snapshot, way.0);
+                decided.ingress_rules = ingress_rules(&snapshot, way.0);
                 match decided.access.rejection_reason() {
                     None => {
                         decided.is_by_token = is_by_token(&snapshot, question, way)?;
@@ -572,7 +572,7 @@ fn retry_policy(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceR
     Some(ServiceRetry {
         policy: policy.clone(),
         rule: actions.retry.clone()?,
-        answer_timeout: limit.map(AttemptLimit::time_limit),
+        response_timeout: limit.map(AttemptLimit::time_limit),
     })
 }
 

@@ -48,9 +48,9 @@ pub(super) fn check_access(
     });
     Ok(match decided {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
-            (Some(reason), decision) => EndpointAccess::Audited(reason, decision.cloned()),
+            (Some(reason), decision) => EndpointAccess::DryRun(reason, decision.cloned()),
             (None, Some(decision)) => EndpointAccess::Allowed(decision.clone()),
-            (None, None) => EndpointAccess::Permissive,
+            (None, None) => EndpointAccess::AllowedByDefault,
         },
         Err(denial) => EndpointAccess::Denied(denial.reason, denial.policy),
     })

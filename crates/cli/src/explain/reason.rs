@@ -49,7 +49,7 @@ fn render_reason(reason: Reason) -> String {
     };
     let at_fault = match reason.side() {
         Side::Downstream => "downstream: the client",
-        Side::Ours => "ours: the sidecar, its rules or its limits",
+        Side::Mesh => "mesh: the sidecar, its rules or its limits",
         Side::Upstream => "upstream: the destination of the request",
     };
     let retried = match reason.retry() {
@@ -82,7 +82,7 @@ fn reason_to_json(reason: Reason) -> Value {
             Retry::Always => "always",
         },
         "caption": reason.caption(),
-        "remedy": reason.remedy(),
+        "hint": reason.remedy(),
     })
 }
 
@@ -96,7 +96,7 @@ fn describe_status(reason: Reason) -> String {
 fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
-        Side::Ours => "ours",
+        Side::Mesh => "mesh",
         Side::Upstream => "upstream",
     }
 }

@@ -15,7 +15,7 @@ use super::text::{one_status, statuses_text};
 use super::{ExplainFormat, REFUSED, RequestArgs};
 use crate::duration::format_duration;
 use crate::get::circuits::{self, Circuit};
-use crate::get::removed::{self, Endpoint};
+use crate::get::ejected::{self, Endpoint};
 use crate::get::{Mesh, parse_response};
 use crate::output;
 use crate::tap::percent_encode;
@@ -78,14 +78,14 @@ struct Seen {
 /// The client's sidecar.
 #[derive(Default)]
 struct Sidecar {
-    removed: Vec<Endpoint>,
+    ejected: Vec<Endpoint>,
     circuits: Vec<Circuit>,
 }
 
 impl Sidecar {
     async fn query_sidecar(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Self, String> {
-        let removed = removed::of_one(mesh, proxy).await?;
-        Ok(Self { removed, circuits: circuits::of_one(mesh, proxy).await? })
+        let ejected = ejected::of_one(mesh, proxy).await?;
+        Ok(Self { ejected, circuits: circuits::of_one(mesh, proxy).await? })
     }
 }
 
@@ -112,19 +112,19 @@ impl Seen {
                 if !is_ready {
                     lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
                 }
-                let removed = self.find_ejected(place, &workload);
-                if let Some(removed) = removed {
-                    lines.push(("ejected", format!("{behind}: {}", reported_removed(removed))));
+                let ejected = self.find_ejected(place, &workload);
+                if let Some(ejected) = ejected {
+                    lines.push(("ejected", format!("{behind}: {}", reported_removed(ejected))));
                 }
-                endpoint["removed"] = removed.map_or(Value::Null, |removed| {
-                    json!({"cause": removed.cause, "age_s": removed.age_s, "policy": removed.policy})
+                endpoint["ejected"] = ejected.map_or(Value::Null, |ejected| {
+                    json!({"cause": ejected.cause, "age_s": ejected.age_s, "policy": ejected.policy})
                 });
             }
         }
         if was_any && let Err(why) = &self.sidecar {
             lines.push(("ejected", format!("unknown: {why}")));
         }
-        decision["removed_unknown"] = self.sidecar.as_ref().err().cloned().into();
+        decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open = self.open_circuits(&decision);
         lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
         let rejection = match rejection_statuses(&open, &decision) {
@@ -171,8 +171,8 @@ impl Seen {
     }
 
     fn find_ejected(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
-        let mut removed = self.sidecar.iter().flat_map(|sidecar| &sidecar.removed);
-        removed.find(|it| it.service == service && it.port == port && it.workload == workload)
+        let mut ejected = self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected);
+        ejected.find(|it| it.service == service && it.port == port && it.workload == workload)
     }
 }
 
@@ -202,9 +202,9 @@ fn circuit_text(circuit: &Circuit) -> String {
     format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
 }
 
-fn reported_removed(removed: &Endpoint) -> String {
-    let since = format_duration(Duration::from_secs(removed.age_s));
-    format!("for {since} ({}), by the {}", removed.cause, removed.policy)
+fn reported_removed(ejected: &Endpoint) -> String {
+    let since = format_duration(Duration::from_secs(ejected.age_s));
+    format!("for {since} ({}), by the {}", ejected.cause, ejected.policy)
 }
 
 /// Inserts lines before the last line of the text, which the verdict, if any, replaces.
@@ -269,10 +269,10 @@ mod tests {
 
     #[test]
     fn an_open_circuit_decides_when_no_backend_is_left() {
-        let circuit = |service: &str, state: &str, of_threads: usize| -> Circuit {
+        let circuit = |service: &str, state: &str, total_threads: usize| -> Circuit {
             serde_json::from_value(json!({
                 "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": state,
-                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1, "of_threads": of_threads,
+                "trigger": "failed", "age_s": 3, "open_duration_ms": 5000, "threads": 1, "total_threads": total_threads,
             }))
             .unwrap()
         };
@@ -282,7 +282,7 @@ mod tests {
             (vec![circuit("shop/web", "half-open", 1)], true),
             (vec![circuit("shop/other", "open", 1)], true),
         ] {
-            let sidecar = Ok(Sidecar { removed: Vec::new(), circuits });
+            let sidecar = Ok(Sidecar { ejected: Vec::new(), circuits });
             let services = service_statuses(&["shop/web-1", "shop/web-2"]);
             let Explained { text, decision } =
                 Seen { services, sidecar }.add_observations(sample_explanation());
@@ -298,7 +298,7 @@ mod tests {
         let circuit = |service: &str, status: Option<u16>| -> Circuit {
             serde_json::from_value(json!({
                 "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": "open",
-                "trigger": "failed", "age_s": 3, "open_for_ms": 5000, "threads": 1, "of_threads": 1,
+                "trigger": "failed", "age_s": 3, "open_duration_ms": 5000, "threads": 1, "total_threads": 1,
                 "status": status,
             }))
             .unwrap()
@@ -315,7 +315,7 @@ mod tests {
         ] {
             let seen = Seen {
                 services: service_statuses(&[]),
-                sidecar: Ok(Sidecar { removed: vec![], circuits }),
+                sidecar: Ok(Sidecar { ejected: vec![], circuits }),
             };
             let mut decision = place("shop/web");
             decision["allowed"] = true.into();

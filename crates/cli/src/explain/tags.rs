@@ -64,7 +64,7 @@ impl DecidedTags {
                 "narrowed_by": self.narrowed_by(outcome),
                 "reason": outcome.set.is_none().then(|| Reason::NoTaggedEndpoint.label()),
                 "workloads": workload_names(&outcome.endpoints),
-                "yields": outcome.yields,
+                "fallback": outcome.yields,
             })
         };
         json!({

@@ -60,12 +60,12 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
     }
     if let Some(retry) = &decision.retry {
         line("retry", &format!("Retry {}: {}", retry.policy, reported_retry(&retry.rule)));
-        if let Some(limit) = retry.answer_timeout {
+        if let Some(limit) = retry.response_timeout {
             line("", &format!("timeout of {limit:?} per attempt, until the response begins"));
         }
     }
     for unapplied in &decision.unapplied {
-        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
+        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
     }
     for backend in &decision.backends {
         tell_backend(backend, question, &mut line);
@@ -107,7 +107,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
         line("", &format!("{}: {}", treated.policy, treated.reported));
     }
     for unapplied in &backend.unapplied {
-        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.why));
+        line("no effect", &format!("{}: {}", unapplied.policy, unapplied.reason));
     }
     for (label, reported) in backend.tags.iter().flat_map(DecidedTags::describe) {
         line(label, &reported);
@@ -117,7 +117,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
         for limit in &endpoint.limits {
             line("", &format!("  {}: {}", limit.policy, limit.reported));
         }
-        for reported in endpoint.marks.iter().chain(&endpoint.openings) {
+        for reported in endpoint.marks.iter().chain(&endpoint.ingress_rules) {
             line("", &format!("  {reported}"));
         }
     }
@@ -148,8 +148,8 @@ pub(super) fn decision_to_json(decision: &Decision, question: &Question) -> Valu
         "outside": decision.outside.as_ref().map(|outside| outside.to_json(question)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(json_route),
-        "passed_by": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
-        "keeps_to": decision.kept.as_ref().map(|kept| json!({
+        "conflicts": decision.conflicts.iter().map(json_conflict).collect::<Vec<_>>(),
+        "session_affinity": decision.kept.as_ref().map(|kept| json!({
             "workload": kept.workload.to_string(),
             "service": kept.service.to_string(),
             "port": kept.port,
@@ -159,7 +159,7 @@ pub(super) fn decision_to_json(decision: &Decision, question: &Question) -> Valu
             "codes": retry.rule.codes,
             "attempts": retry.rule.attempts,
             "backoff_ms": retry.rule.backoff.as_secs_f64() * 1e3,
-            "answer_timeout_ms": retry.answer_timeout.map(|limit| limit.as_secs_f64() * 1e3),
+            "response_timeout_ms": retry.response_timeout.map(|limit| limit.as_secs_f64() * 1e3),
         })),
         "sent": decision.sent.as_ref().map(|sent| json!({
             "method": sent.method,
@@ -211,9 +211,9 @@ fn render_verdict(decision: &Decision, question: &Question) -> String {
         [Some(reason)] => {
             let status =
                 statuses_text(&question.response_statuses(decision.rejection_statuses(*reason)));
-            let remedy = reason_hint(decision, question, *reason);
+            let hint = reason_hint(decision, question, *reason);
             let caption = reason_caption(decision, question, *reason);
-            format!("{status} {}: {caption} {remedy}", reason.label())
+            format!("{status} {}: {caption} {hint}", reason.label())
         }
         [] if question.target.is_tcp => {
             "reset no-endpoint: the service has no endpoint.".to_owned()
@@ -282,9 +282,9 @@ fn reason_hint(decision: &Decision, question: &Question, reason: Reason) -> Stri
     let denied: Vec<&DecidedEndpoint> = denied.collect();
     let policy = denied.iter().find_map(|decided| match &decided.access {
         EndpointAccess::Denied(_, policy) => policy.as_ref(),
-        EndpointAccess::Permissive | EndpointAccess::Allowed(_) | EndpointAccess::Audited(..) => {
-            None
-        }
+        EndpointAccess::AllowedByDefault
+        | EndpointAccess::Allowed(_)
+        | EndpointAccess::DryRun(..) => None,
     });
     let destination = denied.first().and_then(|decided| decided.endpoint.account.as_ref());
     match (reason, policy, destination, &decision.service) {
@@ -452,7 +452,7 @@ fn json_conflict(conflict: &Conflict) -> Value {
         "rule": conflict.rule,
         "match": conflict.index,
         "matches": reported_match(&conflict.request),
-        "why": conflict.why.describe(),
+        "reason": conflict.why.describe(),
     })
 }
 
@@ -484,7 +484,7 @@ fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
 fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
-        EndpointAccess::Permissive => "allowed for every member of the mesh".to_owned(),
+        EndpointAccess::AllowedByDefault => "allowed for every member of the mesh".to_owned(),
         EndpointAccess::Allowed(decision) => {
             format!("allowed by the {} {decision}", decision.policy_kind())
         }
@@ -493,8 +493,8 @@ fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
             let status = statuses_text(&question.response_statuses(vec![reason.status()]));
             format!("{status} {}{decision}", reason.label())
         }
-        EndpointAccess::Audited(reason, decision) => format!(
-            "allowed by audit mode; in strict mode {} {}{}",
+        EndpointAccess::DryRun(reason, decision) => format!(
+            "allowed by default policy dry-run; with default policy deny {} {}{}",
             reason.status(),
             reason.label(),
             reported_decision(*reason, decision.as_ref())
@@ -534,7 +534,7 @@ fn json_route(route: &DecidedRoute) -> Value {
 }
 
 fn json_unapplied(unapplied: &[Unapplied]) -> Vec<Value> {
-    let json = |it: &Unapplied| json!({"policy": it.policy, "why": it.why});
+    let json = |it: &Unapplied| json!({"policy": it.policy, "reason": it.reason});
     unapplied.iter().map(json).collect()
 }
 
@@ -548,7 +548,7 @@ fn json_backend(backend: &DecidedBackend) -> Value {
         "granted": !backend.ungranted,
         "policies": backend.treated.iter().map(|treated| json!({
             "policy": treated.policy.to_string(),
-            "does": treated.reported,
+            "effect": treated.reported,
         })).collect::<Vec<_>>(),
         "not_applied": json_unapplied(&backend.unapplied),
         "tags": backend.tags.as_ref().map(DecidedTags::to_json),
@@ -557,11 +557,11 @@ fn json_backend(backend: &DecidedBackend) -> Value {
 }
 
 fn json_endpoint(decided: &DecidedEndpoint) -> Value {
-    let (policy, reason, audited) = match &decided.access {
-        EndpointAccess::Permissive => (None, None, None),
+    let (policy, reason, dry_run_reason) = match &decided.access {
+        EndpointAccess::AllowedByDefault => (None, None, None),
         EndpointAccess::Allowed(policy) => (Some(policy), None, None),
         EndpointAccess::Denied(reason, policy) => (policy.as_ref(), Some(*reason), None),
-        EndpointAccess::Audited(reason, policy) => (policy.as_ref(), None, Some(*reason)),
+        EndpointAccess::DryRun(reason, policy) => (policy.as_ref(), None, Some(*reason)),
     };
     json!({
         "workload": decided.endpoint.id.workload.to_string(),
@@ -569,12 +569,12 @@ fn json_endpoint(decided: &DecidedEndpoint) -> Value {
         "allowed": reason.is_none(),
         "limits": decided.limits.iter().map(|limit| json!({
             "policy": limit.policy.to_string(),
-            "does": limit.reported,
+            "effect": limit.reported,
         })).collect::<Vec<_>>(),
-        "marks": decided.marks,
-        "openings": decided.openings,
+        "lane_marks": decided.marks,
+        "ingress_rules": decided.ingress_rules,
         "policy": policy.map(ToString::to_string),
-        "audited": audited.map(Reason::label),
+        "dry_run_reason": dry_run_reason.map(Reason::label),
         "status": reason.map(Reason::status),
         "reason": reason.map(Reason::label),
     })

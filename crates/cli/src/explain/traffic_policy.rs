@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use leno_model::{
-    BalanceAlgorithm, Balancing, CheckService, CircuitBreaker, Concurrency, Each, FailureClasses,
-    FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule, LoadBalancing,
-    LongerBody, OutlierRemoval, Rate, RateRule, Reason, Removal, RemovalAlgorithm, SermantRemoval,
-    ServicePolicyName, ShownBody, TooMany, Trip, Unanswered,
+    BalanceAlgorithm, Balancing, CheckService, CircuitBreaker, Concurrency, FailureClasses,
+    FailureMode, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule,
+    LoadBalancing, LongerBody, OutlierAlgorithm, OutlierDetection, PortOutlierDetection, Rate,
+    RateLimitKey, RateRule, Reason, SermantRemoval, ServicePolicyName, ShownBody, TooMany, Trip,
 };
 use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
 use leno_traffic::traffic_policy::{PortBreaker, PortTrafficPolicy};
@@ -23,14 +23,17 @@ pub(super) struct Treated {
 /// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
 /// (`is_opaque`).
 pub(super) fn list_policies(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Vec<Treated> {
-    let acts = |removal: &&Arc<Removal>| !is_opaque || removal.acts_on_connections();
-    let removal = traffic_policy.removal.iter().filter(acts).map(|removal| Treated {
-        policy: removal.policy.clone(),
-        reported: match &removal.algorithm {
-            RemovalAlgorithm::Native(rule) => describe_outlier_detection(rule),
-            RemovalAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
-        },
-    });
+    let acts = |outlier_detection: &&Arc<PortOutlierDetection>| {
+        !is_opaque || outlier_detection.acts_on_connections()
+    };
+    let outlier_detection =
+        traffic_policy.outlier_detection.iter().filter(acts).map(|outlier_detection| Treated {
+            policy: outlier_detection.policy.clone(),
+            reported: match &outlier_detection.algorithm {
+                OutlierAlgorithm::Native(rule) => describe_outlier_detection(rule),
+                OutlierAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
+            },
+        });
     let breaks = |breaker: &Arc<PortBreaker>| {
         let rule = &breaker.breaker.rule;
         let reported = match is_opaque {
@@ -55,7 +58,7 @@ pub(super) fn list_policies(traffic_policy: &PortTrafficPolicy, is_opaque: bool)
         policy: hedging.policy.clone(),
         reported: second_attempt(&hedging.rule),
     });
-    removal.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
+    outlier_detection.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
 }
 
 /// Describes the fault injection rule that applies to a request.
@@ -64,7 +67,7 @@ pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Tr
     let delay =
         rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
     let abort = rule.abort.as_ref().map(|abort| {
-        let status = abort.answer.status.unwrap_or(Reason::FaultInjected.status());
+        let status = abort.response.status.unwrap_or(Reason::FaultInjected.status());
         format!("aborts {} with {status}", share(abort.share_ppm))
     });
     let reported: Vec<String> = delay.into_iter().chain(abort).collect();
@@ -122,12 +125,12 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
 
 /// Describes a rule of a rate limit.
 pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
-    let whose = match &rule.each {
-        Each::Nothing => "in total".to_owned(),
-        Each::Client { .. } => "per client".to_owned(),
-        Each::Header { name, .. } => format!("per value of {name}"),
+    let whose = match &rule.key {
+        RateLimitKey::Nothing => "in total".to_owned(),
+        RateLimitKey::Client { .. } => "per client".to_owned(),
+        RateLimitKey::Header { name, .. } => format!("per value of {name}"),
     };
-    let status = rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let status = rule.response.status.unwrap_or(Reason::RateLimited.status());
     let reported = format!(
         "{} allows {} {whose}; the rest receives {status}",
         rule.name,
@@ -144,12 +147,12 @@ pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Tr
 
 /// Describes a concurrency limit.
 pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
-    let Concurrency { requests, adaptive, answer } = rule;
-    let status = answer.status.unwrap_or(Reason::Overloaded.status());
+    let Concurrency { requests, adaptive, response } = rule;
+    let status = response.status.unwrap_or(Reason::Overloaded.status());
     let fewer = adaptive.map(|adaptive| {
         format!(
             ", down to {} while latency is {} % above that of an idle application",
-            adaptive.least, adaptive.slower_percent
+            adaptive.min_concurrency, adaptive.latency_tolerance_percent
         )
     });
     let fewer = fewer.unwrap_or_default();
@@ -183,7 +186,7 @@ pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> Treated {
 /// Describes a check with a rate limit service.
 pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
     let GlobalLimit { check_service, domain, .. } = &rule.rule;
-    let status = rule.rule.answer.status.unwrap_or(Reason::RateLimited.status());
+    let status = rule.rule.response.status.unwrap_or(Reason::RateLimited.status());
     let reported = format!(
         "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
         check_service.at,
@@ -201,9 +204,9 @@ fn describe_body(body: ShownBody) -> String {
 }
 
 fn describe_timeout(check_service: &CheckService) -> String {
-    let then = match check_service.unanswered {
-        Unanswered::Allow => "allowed",
-        Unanswered::Deny => "denied",
+    let then = match check_service.failure_mode {
+        FailureMode::Allow => "allowed",
+        FailureMode::Deny => "denied",
     };
     format!("if it does not respond in {:?}, the request is {then}", check_service.timeout)
 }
@@ -212,8 +215,8 @@ fn describe_rate(rate: Rate, noun: &str) -> String {
     format!("{} per {:?} (burst {})", format_count(rate.count, noun), rate.time, rate.size)
 }
 
-fn describe_outlier_detection(rule: &OutlierRemoval) -> String {
-    let rate = rule.rate.map(|rate| {
+fn describe_outlier_detection(rule: &OutlierDetection) -> String {
+    let rate = rule.failure_rate.map(|rate| {
         format!(
             "{} % of at least {} in {:?} failed",
             rate.percent,
@@ -221,17 +224,17 @@ fn describe_outlier_detection(rule: &OutlierRemoval) -> String {
             rule.window
         )
     });
-    let row = rule.consecutive.map(|many| format!("{many} in a row failed"));
+    let row = rule.consecutive_failures.map(|many| format!("{many} in a row failed"));
     let when: Vec<String> = rate.into_iter().chain(row).collect();
     let check = rule.health_check.as_deref().map(describe_health_check).unwrap_or_default();
     format!(
         "ejects an endpoint when {} ({}), for {:?} to {:?}{check}; at most {} % are ejected, at least {}",
         when.join(" or "),
         describe_failure_classes(&rule.failures),
-        rule.back_off.base,
-        rule.back_off.most,
-        rule.removed_percent_max,
-        describe_min_healthy(rule.keep),
+        rule.ejection_time.base,
+        rule.ejection_time.max,
+        rule.max_ejection_percent,
+        describe_min_healthy(rule.min_healthy),
     )
 }
 
@@ -265,9 +268,9 @@ fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
     let limits =
         (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
     let max_wait = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
-    let answer = rule.answer.status.map(|status| format!("responds with {status} while open"));
+    let response = rule.response.status.map(|status| format!("responds with {status} while open"));
     let said = limits.into_iter().chain(max_wait).chain(rule.trip.as_ref().map(describe_trip));
-    said.chain(answer).collect::<Vec<_>>().join("; ")
+    said.chain(response).collect::<Vec<_>>().join("; ")
 }
 
 fn describe_trip(trip: &Trip) -> String {
@@ -286,13 +289,13 @@ fn describe_trip(trip: &Trip) -> String {
         share.into_iter().chain(number).collect::<Vec<_>>()
     };
     let mut when = many(trip.failed, "failed");
-    when.extend(trip.consecutive.map(|many| format!("{many} in a row failed")));
+    when.extend(trip.consecutive_failures.map(|many| format!("{many} in a row failed")));
     if let Some(slow) = trip.slow {
-        when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.from)));
+        when.extend(many(slow.too_many, &format!("took {:?} or longer", slow.threshold)));
     }
     format!(
         "opens the circuit for {:?} when {} ({})",
-        trip.open_for,
+        trip.open_duration,
         when.join(" or "),
         describe_failure_classes(&trip.failures)
     )

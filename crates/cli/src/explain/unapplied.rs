@@ -13,7 +13,7 @@ use super::decide::{DecidedBackend, Decision, EndpointAccess, is_opaque};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unapplied {
     pub(super) policy: String,
-    pub(super) why: String,
+    pub(super) reason: String,
 }
 
 /// Returns the policies that are attached to the called service or to a backend and do not apply to the
@@ -35,7 +35,7 @@ pub(super) fn find_unapplied(
         .filter(|policy| !view.is_rejected_by(&policy.name))
         .filter_map(|policy| {
             let why = view.unapplied_reason(policy)?;
-            Some(Unapplied { policy: policy.name.to_string(), why })
+            Some(Unapplied { policy: policy.name.to_string(), reason: why })
         })
         .collect();
     found.extend(view.unapplied_tags());
@@ -80,7 +80,7 @@ pub(super) fn find_unforwarded(
     let tags = objects.iter().filter(|it| !tag_effects(it, (called, port)).is_none());
     let names = names.chain(tags.map(|it| it.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
-    names.map(|policy| Unapplied { policy, why: why.clone() }).collect()
+    names.map(|policy| Unapplied { policy, reason: why.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
@@ -130,7 +130,7 @@ impl View<'_> {
         let name = policy.to_string();
         self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
             EndpointAccess::Denied(_, Some(decision))
-            | EndpointAccess::Audited(_, Some(decision)) => {
+            | EndpointAccess::DryRun(_, Some(decision)) => {
                 format!("{} {decision}", decision.policy_kind()) == name
             }
             _ => false,
@@ -204,13 +204,15 @@ impl View<'_> {
             return None;
         }
         let theirs = TrafficPolicy::for_port(self.policies.iter().copied(), other.0, other.1);
-        let removal = theirs.removal.map(|it| it.policy);
+        let outlier_detection = theirs.outlier_detection.map(|it| it.policy);
         let balancing = theirs.balancing.map(|it| it.policy);
         let faults = theirs.faults.map(|it| it.policy);
         let hedging = theirs.hedging.map(|it| it.policy);
         let is = |policy: Option<&ServicePolicyName>| policy == Some(name);
         let by = match () {
-            () if is(traffic_policy.removal.as_ref().map(|it| &it.policy)) => removal,
+            () if is(traffic_policy.outlier_detection.as_ref().map(|it| &it.policy)) => {
+                outlier_detection
+            }
             () if is(traffic_policy.balancing.as_ref().map(|it| &it.policy)) => balancing,
             () if is(traffic_policy.faults.as_ref().map(|it| &it.policy)) => faults,
             () if is(traffic_policy.hedging.as_ref().map(|it| &it.policy)) => hedging,
@@ -286,7 +288,7 @@ impl View<'_> {
                 }
                 () => return None,
             };
-            Some(Unapplied { policy: object.object_key().to_string(), why })
+            Some(Unapplied { policy: object.object_key().to_string(), reason: why })
         };
         self.objects.iter().filter_map(reason).collect()
     }
@@ -324,7 +326,7 @@ fn unapplied_retries(
             (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests((called, port)),
             (true, None) => "the rule of the route sets the retries".to_owned(),
         };
-        Some(Unapplied { policy: format!("Retry {}", policy.name), why })
+        Some(Unapplied { policy: format!("Retry {}", policy.name), reason: why })
     };
     of_client.filter_map(reason).collect()
 }

@@ -18,9 +18,9 @@ pub(super) fn change_table(changes: &[ChangeReport]) -> Listing {
             format_ms(change.applied_after_ms),
             change.bytes.to_string(),
             change.cause.clone(),
-            change.concerned.to_string(),
-            change.together.to_string(),
-            change.refused.to_string(),
+            change.affected.to_string(),
+            change.push_size.to_string(),
+            change.rejected.to_string(),
         ]);
     }
     listing
@@ -33,8 +33,8 @@ pub(crate) fn describe_change(change: &ChangeReport) -> String {
         writeln!(text, "  {label:<10} {value}").expect("writing to a String never fails");
     };
     line("noticed", format!("{} ago", format_ms(Some(change.age_ms))));
-    line("processed", format!("after {}", format_ms(Some(change.seen_after_ms))));
-    if change.forgotten {
+    line("processed", format!("after {}", format_ms(Some(change.processed_after_ms))));
+    if change.expired {
         line("sent", "details are no longer available".to_owned());
         return text;
     }
@@ -42,7 +42,7 @@ pub(crate) fn describe_change(change: &ChangeReport) -> String {
         line("sent", "not yet: waiting for the debounce interval".to_owned());
         return text;
     };
-    let others = match change.together {
+    let others = match change.push_size {
         0 | 1 => String::new(),
         all => format!(", together with {}", format_count(all - 1, "other")),
     };
@@ -51,17 +51,17 @@ pub(crate) fn describe_change(change: &ChangeReport) -> String {
         "affected",
         format!(
             "{}, and {} received it",
-            format_count(change.concerned, "proxy"),
+            format_count(change.affected, "proxy"),
             change.recipients
         ),
     );
     line("applied", format!("{}, {} bytes", format_count(change.applied, "proxy"), change.bytes));
-    if change.refused > 0 {
+    if change.rejected > 0 {
         line(
             "rejected",
             format!(
-                "{}: see `leno get proxies --stale`",
-                format_count(usize::try_from(change.refused).unwrap_or(usize::MAX), "time")
+                "{}: see `leno get proxies --out-of-sync`",
+                format_count(usize::try_from(change.rejected).unwrap_or(usize::MAX), "time")
             ),
         );
     }
@@ -86,9 +86,9 @@ const COLUMNS: &[Column] = &[
     Column::always("applied"),
     Column::always("after"),
     Column::always("bytes"),
-    Column::always("what"),
+    Column::always("cause"),
     Column::wide("affected"),
-    Column::wide("together"),
+    Column::wide("push size"),
     Column::wide("rejected"),
 ];
 
@@ -101,17 +101,17 @@ mod tests {
             id: 42,
             cause: "Workload shop/cart-1 is new or changed".to_owned(),
             age_ms: 12_000.0,
-            seen_after_ms: 61.0,
+            processed_after_ms: 61.0,
             sent_after_ms: Some(82.0),
             applied_after_ms: Some(97.25),
-            together: 3,
-            concerned: 100,
+            push_size: 3,
+            affected: 100,
             recipients: 90,
             applied: 90,
-            refused: 0,
+            rejected: 0,
             bytes: 8100,
             waiting: Vec::new(),
-            forgotten: false,
+            expired: false,
         }
     }
 

@@ -42,14 +42,14 @@ pub(crate) struct Circuit {
     state: String,
     pub(crate) trigger: String,
     pub(crate) age_s: u64,
-    open_for_ms: u64,
+    open_duration_ms: u64,
     /// The status of rejected requests. A sidecar of an earlier release does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
     threads: usize,
     /// The number of the sidecar's threads. A sidecar of an earlier release does not report it.
     #[serde(default)]
-    of_threads: usize,
+    total_threads: usize,
 }
 
 impl Circuit {
@@ -65,7 +65,7 @@ impl Circuit {
 
     /// True while every thread rejects requests.
     pub(crate) fn is_open_everywhere(&self) -> bool {
-        self.is_open() && self.threads == self.of_threads
+        self.is_open() && self.threads == self.total_threads
     }
 }
 
@@ -108,7 +108,7 @@ pub(super) fn circuit_table(all: &[SidecarCircuits]) -> Listing {
                 circuit.state.clone(),
                 circuit.trigger.clone(),
                 format_duration(Duration::from_secs(circuit.age_s)),
-                format_duration(Duration::from_millis(circuit.open_for_ms)),
+                format_duration(Duration::from_millis(circuit.open_duration_ms)),
                 circuit.threads.to_string(),
                 circuit.policy.clone(),
             ]);
@@ -123,7 +123,7 @@ const COLUMNS: &[Column] = &[
     Column::always("state"),
     Column::always("cause"),
     Column::always("age"),
-    Column::always("open for"),
+    Column::always("open duration"),
     Column::wide("threads"),
     Column::always("policy"),
 ];

@@ -11,13 +11,13 @@ pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
         Column::always("object"),
         Column::always("rule"),
         Column::always("matches 1h"),
-        Column::always("hits"),
+        Column::always("matches"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for rule in rules {
-        let RuleStatus { kind, name, rule, hour, hits } = rule;
-        let (hour, hits) = (hour.to_string(), hits.to_string());
-        listing.add_row([kind.clone(), name.clone(), rule.clone(), hour, hits]);
+        let RuleStatus { kind, name, rule, matches_1h, matches } = rule;
+        let (matches_1h, matches) = (matches_1h.to_string(), matches.to_string());
+        listing.add_row([kind.clone(), name.clone(), rule.clone(), matches_1h, matches]);
     }
     listing
 }
@@ -25,11 +25,11 @@ pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
 /// Returns the matches of one object's rules within the last hour; empty if there were none.
 pub(super) fn hits_of(rules: &[RuleStatus], kind: &str, name: &str) -> String {
     let found = rules.iter().filter(|rule| rule.kind == kind && rule.name == name);
-    let hits = found.map(|RuleStatus { rule, hour, .. }| match rule.as_str() {
-        "" => hour.to_string(),
-        rule => format!("{rule}: {hour}"),
+    let matches = found.map(|RuleStatus { rule, matches_1h, .. }| match rule.as_str() {
+        "" => matches_1h.to_string(),
+        rule => format!("{rule}: {matches_1h}"),
     });
-    hits.collect::<Vec<_>>().join(", ")
+    matches.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -38,12 +38,12 @@ mod tests {
 
     #[test]
     fn the_rules_of_an_object_are_reported_together() {
-        let rule = |kind: &str, rule: &str, hour| RuleStatus {
+        let rule = |kind: &str, rule: &str, matches_1h| RuleStatus {
             kind: kind.to_owned(),
             name: "shop/a".to_owned(),
             rule: rule.to_owned(),
-            hour,
-            hits: 9,
+            matches_1h,
+            matches: 9,
         };
         let rules = [rule("HTTPRoute", "0", 1), rule("HTTPRoute", "2", 3), rule("Lane", "", 4)];
         assert_eq!(hits_of(&rules, "HTTPRoute", "shop/a"), "0: 1, 2: 3");

@@ -20,7 +20,7 @@ pub(super) fn describe_status(status: &Status) -> String {
     let convergence = &status.convergence;
     let lines = [
         ("trust domain", status.trust_domain.clone()),
-        ("traffic mode", status.traffic_mode.clone()),
+        ("default policy", status.default_policy.clone()),
         ("workloads", format!("{}, {} with a ready sidecar", status.workloads, status.registered)),
         ("services", status.services.to_string()),
         (
@@ -28,8 +28,8 @@ pub(super) fn describe_status(status: &Status) -> String {
             format!(
                 "{} connected, {} out of sync, {} rejecting; {}",
                 status.proxies,
-                status.behind,
-                status.refusing,
+                status.out_of_sync,
+                status.rejecting,
                 format_count(status.peers, "other control plane")
             ),
         ),
@@ -216,10 +216,10 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
     ];
     let mut listing = Listing::new(COLUMNS);
     for proxy in proxies {
-        let state = if proxy.refused > 0 {
-            format!("rejects {}", proxy.refused)
+        let state = if proxy.rejected > 0 {
+            format!("rejects {}", proxy.rejected)
         } else if proxy.applied < proxy.sent {
-            let behind = Duration::try_from_secs_f64(proxy.behind_seconds.unwrap_or_default());
+            let behind = Duration::try_from_secs_f64(proxy.out_of_sync_seconds.unwrap_or_default());
             format!("out of sync for {}", format_duration(behind.unwrap_or_default()))
         } else {
             "current".to_owned()
@@ -231,14 +231,14 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
             format_duration(connected.unwrap_or_default()),
             proxy.services.to_string(),
             state,
-            match proxy.world_age_seconds.map(Duration::try_from_secs_f64) {
+            match proxy.config_age_seconds.map(Duration::try_from_secs_f64) {
                 Some(Ok(age)) => format!("{} old", format_duration(age)),
                 _ => "none".to_owned(),
             },
             proxy.version.clone(),
             proxy.admin.clone().unwrap_or_default(),
             join_parts(proxy.subscriptions.iter().cloned()),
-            proxy.refusals.last().cloned().unwrap_or_default(),
+            proxy.rejections.last().cloned().unwrap_or_default(),
         ]);
     }
     listing
@@ -315,7 +315,7 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
     ];
     let mut listing = Listing::new(COLUMNS);
     for policy in policies {
-        let in_force = match (policy.in_force, &policy.why) {
+        let in_force = match (policy.in_force, &policy.reason) {
             (true, _) => "yes".to_owned(),
             (false, Some(why)) => format!("no: {why}"),
             (false, None) => "no".to_owned(),
@@ -370,7 +370,7 @@ fn sent(finding: &Value) -> String {
     let place = (!place.is_empty()).then(|| place.join(":"));
     let parts = [place, object, part("field"), part("problem")];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("{}; {}", parts.join(": "), part("remedy").unwrap_or_default())
+    format!("{}; {}", parts.join(": "), part("hint").unwrap_or_default())
 }
 
 fn join_parts(parts: impl Iterator<Item = String>) -> String {
@@ -402,9 +402,9 @@ mod tests {
             "rejected": [{
                 "file": "mesh.yaml", "line": 12, "column": 7, "kind": "HTTPRoute",
                 "namespace": "bookinfo", "name": "reviews", "field": "spec.rules",
-                "problem": "what is wrong", "remedy": "what to do",
+                "problem": "what is wrong", "hint": "what to do",
             }],
-            "warnings": [{"file": "a.yaml", "problem": "odd", "remedy": "even"}],
+            "warnings": [{"file": "a.yaml", "problem": "odd", "hint": "even"}],
             "trust_domain": "it cannot be replaced",
         });
         assert_eq!(
@@ -422,7 +422,7 @@ mod tests {
             kind: "Retry".to_owned(),
             name: name.to_owned(),
             in_force,
-            why: why.map(str::to_owned),
+            reason: why.map(str::to_owned),
             ..PolicyStatus::default()
         };
         let all = [
@@ -446,7 +446,7 @@ mod tests {
             parent: parent.to_owned(),
             accepted,
             resolved: true,
-            why: Vec::new(),
+            reasons: Vec::new(),
         };
         let both = [parent("shop/a", true), parent("shop/b", false)];
         assert_eq!(said_of(&both, |it| it.accepted), "shop/a: yes, shop/b: no");

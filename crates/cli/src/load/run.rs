@@ -51,7 +51,7 @@ impl LoadArgs {
         let duration = self.step_duration.or(self.duration);
         Ok(Plan {
             protocol,
-            reuse: if self.fresh_connections { Reuse::Fresh } else { Reuse::Keep },
+            reuse: if self.disable_keepalive { Reuse::Fresh } else { Reuse::Keep },
             pace: Pace::Closed { connections: self.connections },
             duration: duration.unwrap_or(if bounded { DAY } else { DURATION }),
             warm_up: self.warmup.unwrap_or(if bounded { Duration::ZERO } else { WARM_UP }),

@@ -37,7 +37,8 @@ pub(super) enum Whence {
 pub(super) enum Found {
     /// An object that Leno reads.
     Object(Box<Object>),
-    /// The settings of another mesh: its permissive mode, its egress mode, and other settings in effect.
+    /// The settings of another mesh: its permissive traffic policy mode, its egress mode, and other settings in
+    /// effect.
     Settings { permissive: bool, egress: Egress, others: Vec<String> },
     /// An item of Sermant's configuration center without a corresponding object.
     Published(Item),
@@ -256,7 +257,7 @@ fn read_one(
         (false, true) => {
             let why = rejected.iter().map(|refusal| {
                 let field = refusal.at.field.as_deref().unwrap_or("document");
-                format!("{field}: {}; {}", refusal.problem, refusal.remedy)
+                format!("{field}: {}; {}", refusal.problem, refusal.hint)
             });
             let why = why.collect::<Vec<_>>().join("; ");
             Ok(Some((title, Found::Unread { why, may_keep_out })))
@@ -266,7 +267,7 @@ fn read_one(
                 let within = refusal.at.line.unwrap_or(1) as usize;
                 let line = line + within.saturating_sub(1);
                 let field = refusal.at.field.as_deref().unwrap_or("document");
-                format!("{name}:{line}: {title}: {field}: {}; {}", refusal.problem, refusal.remedy)
+                format!("{name}:{line}: {title}: {field}: {}; {}", refusal.problem, refusal.hint)
             });
             Err(shown.collect::<Vec<_>>().join("\n  "))
         }

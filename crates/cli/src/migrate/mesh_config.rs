@@ -22,23 +22,23 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
     // Both default to false in the schema.
     let permissive = value(PERMISSIVE) == Some("true");
     let egress = if value(EGRESS) == Some("true") { Egress::Allow } else { Egress::Deny };
-    let unheeded = UNHEEDED.iter().map(|(field, remedy)| (*field, (*remedy).to_owned()));
+    let unheeded = UNHEEDED.iter().map(|(field, hint)| (*field, (*hint).to_owned()));
     let lists = EXCLUSION_LISTS
         .iter()
         .filter(|_| whence == Whence::File)
         .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
     let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| whence == Whence::File);
-    let gateway = gateway.map(|(field, remedy)| (field, remedy.to_owned()));
+    let gateway = gateway.map(|(field, hint)| (field, hint.to_owned()));
     let switched_off = ALWAYS_ON
         .iter()
         .filter(|(field, _)| value(field) == Some("false"))
-        .map(|(field, remedy)| (*field, (*remedy).to_owned()));
+        .map(|(field, hint)| (*field, (*hint).to_owned()));
     let others = unheeded
         .chain(lists)
         .chain(gateway)
         .filter(|(field, _)| is_enabled(values, field))
         .chain(switched_off)
-        .map(|(field, remedy)| format!("{field}: {remedy}"));
+        .map(|(field, hint)| format!("{field}: {hint}"));
     Some(Found::Settings { permissive, egress, others: others.collect() })
 }
 
@@ -54,12 +54,12 @@ fn is_enabled(values: &[(String, String)], field: &str) -> bool {
 
 /// Returns the equivalent native MeshConfig.
 pub(super) fn native_config(permissive: bool, egress: Egress) -> Value {
-    let mode = if permissive { "permissive" } else { "strict" };
+    let default_policy = if permissive { "allow" } else { "deny" };
     json!({
         "apiVersion": "leno.dev/v1alpha1",
         "kind": "MeshConfig",
         "metadata": {"name": "mesh"},
-        "spec": {"trafficMode": mode, "egress": egress.as_str()},
+        "spec": {"defaultPolicy": default_policy, "egress": egress.as_str()},
     })
 }
 

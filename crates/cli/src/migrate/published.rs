@@ -88,7 +88,7 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
         _ => {
             let reported = rejected.iter().map(|refusal| {
                 let field = refusal.at.field.as_deref().unwrap_or("document");
-                format!("item {}: {field}: {}; {}", item.key, refusal.problem, refusal.remedy)
+                format!("item {}: {field}: {}; {}", item.key, refusal.problem, refusal.hint)
             });
             Err(reported.collect::<Vec<_>>().join("\n  "))
         }

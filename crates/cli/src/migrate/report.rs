@@ -14,10 +14,10 @@ pub(super) struct Entry {
     /// Kind and name.
     object: String,
     /// Its location.
-    place: String,
+    location: String,
     outcome: Outcome,
     /// The equivalent objects.
-    becomes: Vec<String>,
+    replacements: Vec<String>,
     /// The reasons for the outcome, or the differences.
     reasons: Vec<String>,
     /// True if a dropped part may have restricted access.
@@ -37,9 +37,9 @@ enum Outcome {
     /// No remaining object references it.
     NotNeeded,
     /// It stays unchanged, and Leno reads it.
-    Left,
+    Unchanged,
     /// Dropped without an equivalent.
-    NotKept,
+    Dropped,
 }
 
 /// The outcomes of all documents.
@@ -52,11 +52,11 @@ impl Report {
             if matches!(document.found, Found::Comments) {
                 continue;
             }
-            let entry = |outcome, becomes, reasons| Entry {
+            let entry = |outcome, replacements, reasons| Entry {
                 object: document.title.clone(),
-                place: document.place.clone(),
+                location: document.place.clone(),
                 outcome,
-                becomes,
+                replacements,
                 reasons,
                 widens: false,
             };
@@ -71,10 +71,10 @@ impl Report {
                     entry(Outcome::Changed, names(objects), differences)
                 }
                 Fate::Dropped(why) => entry(Outcome::NotNeeded, Vec::new(), one(why)),
-                Fate::Left(why) => entry(Outcome::Left, Vec::new(), one(why)),
+                Fate::Left(why) => entry(Outcome::Unchanged, Vec::new(), one(why)),
                 Fate::Lost(why) => Entry {
                     widens: document.may_keep_out(),
-                    ..entry(Outcome::NotKept, Vec::new(), one(why))
+                    ..entry(Outcome::Dropped, Vec::new(), one(why))
                 },
             });
             if let (Found::Settings { others, .. }, Fate::Rewritten(_)) = (&document.found, fate)
@@ -82,7 +82,7 @@ impl Report {
             {
                 entries.push(Entry {
                     widens: document.may_keep_out(),
-                    ..entry(Outcome::NotKept, Vec::new(), others.clone())
+                    ..entry(Outcome::Dropped, Vec::new(), others.clone())
                 });
             }
         }
@@ -93,9 +93,9 @@ impl Report {
     pub(super) fn with_unread(mut self, unread: Vec<Unread>) -> Self {
         self.0.extend(unread.into_iter().map(|Unread { object, place, why }| Entry {
             object,
-            place,
-            outcome: Outcome::NotKept,
-            becomes: Vec::new(),
+            location: place,
+            outcome: Outcome::Dropped,
+            replacements: Vec::new(),
             reasons: vec![why],
             widens: false,
         }));
@@ -110,7 +110,7 @@ impl Report {
 
     /// True if no rule is dropped.
     pub(super) fn keeps_all(&self) -> bool {
-        self.count_outcome(Outcome::NotKept) == 0
+        self.count_outcome(Outcome::Dropped) == 0
     }
 
     /// Returns the entries, for programs.
@@ -137,12 +137,12 @@ impl Report {
             text.extend([&*line, wider, "\n"]);
         }
         text.push_str(&format!(
-            "{} native already, {} rewritten{but}, {} not needed, {} left as they are, {} not kept\n",
+            "{} native already, {} rewritten{but}, {} not needed, {} unchanged, {} dropped\n",
             self.count_outcome(Outcome::Native),
             self.count_outcome(Outcome::Rewritten) + changed,
             self.count_outcome(Outcome::NotNeeded),
-            self.count_outcome(Outcome::Left),
-            self.count_outcome(Outcome::NotKept),
+            self.count_outcome(Outcome::Unchanged),
+            self.count_outcome(Outcome::Dropped),
         ));
         text
     }
@@ -151,22 +151,22 @@ impl Report {
 impl Entry {
     /// Returns the line of a document that is not native.
     fn report_line(&self) -> Option<String> {
-        let (becomes, why) = (self.becomes.join(" and "), self.reasons.join("; "));
+        let (replacements, why) = (self.replacements.join(" and "), self.reasons.join("; "));
         Some(match self.outcome {
             Outcome::Native => return None,
-            Outcome::Rewritten => format!("rewritten: {self} is {becomes}"),
-            Outcome::Changed => format!("rewritten: {self} is {becomes}, but: {why}"),
+            Outcome::Rewritten => format!("rewritten: {self} is {replacements}"),
+            Outcome::Changed => format!("rewritten: {self} is {replacements}, but: {why}"),
             Outcome::NotNeeded => format!("not needed: {self}: {why}"),
-            Outcome::Left => format!("left as it is: {self}: {why}"),
-            Outcome::NotKept => format!("not kept: {self}: {why}"),
+            Outcome::Unchanged => format!("unchanged: {self}: {why}"),
+            Outcome::Dropped => format!("dropped: {self}: {why}"),
         })
     }
 }
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { object, place, .. } = self;
-        write!(f, "{object} ({place})")
+        let Self { object, location, .. } = self;
+        write!(f, "{object} ({location})")
     }
 }
 

@@ -84,7 +84,7 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         Object::ServicePolicy(policy) => match setting::convert_policy(objects, policy) {
             Some(outcome) => outcome,
             None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
-                Err("an OutlierRemoval has another algorithm: write one manually".to_owned())
+                Err("an OutlierDetection has another algorithm: write one manually".to_owned())
             }
             None => return Fate::Native,
         },

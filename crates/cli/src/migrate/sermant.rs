@@ -64,13 +64,13 @@ fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {
     };
     if !found.rules.is_empty() {
         let rules: Result<Vec<Value>, String> = found.rules.iter().map(write_rule).collect();
-        spec["otherwise"] = write_fallbacks(&found.otherwise);
+        spec["fallbackPolicy"] = write_fallbacks(&found.fallback_policy);
         spec["rules"] = rules?.into();
     }
     if !found.by_caller.is_empty() {
         let preferences: Result<Vec<Value>, String> =
             found.by_caller.iter().map(write_preference).collect();
-        spec["sameTag"] = preferences?.into();
+        spec["preferSameTag"] = preferences?.into();
     }
     Ok(spec)
 }

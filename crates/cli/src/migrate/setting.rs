@@ -1,8 +1,8 @@
 //! Conversion of an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`.
 
 use leno_model::{
-    CircuitBreaker, Each, FixedAnswer, Object, PathMatch, PolicyScope, Rate, RateLimits, RateRule,
-    ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip, WarmUp,
+    CircuitBreaker, FixedResponse, Object, PathMatch, PolicyScope, Rate, RateLimitKey, RateLimits,
+    RateRule, ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip, WarmUp,
 };
 use serde_json::{Map, Value, json};
 
@@ -56,7 +56,7 @@ fn convert_warm_up(
         "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
         "spec": {
             "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
-            "warmUp": {"time": format_exact_time(time)?, "minPercent": percent_min},
+            "warmup": {"time": format_exact_time(time)?, "minPercent": percent_min},
         },
     })])
 }
@@ -136,19 +136,19 @@ fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, 
     }
     if let Some(trip) = &breaker.trip {
         spec.insert("trip".to_owned(), Value::Object(trip_spec(trip)?));
-        let FixedAnswer { status, body, .. } = &breaker.answer;
-        let mut answer = Map::new();
+        let FixedResponse { status, body, .. } = &breaker.response;
+        let mut response = Map::new();
         if let Some(status) = status {
             if !(400..=599).contains(status) {
                 return Err(format!("an open circuit responds with {status}, natively 400 to 599"));
             }
-            answer.insert("status".to_owned(), json!(status));
+            response.insert("status".to_owned(), json!(status));
         }
         if let Some(body) = body {
-            answer.insert("body".to_owned(), json!(body));
+            response.insert("body".to_owned(), json!(body));
         }
-        if !answer.is_empty() {
-            spec.insert("answer".to_owned(), Value::Object(answer));
+        if !response.is_empty() {
+            spec.insert("response".to_owned(), Value::Object(response));
         }
     }
     Ok(spec)
@@ -158,7 +158,7 @@ fn trip_spec(trip: &Trip) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     terms.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
     terms.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
-    terms.insert("steps".to_owned(), json!(trip.steps));
+    terms.insert("buckets".to_owned(), json!(trip.buckets));
     terms.insert("minimumRequests".to_owned(), json!(trip.requests_min));
     if let Some(percent) = whole_percent(trip.failed)? {
         terms.insert("percent".to_owned(), json!(percent));
@@ -168,11 +168,11 @@ fn trip_spec(trip: &Trip) -> Result<Map<String, Value>, String> {
             whole_percent(slow.too_many)?.ok_or("a ratio of slow requests without a percentage")?;
         terms.insert(
             "slow".to_owned(),
-            json!({"from": format_exact_time(slow.from)?, "percent": percent}),
+            json!({"threshold": format_exact_time(slow.threshold)?, "percent": percent}),
         );
     }
-    terms.insert("openFor".to_owned(), json!(format_exact_time(trip.open_for)?));
-    terms.insert("probes".to_owned(), json!(trip.probes));
+    terms.insert("openDuration".to_owned(), json!(format_exact_time(trip.open_duration)?));
+    terms.insert("halfOpenRequests".to_owned(), json!(trip.half_open_requests));
     Ok(terms)
 }
 
@@ -216,26 +216,26 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
     if !matches.is_empty() {
         terms.insert("matches".to_owned(), Value::Array(matches));
     }
-    debug_assert_eq!(rule.each, Each::Nothing, "the schema has one bucket for all");
+    debug_assert_eq!(rule.key, RateLimitKey::Nothing, "the schema has one bucket for all");
     terms.extend(rate_spec(rule.rate, "requests")?);
-    if rule.is_last {
-        terms.insert("last".to_owned(), json!(true));
+    if rule.stop {
+        terms.insert("stop".to_owned(), json!(true));
     }
-    let mut answer = Map::new();
-    if let Some(status) = rule.answer.status {
-        answer.insert("status".to_owned(), json!(status));
+    let mut response = Map::new();
+    if let Some(status) = rule.response.status {
+        response.insert("status".to_owned(), json!(status));
     }
     let headers: Vec<Value> = rule
-        .answer
+        .response
         .headers
         .iter()
         .map(|header| json!({"name": header.name, "value": header.value}))
         .collect();
     if !headers.is_empty() {
-        answer.insert("headers".to_owned(), Value::Array(headers));
+        response.insert("headers".to_owned(), Value::Array(headers));
     }
-    if !answer.is_empty() {
-        terms.insert("answer".to_owned(), Value::Object(answer));
+    if !response.is_empty() {
+        terms.insert("response".to_owned(), Value::Object(response));
     }
     Ok(terms)
 }
@@ -243,7 +243,7 @@ fn rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
 fn rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     terms.insert(key.to_owned(), json!(rate.count));
-    terms.insert("in".to_owned(), json!(format_exact_time(rate.time)?));
+    terms.insert("per".to_owned(), json!(format_exact_time(rate.time)?));
     if rate.size != rate.count {
         terms.insert("burst".to_owned(), json!(rate.size));
     }

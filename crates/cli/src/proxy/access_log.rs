@@ -71,8 +71,8 @@ impl AccessLogArgs {
 }
 
 fn parse_percentage(text: &str) -> Result<Sampling, String> {
-    let remedy = "use one from 0% to 100% with at most four decimals, such as 1%";
-    Sampling::parse(text).ok_or_else(|| remedy.to_owned())
+    let hint = "use one from 0% to 100% with at most four decimals, such as 1%";
+    Sampling::parse(text).ok_or_else(|| hint.to_owned())
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(crate) struct Report {
     pub(crate) open_listeners: BTreeMap<String, SocketAddr>,
     /// Closed listeners, each with the cause.
     #[serde(default)]
-    pub(crate) closed: BTreeMap<String, String>,
+    pub(crate) closed_listeners: BTreeMap<String, String>,
     /// Requests in progress, once the supervisor has ordered the count.
     #[serde(default)]
     pub(crate) in_flight: Option<u64>,
@@ -142,7 +142,7 @@ async fn report_changes<F: Fn() -> u64>(
                 pid: std::process::id(),
                 admin: reported.admin,
                 open_listeners: states.open.clone(),
-                closed: states.closed.clone(),
+                closed_listeners: states.closed.clone(),
                 in_flight,
             };
             if last.as_ref() != Some(&report)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use leno_model::{ClientRanges, Upgrades};
-use leno_proxy::{ClusterDomain, Config, Interception, LookUps, OnExpiry, Versions};
+use leno_proxy::{ClusterDomain, Config, DnsProxy, Interception, OnExpiry, Versions};
 
 use super::access_log::AccessLogArgs;
 use crate::duration::parse_duration;
@@ -26,16 +26,16 @@ pub(crate) struct SettingArgs {
     /// Address in the workload's network namespace, from which nftables redirects connections to this sidecar
     /// (ports 15001 outbound, 15003 inbound, 53 DNS); requires root
     #[arg(long, value_name = "IP", conflicts_with_all = ["inbound", "http_proxy"])]
-    redirected: Option<IpAddr>,
+    redirect_address: Option<IpAddr>,
     /// Redirect IPv6 connections as well
-    #[arg(long, requires = "redirected")]
-    redirected_v6: bool,
+    #[arg(long, requires = "redirect_address")]
+    redirect_ipv6: bool,
     /// Exempt the sidecar's own traffic from redirection by its user ID, and leave DNS to the cluster:
     /// destinations are matched by address. As in a pod, where no privileges are required
-    #[arg(long, requires = "redirected")]
+    #[arg(long, requires = "redirect_address")]
     uid_exempt: bool,
     /// Answer the application's DNS queries for services of the mesh, and forward all others to the resolvers
-    /// in /etc/resolv.conf; `leno intercept --dns` redirects the queries
+    /// in /etc/resolv.conf; `leno redirect --dns` redirects the queries
     #[arg(long, requires = "uid_exempt")]
     dns: bool,
     /// Cluster domain of service names [default: from the search list of /etc/resolv.conf, else cluster.local]
@@ -48,7 +48,7 @@ pub(crate) struct SettingArgs {
 /// Optional settings of sidecars and gateways.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServingArgs {
-    /// Address of the read-only admin interface: /metrics, /ready, /world, /connections
+    /// Address of the read-only admin interface: /metrics, /ready, /config, /connections
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     admin: SocketAddr,
     /// Clients allowed to read /metrics at --health: `any`, or a comma-separated list of addresses and ranges
@@ -59,7 +59,7 @@ pub(crate) struct ServingArgs {
     cores: u16,
     /// CA certificates (PEM) used to verify https collectors [default: the system's roots]
     #[arg(long, value_name = "FILE")]
-    collector_roots: Option<PathBuf>,
+    collector_ca: Option<PathBuf>,
     #[command(flatten)]
     access_log: AccessLogArgs,
     /// Comma-separated protocols allowed for `Upgrade` and extended CONNECT, such as websocket,tcp; `any`: all
@@ -84,36 +84,36 @@ pub(crate) struct ServingArgs {
 impl SettingArgs {
     /// Applies the options to a configuration.
     pub(crate) fn apply(&self, config: &mut Config) {
-        config.interception = match self.redirected {
+        config.interception = match self.redirect_address {
             Some(address) if self.uid_exempt => Interception::in_pod(address, self.ip_versions()),
             Some(address) => Interception::redirect_to(address, self.ip_versions()),
             None => {
                 Interception::Listeners { inbound: self.inbound, http_proxy: self.http_proxy.0 }
             }
         };
-        config.look_ups =
-            self.dns.then(|| LookUps::in_pod(self.cluster_domain.clone(), self.ip_versions()));
+        config.dns_proxy =
+            self.dns.then(|| DnsProxy::in_pod(self.cluster_domain.clone(), self.ip_versions()));
         self.serving.apply(config);
     }
 
     /// Rejects a configuration without an upstream DNS resolver: every query for a name outside the mesh would
     /// fail.
     pub(crate) fn check_resolver(config: &Config) -> anyhow::Result<()> {
-        let Some(look_ups) = &config.look_ups else { return Ok(()) };
+        let Some(dns_proxy) = &config.dns_proxy else { return Ok(()) };
         anyhow::ensure!(
-            look_ups.have_resolvers(),
+            dns_proxy.have_resolvers(),
             "--dns: {} has no resolvers, or only loopback ones, whose queries are redirected back \
              to the sidecar: omit leno.dev/dns (or --dns), or add a resolver there that is not \
              loopback",
-            look_ups.resolvers.display()
+            dns_proxy.resolvers.display()
         );
         Ok(())
     }
 
     fn ip_versions(&self) -> Versions {
-        // `leno intercept` redirects both IP versions in a pod, whichever of them it has.
+        // `leno redirect` redirects both IP versions in a pod, whichever of them it has.
         let has_both = self.uid_exempt && has_v6();
-        match self.redirected_v6 || has_both {
+        match self.redirect_ipv6 || has_both {
             true => Versions::Both,
             false => Versions::V4,
         }
@@ -125,7 +125,7 @@ impl ServingArgs {
     pub(crate) fn apply(&self, config: &mut Config) {
         config.admin = self.admin;
         config.metrics_from.clone_from(&self.metrics_from);
-        config.collector_roots.clone_from(&self.collector_roots);
+        config.collector_ca.clone_from(&self.collector_ca);
         config.cores = usize::from(self.cores);
         config.upgrades.clone_from(&self.upgrades);
         config.access_log = self.access_log.log_choice();
@@ -229,22 +229,26 @@ mod tests {
         assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
-        let pod = parse_config(&["--redirected=10.1.2.3", "--uid-exempt"]);
+        let pod = parse_config(&["--redirect-address=10.1.2.3", "--uid-exempt"]);
         let Interception::Redirect { address, inbound, dns: None, mark: None, .. } =
             pod.interception
         else {
             panic!("{:?}", pod.interception)
         };
         assert_eq!((address, inbound), ([10, 1, 2, 3].into(), "0.0.0.0:15003".parse().unwrap()));
-        let line =
-            ["--redirected=10.1.2.3", "--uid-exempt", "--dns", "--cluster-domain=Corp.Example."];
-        let look_ups = parse_config(&line).look_ups.unwrap();
-        assert_eq!(look_ups.domain.to_string(), "corp.example");
-        assert_eq!(look_ups.at[0], "127.0.0.1:15053".parse().unwrap());
+        let line = [
+            "--redirect-address=10.1.2.3",
+            "--uid-exempt",
+            "--dns",
+            "--cluster-domain=Corp.Example.",
+        ];
+        let dns_proxy = parse_config(&line).dns_proxy.unwrap();
+        assert_eq!(dns_proxy.domain.to_string(), "corp.example");
+        assert_eq!(dns_proxy.at[0], "127.0.0.1:15053".parse().unwrap());
         let scratch = tempfile::tempdir().unwrap();
         let mut config = parse_config(&line);
         let file = scratch.path().join("resolv.conf");
-        config.look_ups.as_mut().unwrap().resolvers.clone_from(&file);
+        config.dns_proxy.as_mut().unwrap().resolvers.clone_from(&file);
         for (text, is_good) in [
             ("nameserver 10.0.0.1\nnameserver 127.0.0.1\n", true),
             ("nameserver 127.0.0.1\nnameserver ::1\n", false),

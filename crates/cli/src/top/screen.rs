@@ -87,10 +87,10 @@ pub(super) fn render_all(view: &View, format: Format) -> String {
 }
 
 fn no_traffic_text(view: &View) -> &'static str {
-    match view.traffic.report_every_ms {
+    match view.traffic.report_interval_ms {
         Some(_) => "no traffic yet: sidecars report it every few seconds",
         None => {
-            "sidecars do not report traffic: start the control plane without --report-every off"
+            "sidecars do not report traffic: start the control plane without --report-interval off"
         }
     }
 }
@@ -151,12 +151,12 @@ fn distribute_lines(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize
 }
 
 fn render_header(view: &View, size: Size, look: Look) -> String {
-    let Status { trust_domain, traffic_mode, proxies, behind, workloads, .. } = &view.status;
+    let Status { trust_domain, default_policy, proxies, out_of_sync, workloads, .. } = &view.status;
     // Every request enters the mesh once, from a workload to a service.
     let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
     let text = format!(
-        "leno top · {trust_domain} · {traffic_mode} · {proxies} of {workloads} sidecars, {behind} \
+        "leno top · {trust_domain} · default policy {default_policy} · {proxies} of {workloads} sidecars, {out_of_sync} \
          out of sync · {}",
         format_rate(total)
     );
@@ -237,7 +237,7 @@ fn rejection_table(view: &View) -> Listing {
         Column::always("reason"),
         Column::always("share"),
         Column::always("requests"),
-        Column::always("by"),
+        Column::always("side"),
         Column::wide("sidecars"),
         Column::wide("policies"),
     ];
@@ -248,7 +248,7 @@ fn rejection_table(view: &View) -> Listing {
             rejection.reason.clone(),
             format_share(Some(rejection.share)),
             rejection.requests.to_string(),
-            rejection.by.clone(),
+            rejection.side.clone(),
             rejection.sidecars.join(", "),
             rejection.policies.join(", "),
         ]);

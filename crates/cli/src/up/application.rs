@@ -478,7 +478,13 @@ mod tests {
     fn sample_report(port: u16) -> Report {
         let listener = ([127, 0, 0, 1], port).into();
         let open_listeners = BTreeMap::from([("http-proxy".to_owned(), listener)]);
-        Report { pid: 1, admin: listener, open_listeners, closed: BTreeMap::new(), in_flight: None }
+        Report {
+            pid: 1,
+            admin: listener,
+            open_listeners,
+            closed_listeners: BTreeMap::new(),
+            in_flight: None,
+        }
     }
 
     fn sample_workload() -> Workload {

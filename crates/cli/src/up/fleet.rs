@@ -119,7 +119,8 @@ impl Standing {
     pub(super) fn failing(workload: Arc<Workload>, closed: BTreeMap<String, String>) -> Self {
         let admin = ([127, 0, 0, 1], 1).into();
         let open_listeners = BTreeMap::new();
-        let report = Report { pid: 1, admin, open_listeners, closed, in_flight: None };
+        let report =
+            Report { pid: 1, admin, open_listeners, closed_listeners: closed, in_flight: None };
         let application = Progress {
             state: State::Restarting,
             restarts: 7,

@@ -233,12 +233,12 @@ impl std::str::FromStr for Subnet {
 fn build_placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
     let wrapper = ["ip", "netns", "exec", &namespace.name];
     let options = [
-        "--redirected".to_owned(),
+        "--redirect-address".to_owned(),
         address.to_string(),
         "--admin".to_owned(),
         format!("{address}:{ADMIN_PORT}"),
     ];
-    let v6 = has_v6().then(|| OsString::from("--redirected-v6"));
+    let v6 = has_v6().then(|| OsString::from("--redirect-ipv6"));
     Placement {
         wrapper: wrapper.map(OsString::from).to_vec(),
         sidecar_options: options.map(OsString::from).into_iter().chain(v6).collect(),

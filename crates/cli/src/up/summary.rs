@@ -19,11 +19,11 @@ pub(super) struct Introduced<'a> {
 /// Renders the summary.
 pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) -> String {
     let mut text = format!(
-        "\n{}: {}, {}, {} mode, trust domain {}\n\n",
+        "\n{}: {}, {}, default policy {}, trust domain {}\n\n",
         describe_health(members),
         format_count(status.workloads, "workload"),
         format_count(status.services, "service"),
-        status.traffic_mode,
+        status.default_policy,
         status.trust_domain,
     );
     let placed = members.iter().any(|member| member.namespace.is_some());
@@ -55,7 +55,8 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
 /// Returns the first line's start, with the numbers of problems.
 fn describe_health(members: &[Introduced<'_>]) -> String {
     let all = || members.iter().map(|member| member.standing);
-    let closed: usize = all().filter_map(|it| it.report.as_ref()).map(|it| it.closed.len()).sum();
+    let closed: usize =
+        all().filter_map(|it| it.report.as_ref()).map(|it| it.closed_listeners.len()).sum();
     let unstable = all().filter(|it| it.does_not_stay_up()).count();
     let lost: usize = all().map(|it| it.port_problems().len()).sum();
     let form = |count: usize, one: &str, more: &str| if count == 1 { one } else { more }.to_owned();
@@ -81,7 +82,7 @@ fn describe_health(members: &[Introduced<'_>]) -> String {
 /// Returns the problems of a workload, one per line.
 fn member_problems(member: &Standing) -> Vec<String> {
     let name = &member.workload.name;
-    let closed = member.report.iter().flat_map(|report| &report.closed);
+    let closed = member.report.iter().flat_map(|report| &report.closed_listeners);
     let mut lines: Vec<String> =
         closed.map(|(listener, why)| format!("{name}: {listener} is closed: {why}")).collect();
     if let Some(exit) = member.last_exit().filter(|_| member.does_not_stay_up()) {
@@ -141,7 +142,11 @@ fn render_usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> S
 /// True unless the sidecar reports that the listener is closed.
 fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
     let name = format!("listener-{}", listener.listen);
-    member.standing.report.as_ref().is_none_or(|report| !report.closed.contains_key(&name))
+    member
+        .standing
+        .report
+        .as_ref()
+        .is_none_or(|report| !report.closed_listeners.contains_key(&name))
 }
 
 /// Returns the command prefix for a workload's network namespace: the host does not reach its outbound

@@ -11,7 +11,7 @@ fn accepts_a_good_mesh_and_points_at_what_is_odd() {
     let done = place.run_leno(&["check", "-f", "mesh.yaml"]);
     assert_eq!(done.code, Some(0), "{done:?}");
     expect![[r#"
-        warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: in strict mode the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
+        warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: with default policy deny the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         ok: 14 objects, 0 rejected, 1 warning
     "#]]
     .assert_eq(&done.out);
@@ -33,7 +33,7 @@ fn names_file_line_field_and_remedy_of_what_is_rejected() {
 
 #[test]
 fn tells_programs_the_same() {
-    let bad = MESH.replace("trafficMode: strict", "trafficMode: strickt");
+    let bad = MESH.replace("defaultPolicy: deny", "defaultPolicy: denny");
     let place = Place::with_files(&[("mesh.yaml", &bad)]);
     let done = place.run_leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
     assert_eq!(done.code, Some(1), "{done:?}");
@@ -44,8 +44,8 @@ fn tells_programs_the_same() {
     assert_eq!(rejected["file"], "mesh.yaml");
     assert_eq!(rejected["line"], 5);
     assert_eq!(rejected["kind"], "MeshConfig");
-    assert_eq!(rejected["field"], "spec.trafficMode");
-    assert!(rejected["remedy"].as_str().is_some_and(|remedy| remedy.contains("strict")));
+    assert_eq!(rejected["field"], "spec.defaultPolicy");
+    assert!(rejected["hint"].as_str().is_some_and(|hint| hint.contains("deny")));
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn without_a_cluster_somebody_says_that_network_plugins_lead_connections() {
     let needs = |more: &[&str]| {
         let done = place.run_leno(&[&words[..], more].concat());
         assert_eq!(done.code, Some(0), "{done:?}");
-        (done.out.contains("NET_ADMIN"), done.out.contains("leno.dev/intercept:"))
+        (done.out.contains("NET_ADMIN"), done.out.contains("leno.dev/redirect:"))
     };
     assert_eq!(needs(&[]), (true, false));
     assert_eq!(needs(&["--cni"]), (false, true));

@@ -122,7 +122,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
 /// The HTTP proxy of a sidecar treats a host of two labels as external, unless the mesh has that namespace.
 #[test]
 fn a_host_outside_is_decided_as_the_http_proxy_does() {
-    let deny = MESH.replace("trafficMode: strict}", "trafficMode: strict, egress: deny}");
+    let deny = MESH.replace("defaultPolicy: deny}", "defaultPolicy: deny, egress: deny}");
     let egress = format!(
         "{deny}\n---\napiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
          metadata: {{name: out, namespace: shop}}\n\
@@ -241,7 +241,7 @@ fn every_reason_is_explained() {
         denied-outbound: No policy allows this client to use the service.
           code      E3004
           status    403
-          at fault  ours: the sidecar, its rules or its limits
+          at fault  mesh: the sidecar, its rules or its limits
           retried   never: a retry would fail again, or the request may have taken effect
           hint      Add the client's account to the sources of a TrafficTarget for the account of the service.
     "#]]
@@ -252,12 +252,12 @@ fn every_reason_is_explained() {
 fn a_policy_of_the_service_is_listed_with_what_it_does() {
     let policy = "
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: ratings, namespace: shop}
 spec:
   targetRefs: [{kind: Service, name: ratings}]
-  consecutive: 3
-  keepAtLeast: 2
+  consecutiveFailures: 3
+  minHealthy: 2
   healthCheck: {httpGet: {path: /healthz}, interval: 5s}
 ";
     let place = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
@@ -265,13 +265,13 @@ spec:
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let done = place.run_leno(&arguments);
     assert_eq!(done.code, Some(0), "{done:?}");
-    let line = done.out.lines().find(|line| line.contains("OutlierRemoval")).unwrap();
-    expect!["OutlierRemoval shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
+    let line = done.out.lines().find(|line| line.contains("OutlierDetection")).unwrap();
+    expect!["OutlierDetection shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
         .assert_eq(line.trim());
     let done = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     let policies = &json["backends"][0]["policies"];
-    assert_eq!(policies[0]["policy"], "OutlierRemoval shop/ratings", "{json}");
+    assert_eq!(policies[0]["policy"], "OutlierDetection shop/ratings", "{json}");
 }
 
 #[test]
@@ -381,11 +381,11 @@ const FORWARDED: &str = r#"
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: called, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: reviews}], limits: {requests: 2}}}
 ---
-{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: called, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: reviews}], consecutive: 5}}
+{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {name: called, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews}], consecutiveFailures: 5}}
 ---
-{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: own, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: reviews-v1}], consecutive: 3}}
+{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {name: own, namespace: shop},
+ spec: {targetRefs: [{kind: Service, name: reviews-v1}], consecutiveFailures: 3}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: Hedging, metadata: {name: called, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: reviews}], after: 50ms}}
@@ -398,7 +398,7 @@ const FORWARDED: &str = r#"
 ---
 {apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: slow, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: reviews}],
-        rules: [{matches: [{path: {value: /slow}}], delay: {time: 1s}}]}}
+        rules: [{matches: [{path: {value: /slow}}], delay: {fixedDelay: 1s}}]}}
 "#;
 
 #[test]
@@ -412,15 +412,15 @@ fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_
         reported.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
         backend   shop/reviews-v1 port 9080, 90 % of such requests
-                  OutlierRemoval shop/own: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
+                  OutlierDetection shop/own: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
                   CircuitBreaker shop/called: across all backends of the called service, limits concurrency to 2 requests
                   Hedging shop/called: hedges requests with an idempotent method to a second endpoint after 50ms
-        no effect OutlierRemoval shop/called: the backend shop/reviews-v1 has its own: OutlierRemoval shop/own
+        no effect OutlierDetection shop/called: the backend shop/reviews-v1 has its own: OutlierDetection shop/own
         no effect FaultInjection shop/slow: no rule of the policy matches the request
         no effect Hedging shop/second: Hedging shop/called takes precedence at shop/reviews port 9080
                   shop/reviews-v1-1 (account shop/reviews): allowed by the TrafficTarget shop/reviews
         backend   shop/reviews-v2 port 9080, 10 % of such requests
-                  OutlierRemoval shop/called: ejects an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
+                  OutlierDetection shop/called: ejects an endpoint when 5 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s; at most 50 % are ejected, at least 1 stays
                   CircuitBreaker shop/called: across all backends of the called service, limits concurrency to 2 requests
                   Hedging shop/called: hedges requests with an idempotent method to a second endpoint after 50ms
         no effect FaultInjection shop/slow: no rule of the policy matches the request
@@ -435,7 +435,7 @@ fn a_fault_that_aborts_every_request_is_the_verdict() {
         let fault = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: FaultInjection\nmetadata: {{name: broken, namespace: shop}}\n\
              spec:\n  targetRefs: [{{kind: Service, name: reviews}}]\n  \
-             rules: [{{abort: {{percent: {percent}, status: 418}}}}]\n"
+             rules: [{{abort: {{percent: {percent}, httpStatus: 418}}}}]\n"
         );
         let place = Place::with_files(&[("mesh.yaml", MESH), ("fault.yaml", &fault)]);
         let url = "http://reviews:9080/reviews/1";
@@ -549,9 +549,9 @@ kind: TagRoute
 metadata: {name: orders, namespace: shop}
 spec:
   service: orders
-  otherwise: default
+  fallbackPolicy: default
   rules:
-  - {match: {headers: {x-none: "1"}}, split: [{tags: {version: "3"}}], otherwise: fail}
+  - {match: {headers: {x-none: "1"}}, split: [{tags: {version: "3"}}], fallbackPolicy: fail}
   - match: {headers: {x-user-tier: gold}}
     split: [{weight: 10, tags: {version: "2"}}, {weight: 90, instances: default}]
 "#;
@@ -624,7 +624,7 @@ fn nobody_with_the_tags_is_a_refusal() {
             tag set   100 %: no endpoint: 503 no-tagged-endpoint
                       shop/orders-1 is excluded: it has version=1
                       shop/orders-2 is excluded: it has version=2
-            verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or set a fallback in `otherwise` of the TagRoute; `leno explain request` shows the rule and the instances.
+            verdict   503 no-tagged-endpoint: No instance has the tags that a tag rule requires for the request. Start a workload with these labels, or set a fallback in `fallbackPolicy` of the TagRoute; `leno explain request` shows the rule and the instances.
         "#]],
     );
 }
@@ -767,7 +767,7 @@ const BYTES: &str = r#"
  spec: {selector: {app: bytes}, ports: [{port: 9000, appProtocol: tcp}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: bytes-1, namespace: shop, labels: {app: bytes}},
- spec: {serviceAccount: bytes, trafficMode: permissive, ports: [{port: 9000, protocol: TCP}]}}
+ spec: {serviceAccount: bytes, defaultPolicy: allow, ports: [{port: 9000, protocol: TCP}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: bytes}], limits: {connections: 3, requests: 2}}}
@@ -779,10 +779,10 @@ const BYTES: &str = r#"
  spec: {targetRefs: [{kind: Service, name: bytes}], algorithm: Maglev, key: {header: x}}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: faults, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{abort: {status: 503}}]}}
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{abort: {httpStatus: 503}}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 1, in: 1h}]}}
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 1, per: 1h}]}}
 ---
 {apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry, namespace: shop},
  spec: {source: {kind: ServiceAccount, name: page, namespace: shop},
@@ -795,7 +795,7 @@ fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
     // The limit applies to requests, and rejects opaque bytes.
     let open = BYTES.split("---\n").filter(|document| !document.contains("kind: RateLimit"));
     let open = open.collect::<Vec<_>>().join("---\n");
-    let strict = open.replace("trafficMode: permissive, ", "");
+    let strict = open.replace("defaultPolicy: allow, ", "");
     let closed = "reset denied-outbound: ";
     for (bytes, url, code, expected) in [
         (
@@ -867,13 +867,13 @@ fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() 
         ("r.yaml", redirect),
     ]);
     expect![[r#"
-        no effect OutlierRemoval shop/called: HTTPRoute shop/ratings answers the request without forwarding it
+        no effect OutlierDetection shop/called: HTTPRoute shop/ratings answers the request without forwarding it
         no effect CircuitBreaker shop/called: HTTPRoute shop/ratings answers the request without forwarding it
         no effect FaultInjection shop/slow: HTTPRoute shop/ratings answers the request without forwarding it
         no effect Hedging shop/called: HTTPRoute shop/ratings answers the request without forwarding it
         no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
     expect![[r#"
-        no effect OutlierRemoval shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
+        no effect OutlierDetection shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect CircuitBreaker shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect FaultInjection shop/slow: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect Hedging shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
@@ -883,7 +883,7 @@ fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() 
     let done = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     let why = "HTTPRoute shop/ratings answers the request without forwarding it";
-    assert_eq!(json["not_applied"][0]["why"], why, "{json}");
+    assert_eq!(json["not_applied"][0]["reason"], why, "{json}");
 }
 
 #[test]
@@ -899,12 +899,12 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
     let place =
         Place::with_files(&[("mesh.yaml", MESH), ("policies.yaml", &policies), ("s.yaml", split)]);
     expect![[r#"
-        no effect OutlierRemoval shop/called: no request is sent to shop/other: it has no port 9080
+        no effect OutlierDetection shop/called: no request is sent to shop/other: it has no port 9080
         no effect CircuitBreaker shop/called: no request is sent to shop/other: it has no port 9080
         no effect FaultInjection shop/slow: no request is sent to shop/other: it has no port 9080
         no effect Hedging shop/called: no request is sent to shop/other: it has no port 9080
         no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080
-        no effect OutlierRemoval shop/called: no request is sent to shop/missing: there is no such Service
+        no effect OutlierDetection shop/called: no request is sent to shop/missing: there is no such Service
         no effect CircuitBreaker shop/called: no request is sent to shop/missing: there is no such Service
         no effect FaultInjection shop/slow: no request is sent to shop/missing: there is no such Service
         no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service

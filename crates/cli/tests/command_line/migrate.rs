@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::run::Place;
 
-/// A strict OSM mesh: access policies, two splits, limits, and unsupported settings.
+/// An OSM mesh in SMI traffic policy mode: access policies, two splits, limits, and unsupported settings.
 const OLD: &str = r#"
 apiVersion: config.openservicemesh.io/v1alpha2
 kind: MeshConfig
@@ -150,7 +150,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
     assert_eq!(done.code, Some(3), "{done:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
-        not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
+        dropped: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
         not needed: HTTPRouteGroup shop/stock (old/rules/smi.yaml:1): its rules are part of the policies that referenced it, or no policy referenced it
         not needed: HTTPRouteGroup shop/firefox (old/rules/smi.yaml:11): its rules are part of the policies that referenced it, or no policy referenced it
         not needed: TCPRoute shop/sql (old/rules/smi.yaml:16): its rules are part of the policies that referenced it, or no policy referenced it
@@ -158,8 +158,8 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         rewritten: TrafficTarget shop/db (old/rules/smi.yaml:29) is AccessPolicy shop/db
         rewritten: TrafficSplit shop/stock (old/rules/smi.yaml:37) is HTTPRoute shop/stock
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
-        not kept: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
-        9 native already, 5 rewritten, 3 not needed, 0 left as they are, 2 not kept
+        dropped: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
+        9 native already, 5 rewritten, 3 not needed, 0 unchanged, 2 dropped
     "#]].assert_eq(&done.out);
     let checked = place.run_leno(&["check", "-f", "new"]);
     assert_eq!(checked.code, Some(0), "{checked:?}");
@@ -219,10 +219,10 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
     }
 }
 
-/// The old files lack settings that Leno reads: strict mode is added.
+/// The old files lack settings that Leno reads: `defaultPolicy: deny` is added.
 fn decided_old(place: &Place, request: &[&str]) -> Value {
     let strict = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-                  spec: {trafficMode: strict}\n";
+                  spec: {defaultPolicy: deny}\n";
     let beside = place.path().join("old/strict.yaml");
     std::fs::write(beside, strict).expect("a file");
     decide_request(place, "old", request)
@@ -274,7 +274,7 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
         ("Retry shop/page (old/rules.yaml:17)", "spec.retryPolicy.retryOn", false),
         ("TrafficSplit shop/stock (old/rules.yaml:25)", "spec.backends", false),
     ] {
-        let begin = format!("not kept: {kind}: ");
+        let begin = format!("dropped: {kind}: ");
         let line = reported.iter().find(|line| line.starts_with(&begin)).expect(kind);
         assert!(line.contains(field), "{line}");
         assert_eq!(line.contains("access may become wider"), wider, "{line}");
@@ -292,15 +292,12 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
     let done = place.run_leno(&["migrate", "check", "-f", "old"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     let summary = done.out.lines().last().expect("a summary");
-    assert_eq!(
-        summary,
-        "9 native already, 5 rewritten, 3 not needed, 0 left as they are, 3 not kept"
-    );
+    assert_eq!(summary, "9 native already, 5 rewritten, 3 not needed, 0 unchanged, 3 dropped");
     for line in [
         "rewritten: TrafficTarget shop/stock (old/smi.yaml:21) is AccessPolicy shop/stock",
-        "not kept: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): \
+        "dropped: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): \
          spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends",
-        "not kept: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a supported \
+        "dropped: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a supported \
          kind; access may become wider: no other rule denies or limits the same requests",
     ] {
         assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
@@ -311,7 +308,7 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
     let done = place.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
     let entries: Vec<Value> = serde_json::from_str(&done.out).expect("JSON");
     let egress = entries.iter().find(|it| it["object"] == "Egress shop/pay").expect("the Egress");
-    assert_eq!((&egress["outcome"], &egress["widens"]), (&"not-kept".into(), &false.into()));
+    assert_eq!((&egress["outcome"], &egress["widens"]), (&"dropped".into(), &false.into()));
     assert!(egress["reasons"][0].as_str().expect("a reason").contains("mtls"), "{egress}");
 
     let native = OLD.split_once("---").expect("documents").1;
@@ -332,7 +329,7 @@ fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
         let title = format!("HTTPRouteGroup shop/{name} ");
         done.out.lines().find(|line| line.contains(&title)).expect("a line")
     };
-    assert!(reported("mail").starts_with("not kept: "), "{done:?}");
+    assert!(reported("mail").starts_with("dropped: "), "{done:?}");
     assert!(reported("stock").starts_with("not needed: "), "{done:?}");
     assert!(done.out.contains("\n9 native already, "), "{done:?}");
     let written = std::fs::read_to_string(place.path().join("new/smi.yaml")).expect("a file");

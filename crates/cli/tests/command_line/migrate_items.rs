@@ -79,7 +79,7 @@ fn items_become_policies_or_are_reported_of() {
     let new = std::fs::read_to_string(place.path().join("new/items.yaml")).expect("a file");
     let (objects, rejected) = leno_registry::read_str("new", &new);
     assert_eq!((objects.len(), rejected), (5, Vec::new()), "{new}");
-    let limit = "requests: 20\n    in: \"1s\"\n    burst: 10\n";
+    let limit = "requests: 20\n    per: \"1s\"\n    burst: 10\n";
     assert!(new.contains(limit) && new.contains("method: PUT\n"), "{new}");
 }
 
@@ -89,7 +89,7 @@ fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
                  - {key: servicecomb.rateLimiting.a, value: \"{rate: 5\"}\n";
     let place = Place::with_files(&[("old/kie.yaml", items)]);
     let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    let line = "not kept: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
+    let line = "dropped: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
         become wider: no other rule denies or limits the same requests";
     assert!(done.out.lines().any(|reported| reported == line), "{}", done.out);
     assert!(!done.out.contains("is RateLimit"), "{}", done.out);
@@ -117,7 +117,7 @@ fn what_has_no_native_form_is_named_with_its_field() {
         ("servicecomb.faultInjection.a: {type: delay}", "percentage: not between 1 and 100"),
         ("servicecomb.circuitBreaker.a: {forceOpen: true}", "forceOpen: a manual switch"),
         ("servicecomb.circuitBreaker.a: {}", "set only `serviceName`"),
-        ("servicecomb.instanceIsolation.a: {}", "write an OutlierRemoval"),
+        ("servicecomb.instanceIsolation.a: {}", "write an OutlierDetection"),
         ("servicecomb.system.a: {qps: 5}", "`concurrency.adaptive`"),
     ] {
         let items = format!("{group}{items}\n");
@@ -135,15 +135,15 @@ fn a_reason_names_the_field_and_the_key_that_it_is_about() {
     for (text, expected) in [
         (
             items,
-            "not kept: item servicecomb.tagRule.web (old/x.yaml:1): keys of `enabled-previous-rule` are \
+            "dropped: item servicecomb.tagRule.web (old/x.yaml:1): keys of `enabled-previous-rule` are \
              not supported: publish it under servicecomb.routeRule.web manually",
         ),
         (
             items,
-            "not kept: item servicecomb.globalLaneRule (old/x.yaml:1): keys of `enabled-previous-rule` are \
+            "dropped: item servicecomb.globalLaneRule (old/x.yaml:1): keys of `enabled-previous-rule` are \
              not supported: publish it under servicecomb.globalRouteRule manually",
         ),
-        ("unrelated.key: |\n  a: b\n", "not kept: document (old/x.yaml:1): kind is missing"),
+        ("unrelated.key: |\n  a: b\n", "dropped: document (old/x.yaml:1): kind is missing"),
     ] {
         let place = Place::with_files(&[("old/x.yaml", text)]);
         let done = place.run_leno(&["migrate", "check", "-f", "old"]);

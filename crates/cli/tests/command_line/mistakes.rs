@@ -113,12 +113,12 @@ fn hints_about_paths_name_what_the_command_takes() {
 fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a}\nspec: {}\n";
     let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-                  spec: {trafficMode: Strict}\n";
+                  spec: {defaultPolicy: Deny}\n";
     let place = Place::with_files(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
     for command in ["up", "control"] {
         let done = place.run_leno(&[command, "-f", "mesh", "--data", "state"]);
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
-        assert!(done.err.contains("mesh/config.yaml:4:21: MeshConfig mesh: "), "{done:?}");
+        assert!(done.err.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{done:?}");
         let last = done.err.lines().last().unwrap_or_default();
         assert!(last.starts_with("error: a rejected document may be the MeshConfig"), "{done:?}");
     }
@@ -155,8 +155,8 @@ fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refuse
     std::fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("a mode");
     let done = place.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
     assert_eq!(done.code, Some(1), "{done:?}");
-    let remedy = format!("`chmod 700 {}`", shared.display());
-    assert!(done.err.contains(&remedy) && done.err.lines().count() == 1, "{done:?}");
+    let hint = format!("`chmod 700 {}`", shared.display());
+    assert!(done.err.contains(&hint) && done.err.lines().count() == 1, "{done:?}");
 }
 
 #[test]

@@ -65,12 +65,12 @@ impl Place {
 
 const LENO: &str = env!("CARGO_BIN_EXE_leno");
 
-/// A mesh in strict mode: a client that may read ratings, and a split of reviews.
+/// A mesh with `defaultPolicy: deny`: a client that may read ratings, and a split of reviews.
 pub(crate) const MESH: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: strict}
+spec: {trustDomain: cluster.local, defaultPolicy: deny}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Workload

@@ -20,7 +20,7 @@ fn a_mesh_that_does_not_answer_is_not_healthy_and_status_says_what_to_do() {
     let done = place.run_leno(&["status", "-o", "json"]);
     let verdict: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!((done.code, &verdict["healthy"]), (Some(1), &Value::Bool(false)));
-    assert_eq!(verdict["findings"][0]["weight"], "problem");
+    assert_eq!(verdict["findings"][0]["severity"], "problem");
 }
 
 #[test]
@@ -36,8 +36,8 @@ fn what_is_no_address_or_time_is_refused_with_an_example() {
     for (arguments, expected) in [
         (["control", "-f", "x", "--page", "80"], "127.0.0.1:15080"),
         (["up", "-f", "x", "--page", "localhost:80"], "`off`"),
-        (["control", "-f", "x", "--report-every", "1ms"], "1s to 10s"),
-        (["up", "-f", "x", "--report-every", "1h"], "`off`"),
+        (["control", "-f", "x", "--report-interval", "1ms"], "1s to 10s"),
+        (["up", "-f", "x", "--report-interval", "1h"], "`off`"),
     ] {
         let done = place.run_leno(&arguments);
         assert_eq!(done.code, Some(2), "{arguments:?} {done:?}");

@@ -241,7 +241,7 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
             () = tokio::task::yield_now() => {}
         }
     }
-    assert_eq!(office.certifier.refused, 0);
+    assert_eq!(office.certifier.rejected, 0);
     assert_eq!(office.certifier.known_certificates().count(), 0);
 }
 

@@ -1,8 +1,8 @@
 //! Access rules of a workload: the policies that apply to its account, with all objects they refer to.
 
 use leno_model::{
-    Access, AccessRule, HttpRouteGroup, InboundPolicy, PolicyAction, PolicyRule, PortSet,
-    RequestMatch, TargetRule, TrafficMode, TrafficTarget, Workload,
+    Access, AccessRule, DefaultPolicy, HttpRouteGroup, InboundPolicy, PolicyAction, PolicyRule,
+    PortSet, RequestMatch, TargetRule, TrafficTarget, Workload,
 };
 
 use crate::mesh::Mesh;
@@ -11,23 +11,24 @@ use crate::mesh::Mesh;
 /// workload's account as destination, and an empty list if there is none.
 pub(super) fn compile_access(mesh: &Mesh, workload: &Workload) -> Access {
     match mesh.mode_of(workload) {
-        TrafficMode::Permissive => Access::Permissive,
-        TrafficMode::Strict | TrafficMode::Audit => {
+        DefaultPolicy::Allow => Access::AllowAll,
+        DefaultPolicy::Deny | DefaultPolicy::DryRun => {
             let rules = mesh.targets_of(&workload.account).map(|target| compile_rule(mesh, target));
-            Access::Strict(rules.collect())
+            Access::AllowListed(rules.collect())
         }
     }
 }
 
 /// Compiles the remaining inbound policy of a workload.
 pub(super) fn compile_inbound_policy(mesh: &Mesh, workload: &Workload) -> InboundPolicy {
-    let mode = mesh.mode_of(workload);
+    let default_policy = mesh.mode_of(workload);
     // Requests that are allowed by default need no allow rules.
-    let decides =
-        |rule: &&PolicyRule| rule.action == PolicyAction::Deny || mode != TrafficMode::Permissive;
+    let decides = |rule: &&PolicyRule| {
+        rule.action == PolicyAction::Deny || default_policy != DefaultPolicy::Allow
+    };
     let rules = mesh.access_policies_of(workload).flat_map(|policy| &policy.rules);
     InboundPolicy {
-        is_audited: mode == TrafficMode::Audit,
+        is_dry_run: default_policy == DefaultPolicy::DryRun,
         rules: rules.filter(decides).cloned().collect(),
     }
 }

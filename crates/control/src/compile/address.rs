@@ -182,8 +182,11 @@ mod tests {
         let mut dual = mesh.workload(&name).unwrap().clone();
         let other: IpAddr = "fd00:1::7".parse().unwrap();
         dual.other_addresses.insert(other);
-        let touched = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
-        assert!(touched.addresses.contains(&other) && touched.addresses.contains(&dual.address));
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual.clone())));
+        assert!(
+            affected_set.addresses.contains(&other)
+                && affected_set.addresses.contains(&dual.address)
+        );
         let found =
             address_entries(&mesh, &BTreeSet::from([other, dual.address]), &mut Views::default());
         assert_eq!(found.at[&other], found.at[&dual.address]);
@@ -191,8 +194,8 @@ mod tests {
             matches!(&*found.at[&other], AddressEntry::Workload { workload, .. } if *workload == name)
         );
         dual.other_addresses.clear();
-        let touched = mesh.apply(Change::Upsert(Object::Workload(dual)));
-        assert!(touched.addresses.contains(&other));
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual)));
+        assert!(affected_set.addresses.contains(&other));
         let found = address_entries(&mesh, &BTreeSet::from([other]), &mut Views::default());
         assert_eq!(*found.at[&other], AddressEntry::Outside);
     }
@@ -214,8 +217,8 @@ mod tests {
         assert!(is_routed(&mesh), "its route leads to both versions");
         for name in ["reviews-v1-1", "reviews-v2-1"] {
             let key = leno_model::ObjectKey::Workload(workload_name(name));
-            let touched = mesh.apply(Change::Remove(key));
-            assert!(!touched.addresses.is_empty());
+            let affected_set = mesh.apply(Change::Remove(key));
+            assert!(!affected_set.addresses.is_empty());
         }
         assert!(!is_routed(&mesh));
     }
@@ -224,9 +227,9 @@ mod tests {
     fn who_waits_for_the_sidecar_of_a_workload_never_calls_it_without() {
         let mut mesh = bookinfo_cluster();
         let name = workload_name("details-1");
-        let touched = mesh.set_listeners(&name, None);
+        let affected_set = mesh.set_listeners(&name, None);
         let address = mesh.workload(&name).unwrap().address;
-        assert!(touched.addresses.contains(&address));
+        assert!(affected_set.addresses.contains(&address));
         let found = address_entries(&mesh, &BTreeSet::from([address]), &mut Views::default());
         assert!(found.unheard.contains(&address));
         let AddressEntry::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
@@ -238,11 +241,11 @@ mod tests {
         let mut mesh = bookinfo_cluster();
         let mut successor = mesh.workload(&workload_name("stranger-1")).unwrap().clone();
         successor.address = mesh.workload(&workload_name("details-1")).unwrap().address;
-        let touched = mesh.apply(Change::Upsert(Object::Workload(successor.clone())));
-        assert!(touched.addresses.contains(&successor.address));
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(successor.clone())));
+        assert!(affected_set.addresses.contains(&successor.address));
         let key = leno_model::ObjectKey::Workload(workload_name("details-1"));
-        let touched = mesh.apply(Change::Remove(key));
-        assert!(touched.addresses.contains(&successor.address));
+        let affected_set = mesh.apply(Change::Remove(key));
+        assert!(affected_set.addresses.contains(&successor.address));
         let found =
             address_entries(&mesh, &BTreeSet::from([successor.address]), &mut Views::default());
         let AddressEntry::Workload { workload: name, .. } = &*found.at[&successor.address] else {

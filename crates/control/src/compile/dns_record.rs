@@ -60,9 +60,9 @@ mod tests {
     fn move_to(mesh: &mut Mesh, name: &str, address: [u8; 4], ready: bool) {
         let mut moved = mesh.workload(&workload_name(name)).unwrap().clone();
         (moved.address, moved.ready) = (address.into(), ready);
-        let touched = mesh.apply(Change::Upsert(Object::Workload(moved)));
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(moved)));
         assert!(
-            touched.services.contains(&service_name("reviews")),
+            affected_set.services.contains(&service_name("reviews")),
             "whoever looked it up is told"
         );
     }
@@ -88,8 +88,8 @@ mod tests {
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));
         assert_eq!(resolve_name(&mesh, "reviews"), ["fd00:1::1".parse::<IpAddr>().unwrap()]);
         changed.addresses.extend([IpAddr::from([10, 96, 0, 1]), "fd00::1".parse().unwrap()]);
-        let touched = mesh.apply(Change::Upsert(Object::Service(changed)));
-        assert!(touched.services.contains(&service_name("reviews")));
+        let affected_set = mesh.apply(Change::Upsert(Object::Service(changed)));
+        assert!(affected_set.services.contains(&service_name("reviews")));
         assert_eq!(
             resolve_name(&mesh, "reviews"),
             [IpAddr::from([10, 96, 0, 1]), "fd00::1".parse().unwrap()]

@@ -1,10 +1,10 @@
 //! The endpoints that sidecars balance over, and the unmeshed endpoints that sidecars and gateways leave out
-//! because of policies that only a sidecar enforces, the mode, or `egress`.
+//! because of policies that only a sidecar enforces, the default policy, or `egress`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Egress, ObjectKey, PolicyAction, Service, ServiceName, ServicePort, TrafficMode, Workload,
+    DefaultPolicy, Egress, ObjectKey, PolicyAction, Service, ServiceName, ServicePort, Workload,
     WorkloadName,
 };
 use leno_registry::JOINING_LABEL;
@@ -82,8 +82,8 @@ fn is_joining(mesh: &Mesh, service: &Service) -> bool {
 /// The setting that forbids plaintext from sidecars to an unmeshed workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Barrier {
-    /// The workload's mode is `strict`: only members of the mesh are called.
-    Strict,
+    /// The workload's default policy is `deny`: only members of the mesh are called.
+    DefaultPolicy,
     /// The mesh has `egress: deny`.
     Egress,
 }
@@ -91,13 +91,13 @@ pub(crate) enum Barrier {
 /// Returns the setting that forbids plaintext from sidecars to an unmeshed workload; `None` without such a
 /// setting.
 pub(crate) fn barrier(mesh: &Mesh, workload: &Workload) -> Option<Barrier> {
-    if mesh.mode_of(workload) == TrafficMode::Strict {
-        return Some(Barrier::Strict);
+    if mesh.mode_of(workload) == DefaultPolicy::Deny {
+        return Some(Barrier::DefaultPolicy);
     }
     (mesh.config().egress == Egress::Deny).then_some(Barrier::Egress)
 }
 
-/// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the mode or
+/// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the default policy or
 /// `egress`, and the setting, while sidecars balance over its endpoints (even if none with a sidecar is ready).
 pub(crate) fn barred_workloads(mesh: &Mesh, service: &Service) -> Option<(usize, Barrier)> {
     if !is_balanced(mesh, &service.name) {
@@ -174,17 +174,17 @@ pub(super) fn needing_sidecar(
     policies
 }
 
-/// Returns the policies on the account of a workload that reject requests there. In mode `audit` none does; in
-/// mode `permissive` allow policies do not.
+/// Returns the policies on the account of a workload that reject requests there. With `defaultPolicy: dry-run`
+/// none does; with `allow`, allow policies do not.
 fn access_policies<'a>(
     mesh: &'a Mesh,
     workload: &'a Workload,
 ) -> impl Iterator<Item = ObjectKey> + 'a {
-    let mode = mesh.mode_of(workload);
-    let rejects = move |action: PolicyAction| match mode {
-        TrafficMode::Audit => false,
-        TrafficMode::Permissive => action == PolicyAction::Deny,
-        TrafficMode::Strict => true,
+    let default_policy = mesh.mode_of(workload);
+    let rejects = move |action: PolicyAction| match default_policy {
+        DefaultPolicy::DryRun => false,
+        DefaultPolicy::Allow => action == PolicyAction::Deny,
+        DefaultPolicy::Deny => true,
     };
     let access = mesh.access_policies_of(workload);
     let access = access.filter(move |policy| policy.rules.iter().any(|rule| rejects(rule.action)));

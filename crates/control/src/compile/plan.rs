@@ -33,7 +33,7 @@ pub(crate) fn compile_proxy_config(mesh: &Mesh, workload: &Workload) -> Workload
         limits: port_limits(mesh, workload),
         sight: (*mesh.config().sight).clone(),
         egress: mesh.config().egress,
-        plaintext: mesh.config().plaintext_of(workload),
+        mtls: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
         openings: compile_ingress_rules(mesh, workload),
         egress_rules: egress_rules(mesh, workload),

@@ -5,27 +5,27 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Endpoint, EndpointId, HttpRoute, Name, PortView, Protocol, Reach, RouteKind, RouteName,
-    RouteRule, Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules,
-    TargetPort, TlsRule, TrafficMode, WeightedBackend, Workload,
+    DefaultPolicy, Endpoint, EndpointId, HttpRoute, Name, PortView, Protocol, Reach, RouteKind,
+    RouteName, RouteRule, Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules,
+    TargetPort, TlsRule, WeightedBackend, Workload,
 };
 
 use super::enforcement::{Enforcement, Stage, barrier};
 use super::plan::by_convention;
 use super::split;
-use crate::mesh::{Mesh, Touched};
+use crate::mesh::{AffectedSet, Mesh};
 
 /// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
-    /// All clients: if nothing is strict, they share one view.
+    /// All clients: if no part of the mesh denies by default, they share one view.
     Anybody,
     /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),
     /// The clients under this account.
     Account(ServiceAccount),
-    /// Gateway proxies, which reach unmeshed endpoints in mode `strict` too; with the account if something is
-    /// strict.
+    /// Gateway proxies, which reach unmeshed endpoints with `defaultPolicy: deny` too; with the account if
+    /// a part of the mesh denies by default.
     Gateway(Option<ServiceAccount>),
 }
 
@@ -76,8 +76,8 @@ impl Viewer {
 ///
 /// A client may call a service if it may call some workload of the service, or of a backend of its routes: one
 /// that is not strict, or an account that a policy lets it call. Endpoints that it may not call are left out.
-/// In a strict namespace, a service without workloads has no account that a policy could name: it is denied,
-/// since no policy allows it. An empty service is never open.
+/// In a namespace that denies by default, a service without workloads has no account that a policy could name:
+/// it is denied, since no policy allows it. An empty service is never open.
 pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
     let permitted = Permitted::for_viewer(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
@@ -211,15 +211,16 @@ impl Views {
     }
 
     /// Marks the views that may have changed.
-    pub(crate) fn mark_outdated(&mut self, touched: &Touched) {
-        if touched.everybody || !touched.accounts.is_empty() {
+    pub(crate) fn mark_outdated(&mut self, affected_set: &AffectedSet) {
+        if affected_set.everybody || !affected_set.accounts.is_empty() {
             for ((_, viewer), kept) in &mut self.kept {
                 let account = viewer.account();
-                let of_account = account.is_some_and(|account| touched.accounts.contains(account));
-                kept.stale |= touched.everybody || of_account;
+                let of_account =
+                    account.is_some_and(|account| affected_set.accounts.contains(account));
+                kept.stale |= affected_set.everybody || of_account;
             }
         }
-        for service in &touched.services {
+        for service in &affected_set.services {
             // The first variant sorts first.
             let all = self.kept.range_mut((service.clone(), Viewer::Anybody)..);
             let all = all.take_while(|((name, _), _)| name == service);
@@ -249,8 +250,8 @@ const SWEEPS_UNUSED_MAX: u8 = 16;
 /// The workloads that a client may call.
 enum Permitted<'a> {
     All,
-    /// Non-strict workloads, those under the accounts of `targets`, and those that an access policy lets the
-    /// client call.
+    /// Workloads that do not deny by default, those under the accounts of `targets`, and those that an access
+    /// policy lets the client call.
     Only {
         mesh: &'a Mesh,
         client: ServiceAccount,
@@ -274,7 +275,7 @@ impl<'a> Permitted<'a> {
         match self {
             Self::All => true,
             Self::Only { mesh, client, targets } => {
-                mesh.mode_of(workload) != TrafficMode::Strict
+                mesh.mode_of(workload) != DefaultPolicy::Deny
                     || targets.contains(&workload.account)
                     || mesh.lets_call(client, workload)
             }
@@ -308,7 +309,7 @@ fn may_reach(
             {
                 true
             }
-            None => mesh.config().mode_in(&name.namespace) != TrafficMode::Strict,
+            None => mesh.config().mode_in(&name.namespace) != DefaultPolicy::Deny,
         }
     })
 }
@@ -461,7 +462,7 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
 }
 
 /// Returns the unmeshed endpoints of a port at a stage, at the applications' own addresses. Endpoints with a
-/// policy that only a sidecar enforces are left out; for sidecars also those to which the mode or `egress`
+/// policy that only a sidecar enforces are left out; for sidecars also those to which the default policy or `egress`
 /// forbids plaintext.
 fn plain_endpoints(
     mesh: &Mesh,

@@ -45,8 +45,8 @@ fn render_config(world: &World) -> String {
             .unwrap();
     }
     match &plan.access {
-        Access::Permissive => writeln!(out, "  lets everybody in").unwrap(),
-        Access::Strict(rules) => {
+        Access::AllowAll => writeln!(out, "  lets everybody in").unwrap(),
+        Access::AllowListed(rules) => {
             writeln!(out, "  lets in by {} rules", rules.len()).unwrap();
             for rule in rules {
                 let http = rule.http.iter().map(|request| match &request.path {
@@ -498,8 +498,8 @@ fn a_weight_that_changes_is_reported_to_clients() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let reviews = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
     let heavier = Workload { weight: Weight::new(200).unwrap(), ..reviews.clone() };
-    let touched = mesh.apply(leno_model::Change::Upsert(Object::Workload(heavier)));
-    assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
+    let affected_set = mesh.apply(leno_model::Change::Upsert(Object::Workload(heavier)));
+    assert!(affected_set.services.contains(&service_name("reviews")), "{affected_set:?}");
 }
 
 #[test]
@@ -508,9 +508,9 @@ fn views_that_did_not_change_stay_the_same_and_changed_ones_keep_their_endpoints
     let mut views = Views::default();
     let (name, viewer) = (service_name("reviews"), Viewer::Anybody);
     let before = views.service_config(&mesh, &viewer, &name).unwrap();
-    let mut touched = mesh.set_listeners(&workload_name("details-1"), None);
-    touched.everybody = true;
-    views.mark_outdated(&touched);
+    let mut affected_set = mesh.set_listeners(&workload_name("details-1"), None);
+    affected_set.everybody = true;
+    views.mark_outdated(&affected_set);
     let same = views.service_config(&mesh, &viewer, &name).unwrap();
     assert!(Arc::ptr_eq(&before, &same));
     views.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
@@ -535,18 +535,19 @@ fn explaining_assumes_that_every_application_is_where_it_says() {
     assert!(error.to_string().contains("bookinfo/details-1"), "{error}");
 }
 
-const REMOVAL: &str = r"
+const OUTLIER_DETECTION: &str = r"
 ---
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: NAME, namespace: bookinfo}
 spec: {targetRefs: [{kind: Service, name: reviews-v1TARGET}]}
 ";
 
 #[test]
 fn a_policy_reaches_the_ports_it_is_attached_to_and_the_closest_decides() {
-    let removal =
-        |name: &str, target: &str| REMOVAL.replace("NAME", name).replace("TARGET", target);
+    let outlier_detection = |name: &str, target: &str| {
+        OUTLIER_DETECTION.replace("NAME", name).replace("TARGET", target)
+    };
     let sermant = r"
 ---
 apiVersion: leno.dev/v1alpha1
@@ -558,17 +559,17 @@ spec: {compat: sermant, config: 'enableRemoval: true'}
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{yaml}"));
         let view =
             compile_service(&mesh, &Viewer::Anybody, mesh.service(&service_name(name)).unwrap());
-        let removal = view.ports[&9080].traffic_policy.removal.clone();
-        removal.map(|removal| removal.policy.to_string())
+        let outlier_detection = view.ports[&9080].traffic_policy.outlier_detection.clone();
+        outlier_detection.map(|outlier_detection| outlier_detection.policy.to_string())
     };
     let some = |text: &str| Some(text.to_owned());
     assert_eq!(decides("", "reviews-v1"), None);
-    assert_eq!(decides(&removal("b", ""), "reviews-v2"), None);
-    let all = format!("{}{}{sermant}", removal("b", ""), removal("c", ""));
-    assert_eq!(decides(&all, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
+    assert_eq!(decides(&outlier_detection("b", ""), "reviews-v2"), None);
+    let all = format!("{}{}{sermant}", outlier_detection("b", ""), outlier_detection("c", ""));
+    assert_eq!(decides(&all, "reviews-v1"), some("OutlierDetection bookinfo/b"));
     assert_eq!(decides(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
-    let closer = format!("{all}{}", removal("z", ", port: 9080"));
-    assert_eq!(decides(&closer, "reviews-v1"), some("OutlierRemoval bookinfo/z"));
-    let other_replicas = format!("{all}{}", removal("a", ", port: 1"));
-    assert_eq!(decides(&other_replicas, "reviews-v1"), some("OutlierRemoval bookinfo/b"));
+    let closer = format!("{all}{}", outlier_detection("z", ", port: 9080"));
+    assert_eq!(decides(&closer, "reviews-v1"), some("OutlierDetection bookinfo/z"));
+    let other_replicas = format!("{all}{}", outlier_detection("a", ", port: 1"));
+    assert_eq!(decides(&other_replicas, "reviews-v1"), some("OutlierDetection bookinfo/b"));
 }

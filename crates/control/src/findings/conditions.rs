@@ -9,7 +9,7 @@ use leno_model::PlaintextClient;
 use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Facts, Finding, Weight, join_again, limit_findings, rejected_sidecar};
+use super::{Facts, Finding, Severity, join_again, limit_findings, rejected_sidecar};
 use crate::applications::{exit_remedy, port_remedy};
 
 /// Returns all of them, the most direct causes first.
@@ -62,10 +62,10 @@ pub(super) fn check_conditions(facts: &Facts) -> Vec<Finding> {
 
 /// Reports log lines that were dropped because a program's output blocked.
 fn dropped_lines(facts: &Facts) -> Vec<Finding> {
-    let finding = |what: String| {
-        let remedy =
+    let finding = |message: String| {
+        let hint =
             "free space on the disk of the log, or repair its reader; traffic is not affected";
-        Finding::notice(what, remedy)
+        Finding::notice(message, hint)
     };
     let own = facts.directory.iter().map(|it| it.log_lines_dropped).filter(|lines| *lines > 0);
     let own = own.map(|lines| {
@@ -93,7 +93,7 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
     let mut findings = Vec::new();
     let restarts = application.restarts;
     let exit = application.last_exit.as_deref();
-    if application.keeps_exiting {
+    if application.crash_looping {
         findings.push(Finding::problem(
             format!(
                 "{name}: the application keeps exiting (restarts: {restarts}{})",
@@ -124,16 +124,16 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
     let known = facts.workloads.iter().find(|known| known.name == *workload);
     // Its rejection is the purpose of a revocation.
     let is_meant = known.is_some_and(|known| known.has_sidecar() || known.revoked);
-    let weight = if *exists && !is_meant { Weight::Problem } else { Weight::Notice };
-    let what = format!(
+    let severity = if *exists && !is_meant { Severity::Problem } else { Severity::Notice };
+    let message = format!(
         "{workload}: a joining sidecar is rejected (attempts: {count}, last: {age_seconds} s ago): {reason}"
     );
-    let remedy = match known.filter(|_| *exists) {
+    let hint = match known.filter(|_| *exists) {
         Some(known) => rejected_sidecar(&facts.status, known),
         None if facts.status.kubernetes => join_again(&facts.status, workload),
         None => format!("add the Workload, then make a token: leno token {workload}"),
     };
-    Finding { weight, what, remedy }
+    Finding { severity, message, hint }
 }
 
 /// Reports service ports without a declared protocol and with a server that speaks first, each once.
@@ -168,20 +168,20 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
             let ConditionStatus { subject, reason, .. } = it;
             let (meshed, others): (Vec<&str>, Vec<&str>) =
                 reason.split(", ").partition(|name| is_member(name));
-            let mut remedies = Vec::new();
+            let mut hints = Vec::new();
             if !meshed.is_empty() {
-                let remedy = PlaintextClient::Member.hint();
-                remedies.push(format!("{} {PAST_THE_MESH}: {remedy}", meshed.join(", ")));
+                let hint = PlaintextClient::Member.hint();
+                hints.push(format!("{} {PAST_THE_MESH}: {hint}", meshed.join(", ")));
             }
             if !others.is_empty() {
-                remedies.push(PlaintextClient::Other.hint().to_owned());
+                hints.push(PlaintextClient::Other.hint().to_owned());
             }
             Finding::notice(
                 format!(
                     "{}: {subject} rejects clients without mutual TLS: {reason}",
                     workload.name
                 ),
-                remedies.join("; for the other clients: "),
+                hints.join("; for the other clients: "),
             )
         })
     });
@@ -193,11 +193,11 @@ const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
 fn check_state(facts: &Facts) -> Vec<Finding> {
-    let remedy = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
+    let hint = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
     let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
     let own = own.map(|(directory, problem)| {
-        let what = format!("the control plane cannot write its state in {directory}: {problem}");
-        Finding::problem(what, remedy)
+        let message = format!("the control plane cannot write its state in {directory}: {problem}");
+        Finding::problem(message, hint)
     });
     let authority = facts.directory.iter().filter_map(|it| it.authority_problem.as_ref());
     let authority = authority.map(|problem| {
@@ -212,9 +212,9 @@ fn check_state(facts: &Facts) -> Vec<Finding> {
         failing.map(|it| {
             let ConditionStatus { subject, reason, .. } = it;
             let name = &workload.name;
-            let what =
+            let message =
                 format!("the sidecar of {name} cannot write its state in {subject}: {reason}");
-            Finding::problem(what, remedy)
+            Finding::problem(message, hint)
         })
     });
     limit_findings(own.chain(authority).chain(sidecars).collect(), "leno get workloads -o json")
@@ -236,9 +236,9 @@ fn check_unknown(facts: &Facts) -> Vec<Finding> {
         let unknown = workload.conditions.iter().filter(|it| !KNOWN.contains(&it.kind.as_str()));
         unknown.map(|it| {
             let ConditionStatus { kind, subject, reason } = it;
-            let what = format!("{}: {kind} {subject}: {reason}", workload.name);
+            let message = format!("{}: {kind} {subject}: {reason}", workload.name);
             Finding::problem(
-                what,
+                message,
                 "its sidecar runs another release: see the documentation of that release",
             )
         })
@@ -260,7 +260,7 @@ mod tests {
             state: "running".to_owned(),
             pid: Some(7),
             restarts: 0,
-            keeps_exiting: false,
+            crash_looping: false,
             last_exit: None,
             since_seconds: 1.0,
             ports: ports.iter().map(|(port, problem)| (*port, (*problem).to_owned())).collect(),
@@ -271,44 +271,49 @@ mod tests {
     fn each_condition_is_a_finding_with_its_weight() {
         let condition =
             |kind: &str| json!([{ "kind": kind, "subject": "somewhere", "reason": "some cause" }]);
-        let application = |keeps_exiting: bool, ports: serde_json::Value| {
+        let application = |crash_looping: bool, ports: serde_json::Value| {
             json!({
-                "state": "restarting", "pid": null, "restarts": 7, "keeps_exiting": keeps_exiting,
+                "state": "restarting", "pid": null, "restarts": 7, "crash_looping": crash_looping,
                 "last_exit": "exit status: 1", "since_seconds": 1.0, "ports": ports,
             })
         };
-        for (key, value, expected, weight) in [
-            ("conditions", condition("listener-closed"), "somewhere is closed", Weight::Problem),
+        for (key, value, expected, severity) in [
+            ("conditions", condition("listener-closed"), "somewhere is closed", Severity::Problem),
             (
                 "conditions",
                 condition("dns-closed"),
                 "the DNS listener somewhere is closed",
-                Weight::Problem,
+                Severity::Problem,
             ),
-            ("conditions", condition("circuit-open"), "to somewhere is open", Weight::Problem),
-            ("conditions", condition("state-unwritable"), "in somewhere: some", Weight::Problem),
-            ("conditions", condition("table-full"), "somewhere is full", Weight::Notice),
-            ("conditions", condition("log-lines-dropped"), "drops log some cause", Weight::Notice),
+            ("conditions", condition("circuit-open"), "to somewhere is open", Severity::Problem),
+            ("conditions", condition("state-unwritable"), "in somewhere: some", Severity::Problem),
+            ("conditions", condition("table-full"), "somewhere is full", Severity::Notice),
+            (
+                "conditions",
+                condition("log-lines-dropped"),
+                "drops log some cause",
+                Severity::Notice,
+            ),
             (
                 "conditions",
                 condition("detection-delayed"),
                 "somewhere declares no protocol: some cause",
-                Weight::Notice,
+                Severity::Notice,
             ),
             (
                 "conditions",
                 condition("plaintext-rejected"),
                 "somewhere rejects clients without mutual TLS: some cause",
-                Weight::Notice,
+                Severity::Notice,
             ),
-            ("conditions", condition("new-kind"), "new-kind somewhere", Weight::Problem),
-            ("application", application(true, json!({})), "restarts: 7", Weight::Problem),
-            ("application", application(false, json!({})), "has exited", Weight::Notice),
+            ("conditions", condition("new-kind"), "new-kind somewhere", Severity::Problem),
+            ("application", application(true, json!({})), "restarts: 7", Severity::Problem),
+            ("application", application(false, json!({})), "has exited", Severity::Notice),
             (
                 "application",
                 application(true, json!({"9080": "python3 (process 7) listens there"})),
                 "port 9080",
-                Weight::Problem,
+                Severity::Problem,
             ),
         ] {
             let mut status = serde_json::to_value(workload_status("connected")).unwrap();
@@ -316,15 +321,15 @@ mod tests {
             let mut facts = healthy_facts();
             facts.workloads = vec![serde_json::from_value(status).unwrap()];
             let found = check_conditions(&facts);
-            let found = found.iter().find(|it| it.what.contains(expected));
-            assert_eq!(found.map(|it| it.weight), Some(weight), "{expected}");
+            let found = found.iter().find(|it| it.message.contains(expected));
+            assert_eq!(found.map(|it| it.severity), Some(severity), "{expected}");
         }
         assert!(check_conditions(&healthy_facts()).is_empty());
     }
 
     #[test]
     fn a_rejected_client_with_a_sidecar_has_a_remedy_of_its_own() {
-        let remedy = |address: &str, labels: serde_json::Value, reason: &str| {
+        let hint = |address: &str, labels: serde_json::Value, reason: &str| {
             let mut client = serde_json::to_value(workload_status("connected")).unwrap();
             client["address"] = json!(address);
             client["labels"] = labels;
@@ -334,12 +339,12 @@ mod tests {
             let mut facts = healthy_facts();
             let status = |it| serde_json::from_value(it).unwrap();
             facts.workloads = vec![status(client), status(server)];
-            check_conditions(&facts).pop().unwrap().remedy
+            check_conditions(&facts).pop().unwrap().hint
         };
-        let found = remedy("10.0.0.1", json!({}), "10.0.0.1");
+        let found = hint("10.0.0.1", json!({}), "10.0.0.1");
         assert!(found.starts_with("10.0.0.1 bypass the mesh"), "{found}");
         assert!(!found.contains("start these clients"), "{found}");
-        let found = remedy("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
+        let found = hint("10.0.0.1", json!({}), "10.0.0.1, 10.0.0.2");
         assert!(
             found.contains("10.0.0.1 bypass") && found.contains("start these clients"),
             "{found}"
@@ -349,7 +354,7 @@ mod tests {
             ("127.0.0.1", json!({})),
             ("10.0.0.1", json!({NODE_NETWORK_LABEL: ""})),
         ] {
-            let found = remedy(address, labels, "127.0.0.1, 10.0.0.1");
+            let found = hint(address, labels, "127.0.0.1, 10.0.0.1");
             assert!(found.starts_with("start these clients"), "{address}: {found}");
         }
     }
@@ -365,14 +370,14 @@ mod tests {
             json!([{ "kind": "plaintext-rejected", "subject": "port 8080", "reason": "fd00::1" }]);
         let mut facts = healthy_facts();
         facts.workloads = vec![client, serde_json::from_value(server).unwrap()];
-        let found = check_conditions(&facts).pop().unwrap().remedy;
+        let found = check_conditions(&facts).pop().unwrap().hint;
         assert!(found.starts_with("fd00::1 bypass the mesh"), "{found}");
         assert!(found.ends_with(PlaintextClient::Member.hint()), "{found}");
     }
 
     #[test]
     fn each_problem_of_a_port_has_its_own_remedy() {
-        for (problem, remedy) in [
+        for (problem, hint) in [
             ("no process listens on the port", "make the application listen on this port"),
             ("the readiness check fails", "spec.readiness"),
             ("python3 (process 7) listens there", "stop that"),
@@ -382,7 +387,7 @@ mod tests {
             found.application = Some(running_application(&[(9080, problem)]));
             facts.workloads = vec![found];
             let found = check_conditions(&facts);
-            assert!(found[0].remedy.contains(remedy), "{problem}: {}", found[0].remedy);
+            assert!(found[0].hint.contains(hint), "{problem}: {}", found[0].hint);
         }
     }
 
@@ -395,22 +400,22 @@ mod tests {
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         };
-        for (exists, sidecar, weight) in [
-            (true, "absent", Weight::Problem),
-            (true, "connected", Weight::Notice),
-            (false, "connected", Weight::Notice),
+        for (exists, sidecar, severity) in [
+            (true, "absent", Severity::Problem),
+            (true, "connected", Severity::Notice),
+            (false, "connected", Severity::Notice),
         ] {
             let mut facts = healthy_facts();
             facts.workloads = vec![workload_status(sidecar)];
             facts.rejected_joins = vec![join(exists)];
             let found = check_conditions(&facts);
-            assert_eq!(found[0].weight, weight, "{found:?}");
-            assert!(found[0].remedy.contains("leno token shop/cart-1"), "{found:?}");
+            assert_eq!(found[0].severity, severity, "{found:?}");
+            assert!(found[0].hint.contains("leno token shop/cart-1"), "{found:?}");
             // A token for another sidecar would replace the one of `leno up`.
             facts.status.supervised = true;
-            let remedy = &check_conditions(&facts)[0].remedy;
-            assert_eq!(remedy.contains("leno token"), !exists, "{remedy}");
-            assert_eq!(remedy.contains("stop the one"), exists && sidecar == "connected");
+            let hint = &check_conditions(&facts)[0].hint;
+            assert_eq!(hint.contains("leno token"), !exists, "{hint}");
+            assert_eq!(hint.contains("stop the one"), exists && sidecar == "connected");
         }
     }
 
@@ -424,13 +429,13 @@ mod tests {
             DirectoryStatus { directory, problem, authority_problem, log_lines_dropped: 3 };
         facts.directory = Some(status);
         let found = check_conditions(&facts);
-        for (number, end, weight) in [
-            (0, "/data: full", Weight::Problem),
-            (1, "the authority cannot be used: there is no `ca.pem`", Weight::Problem),
-            (2, "is blocked: 3", Weight::Notice),
+        for (number, end, severity) in [
+            (0, "/data: full", Severity::Problem),
+            (1, "the authority cannot be used: there is no `ca.pem`", Severity::Problem),
+            (2, "is blocked: 3", Severity::Notice),
         ] {
-            assert!(found[number].what.ends_with(end), "{found:?}");
-            assert_eq!(found[number].weight, weight);
+            assert!(found[number].message.ends_with(end), "{found:?}");
+            assert_eq!(found[number].severity, severity);
         }
     }
 }

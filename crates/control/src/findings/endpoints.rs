@@ -10,7 +10,7 @@ use crate::figures::format_count;
 /// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
 /// their endpoints yet.
 pub(super) fn check_endpoints(facts: &Facts) -> Vec<Finding> {
-    if facts.status.settling {
+    if facts.status.starting {
         return Vec::new();
     }
     let used = used_ports(facts);
@@ -49,14 +49,14 @@ fn excluded_finding(service: &ServiceStatus, excluded: &ExcludedStatus) -> Findi
             service.name,
             format_count(*endpoints, "ready endpoint"),
         ),
-        "restart these pods in a namespace of the mesh to give them a sidecar, or set trafficMode: permissive and egress: \
+        "restart these pods in a namespace of the mesh to give them a sidecar, or set defaultPolicy: allow and egress: \
          allow until all have one",
     )
 }
 
 fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
     let ServiceStatus { name, workloads, .. } = service;
-    let (what, remedy) = match workloads.is_empty() {
+    let (message, hint) = match workloads.is_empty() {
         true => (
             format!("{name}:{port} has no endpoint: its selector selects no workload"),
             "compare its selector with the labels of the workloads in its namespace, or start one"
@@ -71,8 +71,8 @@ fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
         ),
     };
     match is_used {
-        true => Finding::problem(format!("{what}; requests to it fail"), remedy),
-        false => Finding::notice(what, remedy),
+        true => Finding::problem(format!("{message}; requests to it fail"), hint),
+        false => Finding::notice(message, hint),
     }
 }
 
@@ -107,7 +107,7 @@ fn used_ports(facts: &Facts) -> BTreeSet<String> {
 mod tests {
     use serde_json::json;
 
-    use super::super::Weight;
+    use super::super::Severity;
     use super::super::tests::{healthy_facts, proxy_status, workload_status};
     use super::*;
 
@@ -132,12 +132,12 @@ mod tests {
         };
         let mut facts = healthy_facts();
         facts.services = vec![empty_service(app(), json!([]))];
-        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Notice);
+        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Notice);
         facts.proxies = subscribed(&["shop/stock"]);
-        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Problem);
+        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Problem);
         facts.proxies = subscribed(&[]);
         facts.workloads = vec![serde_json::from_value(calling).unwrap()];
-        assert_eq!(check_endpoints(&facts)[0].weight, Weight::Problem);
+        assert_eq!(check_endpoints(&facts)[0].severity, Severity::Problem);
         // A route forwards its traffic elsewhere.
         facts.services = vec![empty_service(app(), json!(["shop/canary"]))];
         assert!(check_endpoints(&facts).is_empty());
@@ -145,7 +145,7 @@ mod tests {
         facts.services = vec![empty_service(json!({}), json!([]))];
         assert!(check_endpoints(&facts).is_empty());
         facts.services = vec![empty_service(app(), json!([]))];
-        facts.status.settling = true;
+        facts.status.starting = true;
         assert!(check_endpoints(&facts).is_empty());
     }
 
@@ -154,16 +154,16 @@ mod tests {
         let mut facts = healthy_facts();
         let excluded = |endpoints: usize| {
             let mut service = empty_service(json!({}), json!([]));
-            let setting = "trafficMode: strict".to_owned();
+            let setting = "defaultPolicy: deny".to_owned();
             service.excluded = Some(ExcludedStatus { endpoints, setting });
             service
         };
         facts.services = vec![excluded(5)];
         let found = check_endpoints(&facts);
-        assert_eq!((found.len(), found[0].weight), (1, Weight::Notice));
-        let expected = "shop/stock: sidecars send no request to 5 ready endpoints without a sidecar (trafficMode: strict)";
-        assert_eq!(found[0].what, expected);
-        assert!(found[0].remedy.contains("permissive"), "{}", found[0].remedy);
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Notice));
+        let expected = "shop/stock: sidecars send no request to 5 ready endpoints without a sidecar (defaultPolicy: deny)";
+        assert_eq!(found[0].message, expected);
+        assert!(found[0].hint.contains("defaultPolicy: allow"), "{}", found[0].hint);
         facts.services = (1..=9).map(excluded).collect();
         assert!(check_endpoints(&facts).len() < 9);
     }
@@ -178,11 +178,11 @@ mod tests {
             }))
             .unwrap()
         };
-        for (weight, expected) in [(1, Weight::Problem), (0, Weight::Notice)] {
+        for (weight, expected) in [(1, Severity::Problem), (0, Severity::Notice)] {
             let mut facts = healthy_facts();
             facts.services = vec![empty_service(json!({"app": "stock"}), json!([]))];
             facts.routes = vec![route(weight)];
-            assert_eq!(check_endpoints(&facts)[0].weight, expected);
+            assert_eq!(check_endpoints(&facts)[0].severity, expected);
         }
     }
 }

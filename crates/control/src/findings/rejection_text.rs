@@ -44,7 +44,7 @@ pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> 
         };
         return format!("{client}: the mesh rejects {share} of its {which} with {reason}{decided}");
     }
-    let whose = match rejection.by.as_str() {
+    let whose = match rejection.side.as_str() {
         "server" => "",
         _ => " of its clients",
     };
@@ -62,7 +62,7 @@ pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> 
 #[must_use]
 pub fn rejection_hint(rejection: &RejectionStatus) -> String {
     let RejectionStatus { service, reason, clients, .. } = rejection;
-    let explained = format!("leno explain {reason} shows its meaning and remedy");
+    let explained = format!("leno explain {reason} shows its meaning and hint");
     match clients.first() {
         None => explained,
         Some(client) if service.is_empty() => format!("{explained}; leno diagnose {client}"),

@@ -15,10 +15,10 @@ pub(super) fn check_rejections(facts: &Facts) -> Vec<Finding> {
     notable.sort_by(|one, other| other.share.total_cmp(&one.share));
     let more = notable.len().saturating_sub(FINDINGS_MAX);
     let findings = notable.into_iter().take(FINDINGS_MAX).map(|rejection| {
-        let (what, remedy) = (describe_rejection(rejection, objects), rejection_hint(rejection));
+        let (message, hint) = (describe_rejection(rejection, objects), rejection_hint(rejection));
         match 1.0 - rejection.share < FAILING {
-            true => Finding::problem(what, remedy),
-            false => Finding::notice(what, remedy),
+            true => Finding::problem(message, hint),
+            false => Finding::notice(message, hint),
         }
     });
     let rest = (more > 0)

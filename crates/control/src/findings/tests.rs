@@ -17,7 +17,7 @@ pub(super) fn healthy_facts() -> Facts {
         routes: Vec::new(),
         policies: Vec::new(),
         rejected: json!({"rejected": [], "warnings": [], "trust_domain": null}),
-        traffic: TrafficStatus { report_every_ms: Some(5_000), ..TrafficStatus::default() },
+        traffic: TrafficStatus { report_interval_ms: Some(5_000), ..TrafficStatus::default() },
         reasons: BTreeMap::new(),
     }
 }
@@ -34,8 +34,8 @@ pub(super) fn proxy_status() -> ProxyStatus {
     let value = json!({
         "workload": "shop/cart-1", "connection": 1, "connected_seconds": 1.0, "pid": 1,
         "version": "0", "admin": null, "subscriptions": [], "services": 1,
-        "world_age_seconds": 1.0, "behind_seconds": null, "sent": 1, "applied": 1, "refused": 0,
-        "refusals": [],
+        "config_age_seconds": 1.0, "out_of_sync_seconds": null, "sent": 1, "applied": 1, "rejected": 0,
+        "rejections": [],
     });
     serde_json::from_value(value).unwrap()
 }
@@ -88,32 +88,32 @@ fn missing_keys_of_a_policy_without_effect_are_no_finding() {
 type Spoil = fn(&mut Facts);
 
 /// Asserts that each case produces one finding in a healthy mesh, with this text and hint.
-fn assert_found(weight: Weight, cases: &[(Spoil, &str, &str)]) {
-    for (spoil, what, remedy) in cases {
+fn assert_found(severity: Severity, cases: &[(Spoil, &str, &str)]) {
+    for (spoil, message, hint) in cases {
         let mut facts = healthy_facts();
         spoil(&mut facts);
         let findings = collect_findings(&facts);
-        let [found] = &findings[..] else { panic!("{what}: {findings:?}") };
-        assert_eq!(found.weight, weight, "{found:?}");
-        assert!(found.what.contains(what), "{found:?}");
-        assert!(found.remedy.contains(remedy), "{found:?}");
+        let [found] = &findings[..] else { panic!("{message}: {findings:?}") };
+        assert_eq!(found.severity, severity, "{found:?}");
+        assert!(found.message.contains(message), "{found:?}");
+        assert!(found.hint.contains(hint), "{found:?}");
     }
 }
 
 #[test]
 fn each_fault_is_a_problem_with_what_to_do() {
     assert_found(
-        Weight::Problem,
+        Severity::Problem,
         &[
             (
                 |f| f.workloads = vec![workload_status("absent")],
                 "1 workload without a connected sidecar: shop/cart-1",
                 "leno token",
             ),
-            (|f| f.proxies[0].behind_seconds = Some(70.0), "out of sync for 1m10s", "log"),
+            (|f| f.proxies[0].out_of_sync_seconds = Some(70.0), "out of sync for 1m10s", "log"),
             (
                 |f| {
-                    (f.proxies[0].refused, f.proxies[0].refusals) =
+                    (f.proxies[0].rejected, f.proxies[0].rejections) =
                         (1, vec!["a bad pattern".into()])
                 },
                 "rejects its configuration: a bad pattern",
@@ -164,13 +164,13 @@ fn each_fault_is_a_problem_with_what_to_do() {
 #[test]
 fn what_passes_or_was_wanted_is_a_notice() {
     assert_found(
-        Weight::Notice,
+        Severity::Notice,
         &[
             (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
             (|f| f.traffic.services = vec![service_rates(0.97, 100)], "97.00 %", "application"),
-            (|f| f.status.settling = true, "just started", "repeat"),
-            (|f| f.status.outdated = 2, "2 sidecars must still renew", "leno root status"),
-            (|f| f.traffic.report_every_ms = None, "unknown", "--report-every"),
+            (|f| f.status.starting = true, "just started", "repeat"),
+            (|f| f.status.outdated = 2, "2 sidecars must still renew", "leno ca status"),
+            (|f| f.traffic.report_interval_ms = None, "unknown", "--report-interval"),
         ],
     );
 }
@@ -181,8 +181,8 @@ fn the_reason_of_a_failing_service_leads_to_its_explanation() {
     facts.traffic.services = vec![service_rates(0.5, 10)];
     facts.reasons.insert("shop/cart".to_owned(), Some("no-endpoint".to_owned()));
     let finding = collect_findings(&facts).remove(0);
-    assert!(finding.what.ends_with("most often with no-endpoint"), "{finding:?}");
-    assert!(finding.remedy.starts_with("leno explain no-endpoint"), "{finding:?}");
+    assert!(finding.message.ends_with("most often with no-endpoint"), "{finding:?}");
+    assert!(finding.hint.starts_with("leno explain no-endpoint"), "{finding:?}");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
         reason: "rate-limited".to_owned(),
         requests: 30,
         share,
-        by: "server".to_owned(),
+        side: "server".to_owned(),
         sidecars: vec!["shop/cart-1".to_owned()],
         clients: vec!["shop/web-1".to_owned()],
         policies: vec!["RateLimit shop/few".to_owned()],
@@ -200,19 +200,19 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
     let mut facts = healthy_facts();
     facts.reasons.insert("shop/cart".to_owned(), Some("rate-limited".to_owned()));
     for (success, share, weights) in [
-        (0.25, 0.75, &[Weight::Problem][..]),
-        (0.97, 0.03, &[Weight::Notice]),
+        (0.25, 0.75, &[Severity::Problem][..]),
+        (0.97, 0.03, &[Severity::Notice]),
         // A few other failures are not a second problem of the same service.
-        (0.0, 0.96, &[Weight::Problem]),
+        (0.0, 0.96, &[Severity::Problem]),
         // The application fails as well.
-        (0.10, 0.75, &[Weight::Problem, Weight::Problem]),
+        (0.10, 0.75, &[Severity::Problem, Severity::Problem]),
     ] {
         facts.traffic.services = vec![service_rates(success, 100)];
         facts.traffic.rejections = vec![rejection(share)];
         let findings = collect_findings(&facts);
-        let found: Vec<_> = findings.iter().map(|finding| finding.weight).collect();
+        let found: Vec<_> = findings.iter().map(|finding| finding.severity).collect();
         assert_eq!(found, weights, "{findings:?}");
-        let text = format!("{} {}", findings[0].what, findings[0].remedy);
+        let text = format!("{} {}", findings[0].message, findings[0].hint);
         for part in ["shop/cart", "rate-limited", "shop/cart-1", "RateLimit shop/few"] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -224,7 +224,7 @@ fn rejections_of_the_mesh_are_one_finding_with_reason_policy_and_command() {
 fn what_cannot_be_judged_is_no_finding() {
     let mut facts = healthy_facts();
     facts.traffic.services = vec![service_rates(0.5, 9)];
-    facts.workloads = vec![workload_status("elsewhere")];
+    facts.workloads = vec![workload_status("other-replica")];
     assert_eq!(collect_findings(&facts), []);
 }
 
@@ -235,8 +235,8 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
     facts.certificates = vec![certificate_status(0); 9];
     let findings = collect_findings(&facts);
     assert_eq!(findings.len(), FINDINGS_MAX + 2);
-    assert_eq!(findings[FINDINGS_MAX].what, "and 4 more of this kind");
-    assert_eq!(findings.last().unwrap().weight, Weight::Notice);
+    assert_eq!(findings[FINDINGS_MAX].message, "and 4 more of this kind");
+    assert_eq!(findings.last().unwrap().severity, Severity::Notice);
 }
 
 /// In Kubernetes, hints use Pods and kubectl, not `leno proxy` and tokens.
@@ -248,15 +248,15 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
         change(&mut facts);
         let findings = collect_findings(&facts);
         let [found] = &findings[..] else { panic!("{findings:?}") };
-        assert!(!found.remedy.contains("leno token"), "{found:?}");
-        assert!(!found.remedy.contains("`leno proxy`"), "{found:?}");
-        (found.what.clone(), found.remedy.clone())
+        assert!(!found.hint.contains("leno token"), "{found:?}");
+        assert!(!found.hint.contains("`leno proxy`"), "{found:?}");
+        (found.message.clone(), found.hint.clone())
     };
-    let (_, remedy) = judge(|facts| facts.workloads = vec![workload_status("absent")]);
-    assert!(remedy.contains("kubectl -n NAMESPACE describe pod NAME"), "{remedy}");
-    assert!(remedy.contains("dnsPolicy"), "{remedy}");
-    let (_, remedy) = judge(|facts| facts.certificates = vec![certificate_status(0)]);
-    assert!(remedy.contains("kubectl -n shop delete pod cart-1"), "{remedy}");
+    let (_, hint) = judge(|facts| facts.workloads = vec![workload_status("absent")]);
+    assert!(hint.contains("kubectl -n NAMESPACE describe pod NAME"), "{hint}");
+    assert!(hint.contains("dnsPolicy"), "{hint}");
+    let (_, hint) = judge(|facts| facts.certificates = vec![certificate_status(0)]);
+    assert!(hint.contains("kubectl -n shop delete pod cart-1"), "{hint}");
     for exists in [true, false] {
         let mut facts = healthy_facts();
         facts.status.kubernetes = true;
@@ -268,17 +268,17 @@ fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
             reason: "the join token was used already".to_owned(),
         }];
         let found = collect_findings(&facts);
-        assert!(found[0].remedy.contains("kubectl -n shop logs cart-1"), "{found:?}");
-        assert!(!found[0].remedy.contains("leno token"), "{found:?}");
+        assert!(found[0].hint.contains("kubectl -n shop logs cart-1"), "{found:?}");
+        assert!(!found[0].hint.contains("leno token"), "{found:?}");
     }
-    let (what, _) = judge(|facts| {
+    let (message, _) = judge(|facts| {
         facts.status.rejected = 2;
         facts.rejected = json!({"rejected": [
             {"kind": "Namespace", "name": "wv", "field": "metadata.annotations"},
             {"kind": "HTTPRoute", "namespace": "shop", "name": "web"},
         ]});
     });
-    assert_eq!(what, "2 objects rejected: HTTPRoute shop/web, Namespace wv");
+    assert_eq!(message, "2 objects rejected: HTTPRoute shop/web, Namespace wv");
 }
 
 #[test]
@@ -298,11 +298,11 @@ fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
     };
     for findings in [revoked(true), revoked(false)] {
         let [first, second] = &findings[..] else { panic!("{findings:?}") };
-        assert_eq!(first.what, "1 workload is revoked: shop/cart-1");
-        assert!(second.what.ends_with("workload shop/cart-1 is revoked"), "{second:?}");
+        assert_eq!(first.message, "1 workload is revoked: shop/cart-1");
+        assert!(second.message.ends_with("workload shop/cart-1 is revoked"), "{second:?}");
         for found in [first, second] {
-            assert_eq!(found.weight, Weight::Notice, "{found:?}");
-            assert!(found.remedy.contains("--undo"), "{found:?}");
+            assert_eq!(found.severity, Severity::Notice, "{found:?}");
+            assert!(found.hint.contains("--undo"), "{found:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use leno_discovery::{Direction, RuleHits, Traffic, TrafficSeries};
+use leno_discovery::{Direction, RuleMatches, Traffic, TrafficSeries};
 use leno_model::{
     Name, Reason, RouteKind, RuleKind, ServiceName, ServicePolicyKind, ServicePort, TagDialect,
     WorkloadName,
@@ -87,7 +87,7 @@ impl Rejections {
                 let counts = |reason: &Reason| match destination.service() {
                     Some(_) => reason.is_rejection(),
                     None => {
-                        sent.folded == 0
+                        sent.overflowed == 0
                             && (is_of_destination(*reason) || (is_unread && is_of_head(*reason)))
                     }
                 };
@@ -152,7 +152,7 @@ impl Rejections {
                 reason: (*reason).to_owned(),
                 requests,
                 share: requests as f64 / all.max(requests) as f64,
-                by: if inbound.is_some() { "server" } else { "client" }.to_owned(),
+                side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
                 sidecars: fresh_keys(&source.sidecars, at).map(WorkloadName::to_string).collect(),
                 clients: outbound
                     .into_iter()
@@ -302,14 +302,14 @@ fn deciding_policies(
     mesh: &Mesh,
     services: &[ServiceName],
     reason: Reason,
-    rules: &[RuleHits],
+    rules: &[RuleMatches],
 ) -> Vec<Policy> {
     if reason == Reason::NoRoute {
         let routes = services.iter().flat_map(|service| mesh.routes_at(service));
         return routes.take(POLICIES_MAX).collect();
     }
     let kinds = rejecting_kinds(reason);
-    let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.hits > 0);
+    let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0);
     let mut decided: Vec<Policy> = decided
         .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
         .filter(|(kind, namespace, name)| mesh.has_object(&kind.object_key(namespace, name)))

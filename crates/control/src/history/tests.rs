@@ -41,7 +41,7 @@ fn traffic_report(series: Vec<TrafficSeries>) -> Traffic {
     Traffic {
         span: Duration::from_secs(5),
         series,
-        folded: 0,
+        overflowed: 0,
         cpu,
         memory_kib: 4_096,
         rules: Vec::new(),
@@ -212,7 +212,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
     }
     let clients = &history.verified[&workload_name("details-1")];
     assert_eq!(clients.len(), CLIENTS_MAX);
-    assert_eq!(history.tally.folded, 2);
+    assert_eq!(history.tally.dropped, 2);
     let known =
         |name: String| clients.contains_key(&ServiceAccount::new("bookinfo", &name).unwrap());
     // The most recently used ones are kept.
@@ -268,7 +268,7 @@ fn what_is_about_nothing_of_the_mesh_makes_no_track() {
     let lone = traffic_report(vec![outbound_series("details", None, 1, 0)]);
     history.record_report(&mesh, &workload_name("nobody-1"), &lone, at_second(5));
     assert_eq!(entry_count(&history), 0);
-    assert_eq!(history.tally, Tally { reports: 1, folded: 2 });
+    assert_eq!(history.tally, Tally { reports: 1, dropped: 2 });
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_route_that_is_not_there_takes_no_room() {
     );
     let status = history.traffic_status(&with, at_second(5), EVERY);
     assert_eq!((status.routes.len(), find_rates(&status.routes, "r0").requests), (1, 1));
-    assert_eq!((find_rates(&status.services, "details").requests, status.folded), (2, 1));
+    assert_eq!((find_rates(&status.services, "details").requests, status.series_dropped), (2, 1));
     history.evict_expired(&mesh_with_sidecars(BOOKINFO), at_second(6));
     assert_eq!(history.routes.len(), 0);
 }
@@ -338,11 +338,11 @@ fn a_series_is_folded_once_and_by_one_of_both() {
     let mut rest = outbound_series("details", None, 1, 0);
     rest.service = None;
     let report = Traffic {
-        folded: 3,
+        overflowed: 3,
         ..traffic_report(vec![rest, outbound_series("invented", None, 1, 0)])
     };
     history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
-    assert_eq!(history.tally, Tally { reports: 1, folded: 4 });
+    assert_eq!(history.tally, Tally { reports: 1, dropped: 4 });
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn tracks_are_bounded_for_each_kind() {
         (status.routes.len(), status.services.len(), status.edges.len()),
         (ROUTES_MAX, 1, 1)
     );
-    assert_eq!(history.tally.folded, 3);
+    assert_eq!(history.tally.dropped, 3);
     assert_eq!(find_rates(&status.services, "details").requests, 2 * (ROUTES_MAX as u64 + 3));
     // The most recently used ones are kept; the count of a used one continues.
     assert_eq!(find_rates(&status.routes, "r0").requests, ROUTES_MAX as u64 + 4);

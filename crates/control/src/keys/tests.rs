@@ -88,23 +88,23 @@ fn keeper_with_source(source: &KeySource) -> Keeper {
 }
 
 /// Fetches the sets due by then.
-async fn read(keeper: &mut Keeper, after: Duration) -> Option<Reading> {
+async fn read(keeper: &mut Keeper, after: Duration) -> Option<Fetched> {
     let now = Instant::now() + after;
     keeper.begin_due(now, |_| true);
     let read = keeper.under_way.join_next().await?.unwrap();
-    keeper.record_result(read, now).map(|update| update.reading)
+    keeper.record_result(read, now).map(|update| update.fetched)
 }
 
-fn changed_keys(reading: Option<Reading>) -> String {
-    match reading {
-        Some(Reading::Changed(set)) => set.to_string(),
+fn changed_keys(fetched: Option<Fetched>) -> String {
+    match fetched {
+        Some(Fetched::Changed(set)) => set.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
-fn failure_cause(reading: Option<Reading>) -> String {
-    match reading {
-        Some(Reading::Failed(why)) => why,
+fn failure_cause(fetched: Option<Fetched>) -> String {
+    match fetched {
+        Some(Fetched::Failed(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -122,7 +122,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
 
     assert_eq!(read(&mut keeper, Duration::ZERO).await, None, "nothing is due yet");
     issuer.set_response("304 Not Modified", "", "");
-    assert_eq!(read(&mut keeper, MINUTE).await, Some(Reading::Same));
+    assert_eq!(read(&mut keeper, MINUTE).await, Some(Fetched::Same));
     assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
     issuer.set_response("503 Service Unavailable", "", "");
     assert_eq!(
@@ -132,7 +132,7 @@ async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     // Retried soon.
     issuer.set_response("200 OK", "", &key_set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
-    assert_eq!(read(&mut keeper, soon).await, Some(Reading::Same));
+    assert_eq!(read(&mut keeper, soon).await, Some(Fetched::Same));
     issuer.set_response("200 OK", "", &key_set("two"));
     assert!(changed_keys(read(&mut keeper, 4 * MINUTE).await).contains("two"));
     assert!(!issuer.last_question().contains("if-none-match"), "the last answer had no tag");
@@ -193,10 +193,10 @@ async fn only_a_server_that_somebody_vouches_for_is_believed() {
         std::fs::write(&roots, vouches.pem()).unwrap();
         let mut keeper = keeper_with_source(&issuer.key_source("https"));
         keeper.roots = Some(roots.clone());
-        let reading = read(&mut keeper, Duration::ZERO).await;
+        let fetched = read(&mut keeper, Duration::ZERO).await;
         match is_believed {
-            true => assert!(changed_keys(reading).contains("one")),
-            false => assert!(failure_cause(reading).starts_with("cannot be verified: ")),
+            true => assert!(changed_keys(fetched).contains("one")),
+            false => assert!(failure_cause(fetched).starts_with("cannot be verified: ")),
         }
     }
     let mut keeper = keeper_with_source(&issuer.key_source("https"));
@@ -214,7 +214,7 @@ async fn a_file_is_read_again_and_again() {
     assert!(failure_cause(read(&mut keeper, seconds(0)).await).starts_with("cannot be read: "));
     std::fs::write(&path, key_set("one")).unwrap();
     assert!(changed_keys(read(&mut keeper, seconds(2)).await).contains("one"));
-    assert_eq!(read(&mut keeper, seconds(4)).await, Some(Reading::Same));
+    assert_eq!(read(&mut keeper, seconds(4)).await, Some(Fetched::Same));
     std::fs::write(&path, " ".repeat(IssuerKeys::BYTES_MAX + 1)).unwrap();
     assert_eq!(failure_cause(read(&mut keeper, seconds(6)).await), "has more than 65536 bytes");
     std::fs::remove_file(&path).unwrap();
@@ -260,7 +260,7 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
         let mut keeper = Keeper::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
         keeper.set_sources(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
         match read(&mut keeper, Duration::ZERO).await {
-            Some(Reading::Failed(why)) if !is_read => {
+            Some(Fetched::Failed(why)) if !is_read => {
                 assert!(why.contains("--jwks-files"), "{}: {why}", path.display());
             }
             other => assert!(is_read, "{}: {other:?}", path.display()),
@@ -276,7 +276,7 @@ async fn what_nobody_wants_any_more_is_dropped() {
     let mut keeper = keeper_with_source(&source);
     keeper.begin_due(Instant::now(), |_| true);
     let dropped = keeper.set_sources(&BTreeSet::new(), Instant::now());
-    assert_eq!(dropped, [KeyUpdate { source: source.clone(), reading: Reading::Dropped }]);
+    assert_eq!(dropped, [KeyUpdate { source: source.clone(), fetched: Fetched::Dropped }]);
     // The fetch in progress is aborted.
     let ended = keeper.under_way.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
@@ -320,7 +320,7 @@ async fn a_start_waits_for_one_answer_of_each() {
     let of = |issuer: &Issuer| {
         let source = issuer.key_source("http");
         let found = update.iter().find(|update| update.source == source);
-        found.map(|update| update.reading.clone())
+        found.map(|update| update.fetched.clone())
     };
     assert!(changed_keys(of(&good)).contains("one"));
     failure_cause(of(&bad));

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    AccessPolicy, Name, PolicyAction, PolicyName, RequestNeed, ServiceAccount, ServiceName,
-    TrafficMode, Workload,
+    AccessPolicy, DefaultPolicy, Name, PolicyAction, PolicyName, RequestNeed, ServiceAccount,
+    ServiceName, Workload,
 };
 
-use super::{Index, Mesh, Touched};
+use super::{AffectedSet, Index, Mesh};
 
 /// All access policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -49,20 +49,20 @@ impl Mesh {
         let denies = policy.rules.iter().any(|rule| rule.action == PolicyAction::Deny);
         let about = |workload: &&Workload| policy.is_about(&workload.account);
         let mut modes = self.workloads().filter(about).map(|workload| self.mode_of(workload));
-        modes.any(|mode| denies || mode != TrafficMode::Permissive)
+        modes.any(|default_policy| denies || default_policy != DefaultPolicy::Allow)
     }
 
     pub(super) fn set_access_policy(
         &mut self,
         name: &PolicyName,
         new: Option<AccessPolicy>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.access_policies.by_name.remove(name);
         self.access_policies.by_namespace.remove(&name.namespace, name);
         if old != new {
             for policy in old.iter().chain(&new) {
-                self.touch_policy(policy, touched);
+                self.touch_policy(policy, affected_set);
             }
         }
         if let Some(new) = new {
@@ -72,19 +72,20 @@ impl Mesh {
     }
 
     /// Its workloads' decisions change, and any client that matches its wildcards may gain or lose access to a
-    /// strict workload. A rule that matches requests changes the protocol of ports without a declared one.
-    fn touch_policy(&self, policy: &AccessPolicy, touched: &mut Touched) {
+    /// workload that denies by default. A rule that matches requests changes the protocol of ports without a
+    /// declared one.
+    fn touch_policy(&self, policy: &AccessPolicy, affected_set: &mut AffectedSet) {
         let about = |workload: &&Workload| policy.is_about(&workload.account);
-        self.touch_unenforced(|workload| policy.is_about(&workload.account), touched);
+        self.touch_unenforced(|workload| policy.is_about(&workload.account), affected_set);
         let looks_at_requests =
             policy.rules.iter().any(|rule| rule.request_need() != RequestNeed::None);
         for workload in self.workloads().filter(about) {
-            touched.workloads.insert(workload.name.clone());
-            if looks_at_requests || self.mode_of(workload) == TrafficMode::Strict {
+            affected_set.workloads.insert(workload.name.clone());
+            if looks_at_requests || self.mode_of(workload) == DefaultPolicy::Deny {
                 let services = self.in_front_of(&workload.name).map(|service| &service.name);
                 let services: Vec<ServiceName> = services.cloned().collect();
                 for service in &services {
-                    self.touch_service(service, touched);
+                    self.touch_service(service, affected_set);
                 }
             }
         }

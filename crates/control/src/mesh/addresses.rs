@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use leno_model::{PlaintextClient, Service, ServiceName, Workload, WorkloadName};
 use leno_registry::NODE_NETWORK_LABEL;
 
-use super::{Index, Mesh, Touched};
+use super::{AffectedSet, Index, Mesh};
 
 /// Services and workloads by address. Loopback addresses differ per machine and are not included.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,7 +21,7 @@ impl Addresses {
         &mut self,
         old: Option<&Workload>,
         new: Option<&Workload>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         for (workload, address) in old.into_iter().flat_map(addresses_at) {
             self.workloads.remove(&address, &workload.name);
@@ -30,7 +30,7 @@ impl Addresses {
             self.workloads.insert(&address, &workload.name);
         }
         let both = old.into_iter().chain(new).flat_map(addresses_at);
-        touched.addresses.extend(both.map(|(_, address)| address));
+        affected_set.addresses.extend(both.map(|(_, address)| address));
     }
 
     /// Updates the index for an added, changed or removed service.
@@ -38,7 +38,7 @@ impl Addresses {
         &mut self,
         old: Option<&Service>,
         new: Option<&Service>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         for (service, address) in old.iter().flat_map(addresses_of) {
             self.services.remove(address, &service.name);
@@ -47,7 +47,7 @@ impl Addresses {
             self.services.insert(address, &service.name);
         }
         let both = old.iter().chain(&new).flat_map(addresses_of);
-        touched.addresses.extend(both.map(|(_, address)| *address));
+        affected_set.addresses.extend(both.map(|(_, address)| *address));
     }
 }
 
@@ -93,9 +93,9 @@ impl Mesh {
     }
 
     /// Marks the entries of a workload's addresses as changed.
-    pub(super) fn touch_address_of(&self, workload: &WorkloadName, touched: &mut Touched) {
+    pub(super) fn touch_address_of(&self, workload: &WorkloadName, affected_set: &mut AffectedSet) {
         let addresses = self.workload(workload).into_iter().flat_map(addresses_at);
-        touched.addresses.extend(addresses.map(|(_, address)| address));
+        affected_set.addresses.extend(addresses.map(|(_, address)| address));
     }
 }
 

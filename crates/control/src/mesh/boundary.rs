@@ -7,7 +7,7 @@ use leno_model::{
     PolicyName, RouteGroupName, ServiceAccount, ServiceName, WorkloadName,
 };
 
-use super::{Index, Mesh, Touched};
+use super::{AffectedSet, Index, Mesh};
 
 /// All ingress and egress policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -90,13 +90,13 @@ impl Mesh {
         &mut self,
         name: &IngressName,
         new: Option<IngressPolicy>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.boundary.ingress.remove(name);
         self.boundary.ingress_by_namespace.remove(&name.namespace, name);
         if old != new {
             for policy in old.iter().chain(&new) {
-                touched.workloads.extend(self.behind_backends(policy).cloned());
+                affected_set.workloads.extend(self.behind_backends(policy).cloned());
             }
         }
         if let Some(new) = new {
@@ -109,7 +109,7 @@ impl Mesh {
         &mut self,
         name: &PolicyName,
         new: Option<EgressPolicy>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.boundary.egress.remove(name);
         for source in old.iter().flat_map(|old| &old.sources) {
@@ -117,7 +117,7 @@ impl Mesh {
         }
         if old != new {
             for source in old.iter().chain(&new).flat_map(|policy| &policy.sources) {
-                self.touch_access(source, touched);
+                self.touch_access(source, affected_set);
             }
         }
         if let Some(new) = new {
@@ -129,14 +129,14 @@ impl Mesh {
     }
 
     /// Marks workloads with ingress rules for the members of a service, after these members changed.
-    pub(super) fn touch_opened_to(&self, touched: &mut Touched) {
+    pub(super) fn touch_opened_to(&self, affected_set: &mut AffectedSet) {
         if self.boundary.ingress.is_empty() {
             return;
         }
         // A workload's address change does not mark its services as changed, since callers see them unchanged.
-        let moved = touched.workloads.iter().flat_map(|name| self.selecting.values_for(name));
-        let others: BTreeSet<&ServiceName> = touched.services.iter().chain(moved).collect();
-        let is_touched = |source: &IngressSource| match source {
+        let moved = affected_set.workloads.iter().flat_map(|name| self.selecting.values_for(name));
+        let others: BTreeSet<&ServiceName> = affected_set.services.iter().chain(moved).collect();
+        let is_affected = |source: &IngressSource| match source {
             IngressSource::Service(service) => others.contains(service),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => {
                 false
@@ -144,19 +144,23 @@ impl Mesh {
         };
         let policies = self.boundary.ingress.values();
         let about: BTreeSet<WorkloadName> = policies
-            .filter(|policy| policy.sources.iter().any(is_touched))
+            .filter(|policy| policy.sources.iter().any(is_affected))
             .flat_map(|policy| self.behind_backends(policy).cloned())
             .collect();
-        touched.workloads.extend(about);
+        affected_set.workloads.extend(about);
     }
 
     /// Marks workloads with ingress or egress rules for requests of this group.
-    pub(super) fn touch_boundary_users(&self, group: &RouteGroupName, touched: &mut Touched) {
+    pub(super) fn touch_boundary_users(
+        &self,
+        group: &RouteGroupName,
+        affected_set: &mut AffectedSet,
+    ) {
         for policy in self.boundary.ingress.values().filter(|it| it.groups.contains(group)) {
-            touched.workloads.extend(self.behind_backends(policy).cloned());
+            affected_set.workloads.extend(self.behind_backends(policy).cloned());
         }
         for policy in self.boundary.egress.values().filter(|it| it.groups.contains(group)) {
-            policy.sources.iter().for_each(|source| self.touch_access(source, touched));
+            policy.sources.iter().for_each(|source| self.touch_access(source, affected_set));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{Service, ServiceName, Workload, WorkloadName};
 
-use super::{Mesh, Touched};
+use super::{AffectedSet, Mesh};
 
 impl Mesh {
     /// Returns the services that select an unmeshed endpoint, by name.
@@ -36,24 +36,24 @@ impl Mesh {
     pub(super) fn touch_unenforced(
         &self,
         is_about: impl Fn(&Workload) -> bool,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let services = self.unmeshed_workloads.selected.keys().filter(|service| {
             let mut all =
                 self.service_workloads(service).chain(self.unmeshed_workloads_behind(service));
             all.any(&is_about)
         });
-        touched.services.extend(services.cloned());
+        affected_set.services.extend(services.cloned());
     }
 
     /// An unmeshed endpoint is left out because of the policies of all services that select it: a change of one
     /// affects the others.
-    pub(super) fn touch_beside(&self, touched: &mut Touched) {
+    pub(super) fn touch_beside(&self, affected_set: &mut AffectedSet) {
         let unmeshed_workloads =
-            touched.services.iter().flat_map(|name| self.unmeshed_workloads_behind(name));
+            affected_set.services.iter().flat_map(|name| self.unmeshed_workloads_behind(name));
         let beside = unmeshed_workloads
             .flat_map(|workload| self.unmeshed_workloads.selecting.values_for(&workload.name));
         let beside: Vec<ServiceName> = beside.cloned().collect();
-        touched.services.extend(beside);
+        affected_set.services.extend(beside);
     }
 }

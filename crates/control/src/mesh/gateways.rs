@@ -8,7 +8,7 @@ use leno_model::{
     gateway_account, is_proxy_of,
 };
 
-use super::{Index, Mesh, Touched, service_selects};
+use super::{AffectedSet, Index, Mesh, service_selects};
 
 /// Unmeshed workloads. Kept apart from the members of the mesh, so that they are never confused: unmeshed
 /// workloads do not join, have no proxy configuration, and are neither counted nor named by policies.
@@ -53,7 +53,7 @@ impl Mesh {
         &mut self,
         name: &GatewayName,
         new: Option<Gateway>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let same = self.gateways.get(name).map(|old| &**old) == new.as_ref();
         match new {
@@ -66,10 +66,10 @@ impl Mesh {
         let workloads = workloads.filter_map(|workload| self.workload(workload));
         let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
         for proxy in proxies {
-            touched.workloads.insert(proxy.name.clone());
+            affected_set.workloads.insert(proxy.name.clone());
             // Its addresses join or leave the mesh.
-            touched.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
-            self.touch_address_of(&proxy.name, touched);
+            affected_set.services.extend(self.in_front_of(&proxy.name).map(|it| it.name.clone()));
+            self.touch_address_of(&proxy.name, affected_set);
         }
     }
 
@@ -77,7 +77,7 @@ impl Mesh {
         &mut self,
         name: &WorkloadName,
         new: Option<Workload>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.unmeshed_workloads.by_name.get(name);
         if old == new.as_ref() {
@@ -90,7 +90,7 @@ impl Mesh {
             let services: Vec<ServiceName> =
                 self.unmeshed_workloads.selecting.values_for(name).cloned().collect();
             self.unmeshed_workloads.by_name.insert(name.clone(), new.clone());
-            services.iter().for_each(|service| self.touch_service(service, touched));
+            services.iter().for_each(|service| self.touch_service(service, affected_set));
             return;
         }
         self.unmeshed_workloads.by_name.remove(name);
@@ -107,7 +107,7 @@ impl Mesh {
             self.unmeshed_workloads.by_name.insert(name.clone(), new);
         }
         for service in &services {
-            self.touch_service(service, touched);
+            self.touch_service(service, affected_set);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use leno_model::{Object, ObjectKey, RouteKind};
 
-use super::{Mesh, Touched};
+use super::{AffectedSet, Mesh};
 
 impl Mesh {
     /// Returns the user-written objects for explanations, ordered by key within each kind: without unmeshed
@@ -84,7 +84,7 @@ impl FromIterator<Object> for Mesh {
     fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> Self {
         let mut mesh = Self::default();
         for object in objects {
-            mesh.upsert(object, &mut Touched::default());
+            mesh.upsert(object, &mut AffectedSet::default());
         }
         mesh
     }

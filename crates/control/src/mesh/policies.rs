@@ -10,7 +10,7 @@ use leno_model::{
     ServicePolicy, ServicePolicyName, Standing, Surroundings, TrafficPolicy, WorkloadName,
 };
 
-use super::{Index, Mesh, Touched};
+use super::{AffectedSet, Index, Mesh};
 use crate::compile::{is_opaque, target_port};
 use crate::keys::issuer_sources;
 
@@ -201,21 +201,23 @@ impl Mesh {
     }
 
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
-    pub(crate) fn set_keys(&mut self, source: &KeySource, set: Option<Arc<str>>) -> Touched {
+    pub(crate) fn set_keys(&mut self, source: &KeySource, set: Option<Arc<str>>) -> AffectedSet {
         let keys = &mut self.policies.keys;
         let before = match &set {
             Some(set) => keys.insert(source.clone(), Arc::clone(set)),
             None => keys.remove(source),
         };
-        let mut touched = Touched::default();
+        let mut affected_set = AffectedSet::default();
         if before == set {
-            return touched;
+            return affected_set;
         }
         let named = self.policies.by_key_source.values_for(source);
         for policy in named.filter_map(|name| self.policies.by_name.get(name)) {
-            touched.workloads.extend(self.behind_all(&self.affected_services(policy)).cloned());
+            affected_set
+                .workloads
+                .extend(self.behind_all(&self.affected_services(policy)).cloned());
         }
-        touched
+        affected_set
     }
 
     /// Returns the services that a policy applies to, existing or not.
@@ -239,7 +241,7 @@ impl Mesh {
         &mut self,
         name: &ServicePolicyName,
         new: Option<ServicePolicy>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.policies.remove_policy(name);
         let differs = old != new;
@@ -252,9 +254,9 @@ impl Mesh {
         }
         if differs {
             if is_inbound {
-                touched.workloads.extend(self.behind_all(&about).cloned());
+                affected_set.workloads.extend(self.behind_all(&about).cloned());
             }
-            touched.services.extend(about);
+            affected_set.services.extend(about);
         }
     }
 }

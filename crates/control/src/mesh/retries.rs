@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::{PolicyName, RetryPolicy, ServiceAccount};
 
-use super::{Index, Mesh, Touched};
+use super::{AffectedSet, Index, Mesh};
 
 /// All retry policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ impl Mesh {
         &mut self,
         name: &PolicyName,
         new: Option<RetryPolicy>,
-        touched: &mut Touched,
+        affected_set: &mut AffectedSet,
     ) {
         let old = self.retries.by_name.remove(name);
         if let Some(old) = &old {
@@ -49,7 +49,7 @@ impl Mesh {
         }
         if old != new {
             for policy in old.iter().chain(&new) {
-                self.touch_access(&policy.source, touched);
+                self.touch_access(&policy.source, affected_set);
             }
         }
         if let Some(new) = new {

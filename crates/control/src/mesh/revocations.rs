@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{Instance, MeshConfig, Revocations, RevokedWorkload, Workload};
 
-use super::{Mesh, Touched};
+use super::{AffectedSet, Mesh};
 
 impl Mesh {
     /// True if a workload is revoked, individually or by its account.
@@ -21,15 +21,15 @@ impl Mesh {
     }
 
     /// Sets the revocations by `leno revoke`, in addition to those of the config.
-    pub(crate) fn set_revocations(&mut self, recorded: BTreeSet<RevokedWorkload>) -> Touched {
+    pub(crate) fn set_revocations(&mut self, recorded: BTreeSet<RevokedWorkload>) -> AffectedSet {
         let everybody = self.recorded != recorded;
         self.recorded = recorded;
         self.collect_revocations();
-        Touched { everybody, ..Touched::default() }
+        AffectedSet { everybody, ..AffectedSet::default() }
     }
 
-    pub(super) fn set_config(&mut self, config: MeshConfig, touched: &mut Touched) {
-        touched.everybody |= self.config != config;
+    pub(super) fn set_config(&mut self, config: MeshConfig, affected_set: &mut AffectedSet) {
+        affected_set.everybody |= self.config != config;
         self.config = config;
         self.collect_revocations();
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use leno_model::{Workload, WorkloadName};
 
-use super::{Listeners, Mesh, Touched};
+use super::{AffectedSet, Listeners, Mesh};
 
 /// Recently changed workloads. They are ignored by comparisons: meshes with the same objects are equal,
 /// whatever their history.
@@ -49,30 +49,30 @@ impl Mesh {
         &mut self,
         name: &WorkloadName,
         listeners: Option<Listeners>,
-    ) -> Touched {
-        let mut touched = Touched::default();
+    ) -> AffectedSet {
+        let mut affected_set = AffectedSet::default();
         if !self.workloads.contains_key(name) {
-            return touched;
+            return affected_set;
         }
         let before = self.listening.remove(name);
         if before != listeners {
-            touched.services.extend(self.selecting.values_for(name).cloned());
-            self.touch_address_of(name, &mut touched);
+            affected_set.services.extend(self.selecting.values_for(name).cloned());
+            self.touch_address_of(name, &mut affected_set);
         }
         if let Some(listeners) = listeners {
             self.listening.insert(name.clone(), listeners);
         }
-        touched
+        affected_set
     }
 
     /// Ends the wait for the sidecar of a changed workload: requests no longer wait for it.
-    pub(crate) fn give_up(&mut self, name: &WorkloadName) -> Touched {
-        let mut touched = Touched::default();
+    pub(crate) fn give_up(&mut self, name: &WorkloadName) -> AffectedSet {
+        let mut affected_set = AffectedSet::default();
         if self.workload(name).is_some_and(|workload| self.is_awaited(workload)) {
-            touched.services.extend(self.selecting.values_for(name).cloned());
+            affected_set.services.extend(self.selecting.values_for(name).cloned());
         }
         self.changed.0.remove(name);
-        touched
+        affected_set
     }
 
     /// Removes a changed workload's sidecar if it may still be that of the old workload.

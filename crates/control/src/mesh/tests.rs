@@ -1,6 +1,6 @@
 //! Tests of the mesh: the affected set of changes, and removal without residue.
 
-use leno_model::{Name, Object, ObjectKey, TrafficMode};
+use leno_model::{DefaultPolicy, Name, Object, ObjectKey};
 
 use super::*;
 use crate::fixture::{
@@ -28,10 +28,12 @@ fn account_names<const N: usize>(names: [&str; N]) -> BTreeSet<ServiceAccount> {
 #[test]
 fn a_sidecar_touches_the_services_in_front_of_it_and_nothing_else() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let touched = mesh.set_listeners(&workload_name("reviews-v1-1"), None);
-    let expected =
-        Touched { services: service_names(["reviews", "reviews-v1"]), ..Touched::default() };
-    assert_eq!(touched, expected);
+    let affected_set = mesh.set_listeners(&workload_name("reviews-v1-1"), None);
+    let expected = AffectedSet {
+        services: service_names(["reviews", "reviews-v1"]),
+        ..AffectedSet::default()
+    };
+    assert_eq!(affected_set, expected);
     assert!(mesh.set_listeners(&workload_name("reviews-v1-1"), None).is_empty());
     assert!(mesh.set_listeners(&workload_name("nobody"), Some(Listeners::new())).is_empty());
 }
@@ -45,9 +47,9 @@ kind: Workload
 metadata: {name: details-1, namespace: bookinfo, labels: {app: reviews, version: v1}}
 spec: {serviceAccount: details, ports: [{name: http, port: 9081, protocol: HTTP}]}
 "#;
-    let touched = mesh.apply(Change::Upsert(parse_object(moved)));
-    assert_eq!(touched.workloads, workload_names(["details-1"]));
-    assert_eq!(touched.services, service_names(["details", "reviews", "reviews-v1"]));
+    let affected_set = mesh.apply(Change::Upsert(parse_object(moved)));
+    assert_eq!(affected_set.workloads, workload_names(["details-1"]));
+    assert_eq!(affected_set.services, service_names(["details", "reviews", "reviews-v1"]));
     assert!(mesh.apply(Change::Upsert(parse_object(moved))).is_empty());
 }
 
@@ -56,21 +58,22 @@ fn how_a_workload_is_started_matters_to_no_client() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
-    let touched = mesh.apply(Change::Upsert(Object::Workload(details)));
-    let expected = Touched { workloads: workload_names(["details-1"]), ..Touched::default() };
-    assert_eq!(touched, expected);
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(details)));
+    let expected =
+        AffectedSet { workloads: workload_names(["details-1"]), ..AffectedSet::default() };
+    assert_eq!(affected_set, expected);
 }
 
 #[test]
 fn a_service_touches_its_users_and_its_owners() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let touched = mesh.apply(Change::Remove(ObjectKey::Service(service_name("details"))));
-    let expected = Touched {
+    let affected_set = mesh.apply(Change::Remove(ObjectKey::Service(service_name("details"))));
+    let expected = AffectedSet {
         services: service_names(["details"]),
         workloads: workload_names(["details-1"]),
-        ..Touched::default()
+        ..AffectedSet::default()
     };
-    assert_eq!(touched, expected);
+    assert_eq!(affected_set, expected);
 }
 
 #[test]
@@ -84,10 +87,10 @@ spec:
   parentRefs: [{group: "", kind: Service, name: details}]
   rules: [{backendRefs: [{name: reviews-v1, port: 9080}]}]
 "#;
-    let touched = mesh.apply(Change::Upsert(parse_object(moved)));
+    let affected_set = mesh.apply(Change::Upsert(parse_object(moved)));
     let expected =
-        Touched { services: service_names(["reviews", "details"]), ..Touched::default() };
-    assert_eq!(touched, expected);
+        AffectedSet { services: service_names(["reviews", "details"]), ..AffectedSet::default() };
+    assert_eq!(affected_set, expected);
 }
 
 #[test]
@@ -113,14 +116,14 @@ spec:
     let mut mesh = mesh_with_sidecars(&[BOOKINFO, split].concat());
     let group =
         parse_objects(STRICT).into_iter().find(|it| matches!(it, Object::HttpRouteGroup(_)));
-    let root = Touched { services: service_names(["details"]), ..Touched::default() };
+    let root = AffectedSet { services: service_names(["details"]), ..AffectedSet::default() };
     for object in [group.unwrap(), parse_object(grant), parse_object(split)] {
         let key = object.object_key();
-        let touched = mesh.apply(Change::Upsert(object));
+        let affected_set = mesh.apply(Change::Upsert(object));
         // The split itself is unchanged.
         let expected =
-            if matches!(key, ObjectKey::TrafficSplit(_)) { &Touched::default() } else { &root };
-        assert_eq!(touched, *expected, "{key}");
+            if matches!(key, ObjectKey::TrafficSplit(_)) { &AffectedSet::default() } else { &root };
+        assert_eq!(affected_set, *expected, "{key}");
     }
     let key = parse_objects(split).pop().unwrap().object_key();
     assert_eq!(mesh.apply(Change::Remove(key)), root);
@@ -145,31 +148,33 @@ fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
     let target = mesh.traffic_targets().next().unwrap().clone();
     let mut more = target.clone();
     more.sources = vec![ServiceAccount::new("bookinfo", "outsider").unwrap()];
-    let touched = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
-    let expected = Touched {
+    let affected_set = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
+    let expected = AffectedSet {
         workloads: workload_names(["reviews-v1-1"]),
         accounts: account_names(["productpage", "outsider"]),
-        ..Touched::default()
+        ..AffectedSet::default()
     };
-    assert_eq!(touched, expected);
+    assert_eq!(affected_set, expected);
 }
 
 #[test]
 fn a_group_of_matches_touches_the_destinations_of_its_policies_only() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let name = RouteGroupName::new("bookinfo", "reviews").unwrap();
-    let touched = mesh.apply(Change::Remove(ObjectKey::HttpRouteGroup(name)));
-    let expected = Touched { workloads: workload_names(["reviews-v1-1"]), ..Touched::default() };
-    assert_eq!(touched, expected);
+    let affected_set = mesh.apply(Change::Remove(ObjectKey::HttpRouteGroup(name)));
+    let expected =
+        AffectedSet { workloads: workload_names(["reviews-v1-1"]), ..AffectedSet::default() };
+    assert_eq!(affected_set, expected);
 }
 
 #[test]
 fn a_strict_service_touches_who_routes_to_it() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let touched = mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v2-1"))));
-    assert_eq!(touched.services, service_names(["reviews", "reviews-v2"]));
-    let touched = mesh.apply(Change::Remove(ObjectKey::Service(service_name("reviews-v1"))));
-    assert_eq!(touched.services, service_names(["reviews", "reviews-v1"]));
+    let affected_set =
+        mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v2-1"))));
+    assert_eq!(affected_set.services, service_names(["reviews", "reviews-v2"]));
+    let affected_set = mesh.apply(Change::Remove(ObjectKey::Service(service_name("reviews-v1"))));
+    assert_eq!(affected_set.services, service_names(["reviews", "reviews-v1"]));
 }
 
 #[test]
@@ -188,14 +193,17 @@ fn a_strict_workload_in_a_permissive_mesh_touches_everybody_as_it_comes_and_goes
     let before = mesh.clone();
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     let permissive = details.clone();
-    details.admission.mode = Some(TrafficMode::Strict);
+    details.admission.default_policy = Some(DefaultPolicy::Deny);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
     assert!(mesh.has_strict());
-    details.admission.mode = Some(TrafficMode::Audit);
+    details.admission.default_policy = Some(DefaultPolicy::DryRun);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
     assert!(!mesh.has_strict() && mesh.has_policed());
-    let touched = mesh.apply(Change::Upsert(Object::Workload(permissive)));
-    assert!(!touched.everybody && touched.workloads.contains(&details.name), "{touched:?}");
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(permissive)));
+    assert!(
+        !affected_set.everybody && affected_set.workloads.contains(&details.name),
+        "{affected_set:?}"
+    );
     assert!(!mesh.has_policed());
     assert_eq!(mesh, before);
 }
@@ -206,17 +214,18 @@ fn an_access_policy_touches_what_it_is_about_and_who_may_see_it() {
                   metadata: {name: guard, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [details], allow: [{from: [{serviceAccount: \"s*\"}]}]}\n";
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let touched = mesh.apply(Change::Upsert(parse_object(policy)));
-    let expected = Touched { workloads: workload_names(["details-1"]), ..Touched::default() };
-    assert_eq!(touched, expected);
+    let affected_set = mesh.apply(Change::Upsert(parse_object(policy)));
+    let expected =
+        AffectedSet { workloads: workload_names(["details-1"]), ..AffectedSet::default() };
+    assert_eq!(affected_set, expected);
     assert!(mesh.apply(Change::Upsert(parse_object(policy))).is_empty());
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let before = mesh.clone();
-    let touched = mesh.apply(Change::Upsert(parse_object(policy)));
-    assert_eq!(touched.workloads, workload_names(["details-1"]));
-    assert_eq!(touched.services, service_names(["details"]));
+    let affected_set = mesh.apply(Change::Upsert(parse_object(policy)));
+    assert_eq!(affected_set.workloads, workload_names(["details-1"]));
+    assert_eq!(affected_set.services, service_names(["details"]));
     let name = "bookinfo/guard".parse().unwrap();
-    assert_eq!(mesh.apply(Change::Remove(ObjectKey::AccessPolicy(name))), touched);
+    assert_eq!(mesh.apply(Change::Remove(ObjectKey::AccessPolicy(name))), affected_set);
     assert_eq!(mesh, before);
 }
 
@@ -247,9 +256,9 @@ fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() 
     mesh.apply(Change::Upsert(Object::Workload(details.clone())));
     assert!(mesh.sidecar_listeners(&details.name).is_some(), "it is who it was");
     details.account.name = Name::new("other").unwrap();
-    let touched = mesh.apply(Change::Upsert(Object::Workload(details.clone())));
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(details.clone())));
     assert_eq!(mesh.sidecar_listeners(&details.name), None);
-    assert!(touched.services.contains(&service_name("details")), "{touched:?}");
+    assert!(affected_set.services.contains(&service_name("details")), "{affected_set:?}");
 }
 
 /// The port or account changes, and the sidecar reconnects shortly after.
@@ -269,8 +278,8 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         let mut mesh = mesh_with_sidecars(BOOKINFO);
         let mut reviews = before.clone();
         change(&mut reviews);
-        let touched = mesh.apply(Change::Upsert(Object::Workload(reviews)));
-        (mesh, touched)
+        let affected_set = mesh.apply(Change::Upsert(Object::Workload(reviews)));
+        (mesh, affected_set)
     };
     let listeners = |port: u16| Some(Listeners::from([(port, ([127, 0, 0, 1], 20_000).into())]));
     type Edit<'a> = &'a dyn Fn(&mut Workload);
@@ -283,14 +292,14 @@ fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
         }),
     ];
     for (port, changes) in cases {
-        let (mut mesh, touched) = change(changes);
-        assert!(touched.services.contains(&service_name("reviews-v1")));
+        let (mut mesh, affected_set) = change(changes);
+        assert!(affected_set.services.contains(&service_name("reviews-v1")));
         assert_eq!(awaited(&mesh), (0, true));
         // A sidecar that has not applied the change yet.
         mesh.set_listeners(&name, listeners(1));
         assert_eq!(awaited(&mesh), (0, true));
-        let touched = mesh.set_listeners(&name, listeners(port));
-        assert!(touched.services.contains(&service_name("reviews-v1")));
+        let affected_set = mesh.set_listeners(&name, listeners(port));
+        assert!(affected_set.services.contains(&service_name("reviews-v1")));
         assert_eq!(awaited(&mesh), (1, false));
         // The former sidecar had reconnected while it was shutting down.
         mesh.set_listeners(&name, Some(Listeners::new()));

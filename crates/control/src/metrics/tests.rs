@@ -18,7 +18,7 @@ use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
-use crate::keys::{KeyReadings, KeyUpdate, Reading};
+use crate::keys::{Fetched, JwksFetches, KeyUpdate};
 use crate::mesh::Mesh;
 use crate::owner::Queues;
 use crate::peers::Peers;
@@ -35,7 +35,7 @@ struct Busy {
     start: Start,
     certifier: Certifier,
     diagnostics: Diagnostics,
-    keys: KeyReadings,
+    keys: JwksFetches,
     peers: Peers,
     gauges: Gauges,
     now: Instant,
@@ -52,11 +52,11 @@ impl Busy {
         let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
         let proofs = Arc::new(open_proofs(data.path(), wall).unwrap());
         let mut certifier = Certifier::new(authority, proofs, LEAF_LIFETIME);
-        (certifier.issued, certifier.refused) = (6, 7);
-        let mut keys = KeyReadings::default();
+        (certifier.issued, certifier.rejected) = (6, 7);
+        let mut keys = JwksFetches::default();
         let source = KeySource::File("/keys.json".into());
-        for reading in [Reading::Same, Reading::Same, Reading::Failed("gone".to_owned())] {
-            keys.record_result(&KeyUpdate { source: source.clone(), reading });
+        for fetched in [Fetched::Same, Fetched::Same, Fetched::Failed("gone".to_owned())] {
+            keys.record_result(&KeyUpdate { source: source.clone(), fetched });
         }
         let gauges = Gauges::default();
         for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
@@ -89,8 +89,8 @@ impl Busy {
             diagnostics: &self.diagnostics,
             keys: &self.keys,
             peers: &self.peers,
-            queues: Queues { updates: 1, events: 2, questions: 3 },
-            history: history::Tally { reports: 11, folded: 12 },
+            queues: Queues { updates: 1, events: 2, queries: 3 },
+            history: history::Tally { reports: 11, dropped: 12 },
             page: None,
             live: None,
             applications: &self.applications,
@@ -113,19 +113,19 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     connected.tally = Tally {
         changes: 1,
         compiled: 2,
-        offered: 3,
+        pushes: 3,
         applied: 4,
-        refused: 5,
-        touched: 8,
+        rejected: 5,
+        push_recipients: 8,
         delta_bytes: 9_000_000_000,
     };
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
         let sent = Sent { at: now, concerned: 1, recipients: 1, waiting };
-        connected.rounds.begin_push(ChangeId(change), vec![now], sent);
+        connected.pushes.begin_push(ChangeId(change), vec![now], sent);
         if let Some(ms) = ms {
-            connected.rounds.settle_connection(connection, 1, now + Duration::from_millis(ms));
+            connected.pushes.settle_connection(connection, 1, now + Duration::from_millis(ms));
         }
     }
     connected

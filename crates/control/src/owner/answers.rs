@@ -183,9 +183,11 @@ impl Owner {
             Question::Routes => serde_json::to_value(report.route_statuses()),
             Question::Services => serde_json::to_value(report.service_statuses()),
             Question::Status => serde_json::to_value(report.status()),
-            Question::Traffic => {
-                serde_json::to_value(self.history.traffic_status(&self.mesh, at, self.report_every))
-            }
+            Question::Traffic => serde_json::to_value(self.history.traffic_status(
+                &self.mesh,
+                at,
+                self.report_interval,
+            )),
             Question::Workloads => serde_json::to_value(report.workload_statuses()),
         };
         Answer::Json(json.unwrap_or_default())

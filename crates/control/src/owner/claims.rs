@@ -28,12 +28,17 @@ impl From<String> for Rejection {
 
 impl Owner {
     pub(super) fn apply_revocations(&mut self, revoked: Revoked, now: Now) {
-        let touched = self.mesh.set_revocations(revoked);
-        if touched.is_empty() {
+        let affected_set = self.mesh.set_revocations(revoked);
+        if affected_set.is_empty() {
             return;
         }
         tracing::info!(workloads = self.mesh.revocations().workloads.len(), "revoked");
-        self.connected.record_change(&touched, &self.mesh, (Cause::Revoked, now.clock), now.clock);
+        self.connected.record_change(
+            &affected_set,
+            &self.mesh,
+            (Cause::Revoked, now.clock),
+            now.clock,
+        );
         for name in self.connected.connected_workloads() {
             self.check_claim(&name, now);
         }

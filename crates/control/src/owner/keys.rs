@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Now, Owner};
-use crate::keys::{KeyUpdate, Reading};
+use crate::keys::{Fetched, KeyUpdate};
 use crate::publish::Cause;
 
 impl Owner {
@@ -21,18 +21,18 @@ impl Owner {
 
     pub(super) fn keys_read(&mut self, update: KeyUpdate, now: Now) {
         self.keys.record_result(&update);
-        let KeyUpdate { source, reading } = update;
-        let set = match reading {
-            Reading::Changed(set) => Some(set),
+        let KeyUpdate { source, fetched } = update;
+        let set = match fetched {
+            Fetched::Changed(set) => Some(set),
             // The endpoint is in use again: its keys stay valid until the next fetch.
-            Reading::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => return,
-            Reading::Dropped => None,
-            Reading::Same | Reading::Failed(_) => return,
+            Fetched::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => return,
+            Fetched::Dropped => None,
+            Fetched::Same | Fetched::Failed(_) => return,
         };
-        let touched = self.mesh.set_keys(&source, set);
-        if !touched.is_empty() {
+        let affected_set = self.mesh.set_keys(&source, set);
+        if !affected_set.is_empty() {
             let cause = (Cause::Keys(source), now.clock);
-            self.connected.record_change(&touched, &self.mesh, cause, now.clock);
+            self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
         }
     }
 }

@@ -16,8 +16,8 @@ impl Owner {
         refusals: Vec<Refusal>,
         now: Now,
     ) {
-        self.connected.tally.refused += 1;
-        self.connected.rounds.record_nack(connection);
+        self.connected.tally.rejected += 1;
+        self.connected.pushes.record_nack(connection);
         let Some(proxy) = self.connected.proxy_mut(connection) else { return };
         let at = now.clock.into_std();
         for refusal in &refusals {
@@ -48,7 +48,7 @@ impl Owner {
         proxy.session = proxy.session.min(session_max(now.wall));
         let is_own = |page| ends.is_own_address(page, self.mesh.workload(&workload));
         if proxy.admin.is_some_and(|page| !is_own(page)) {
-            proxy.foreign_admin = proxy.admin.take();
+            proxy.reported_admin = proxy.admin.take();
         }
         if let Err(rejection) = claim.and_then(|()| self.check_replacement(&mut proxy, now.clock)) {
             self.note_rejected(&workload, &rejection, now.clock);

@@ -13,7 +13,7 @@ pub(super) fn initial_subscriptions(hello: &Hello) -> WantedChange {
     let added = Wanted {
         services: hello.services.iter().cloned().collect(),
         addresses: hello.addresses.iter().copied().collect(),
-        names: hello.looked_up.iter().cloned().collect(),
+        names: hello.dns_names.iter().cloned().collect(),
     };
     WantedChange { added, ..WantedChange::default() }
 }

@@ -198,19 +198,19 @@ export function graph({ open }) {
       const { group, figures } = parts.nodes.get(node.id);
       const state = verdict(node.rates);
       group.setAttribute("class", `node ${node.kind} ${state}`);
-      const told = state === "idle" ? (node.kind === "workload" ? "client only" : "no requests")
+      const summary = state === "idle" ? (node.kind === "workload" ? "client only" : "no requests")
         : `${rate(node.rates.per_second)} · ${share(node.rates.success)} · ${latency(node.rates.p99_ms)}`;
-      say(figures, told);
-      group.setAttribute("aria-label", `${node.name}, ${node.namespace}: ${told}`);
+      say(figures, summary);
+      group.setAttribute("aria-label", `${node.name}, ${node.namespace}: ${summary}`);
     }
     edges.forEach((edge, index) => {
       const { group, tag, flow, text, box, lock } = parts.edges[index];
       const state = verdict(edge.rates);
       for (const part of [group, tag]) part.setAttribute("class", `edge ${edge.kind} ${state}`);
-      const told = state === "idle" ? "idle" : state === "good" ? rate(edge.rates.per_second)
+      const summary = state === "idle" ? "idle" : state === "good" ? rate(edge.rates.per_second)
         : `${rate(edge.rates.per_second)} · ${Math.floor(edge.rates.success * 100)} %`;
-      say(text, told);
-      const width = told.length * 6.4 + (edge.mtls ? 30 : 16);
+      say(text, summary);
+      const width = summary.length * 6.4 + (edge.mtls ? 30 : 16);
       box.setAttribute("width", width);
       box.setAttribute("x", -width / 2);
       text.setAttribute("x", edge.mtls ? 6 : 0);

@@ -18,10 +18,10 @@ export function list({ label, columns, verdict, sort, hint }) {
   const scroll = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: draw }, h("div", { role: "rowgroup" }, names), body);
   const count = h("span", { class: "note" });
   // Announced by screen readers after a filter change only, not after each update.
-  const told = h("span", { class: "hidden", role: "status" });
-  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); say(told, `${shown.length} of ${rows.length} shown`); } });
+  const summary = h("span", { class: "hidden", role: "status" });
+  const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { words = search.value.trim().toLowerCase(); arrange(); say(summary, `${shown.length} of ${rows.length} shown`); } });
   const card = h("section", { class: "card list" }, scroll, empty);
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, told, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, label), count, summary, hint ? h("span", { class: "note" }, hint) : null, h("span", { class: "space" }), search), card);
   names.style.gridTemplateColumns = template;
 
   const heads = columns.map((column, index) => {

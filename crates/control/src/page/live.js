@@ -68,10 +68,10 @@ export function live() {
     tap.abort();
     tap = null;
     say(button, "Start");
-    say(note, seen > 0 ? `${why} ${told()}` : why);
+    say(note, seen > 0 ? `${why} ${summary()}` : why);
   }
 
-  const told = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more over the limit` : ""}.`;
+  const summary = () => `${seen} ${seen === 1 ? "request" : "requests"}${missed ? `, and ${missed} more over the limit` : ""}.`;
 
   // The control plane ends a response after two minutes: the page sends the request again until the user stops.
   async function follow(address, mine) {
@@ -126,7 +126,7 @@ export function live() {
     rows = [...fresh, ...rows].sort((one, other) => other.time - one.time).slice(0, ROWS_MAX);
     body.replaceChildren(...rows.map((one) => one.row));
     // A record that was in transit when the user stopped must not replace the note.
-    if (tap) say(note, told());
+    if (tap) say(note, summary());
   }
 
   // Microseconds since 1970; a Date has milliseconds only.

@@ -103,8 +103,8 @@ watch(["/status", "/traffic"], (status, traffic) => {
   answered = new Date();
   for (const part of [requests, success, sidecars]) part.hidden = false;
   say(name, status.trust_domain);
-  say(mode, `${status.traffic_mode} mode`);
-  const healthy = status.proxies >= status.workloads && status.behind === 0 && status.refusing === 0;
+  say(mode, `default policy ${status.default_policy}`);
+  const healthy = status.proxies >= status.workloads && status.out_of_sync === 0 && status.rejecting === 0;
   put(sidecars, healthy ? "good" : "warn", `${status.proxies} of ${status.workloads} sidecars`);
   // A step from a service to a backend of its route is not a request of its own.
   const calls = traffic.edges.filter((edge) => edge.kind !== "route");
@@ -127,7 +127,7 @@ route();
 
 // After the first requests of the view, which must not wait for this one.
 watch(["/findings"], (findings) => {
-  found = findings.filter((finding) => finding.weight === "problem").length;
+  found = findings.filter((finding) => finding.severity === "problem").length;
   problems.hidden = found === 0;
   say(problems.lastChild, counted(found, "problem"));
   const count = counts.get("findings");

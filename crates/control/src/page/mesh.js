@@ -6,18 +6,18 @@ const EVERY_MS = 2000;
 const fresh = new Map();
 const FRESH_MS = 1000;
 
-function ask(path) {
+function query(path) {
   const known = fresh.get(path);
   if (known) return known;
-  const asked = fetched(path);
-  fresh.set(path, asked);
+  const pending = fetched(path);
+  fresh.set(path, pending);
   const forget = () => setTimeout(() => fresh.delete(path), FRESH_MS);
-  asked.then(forget, () => fresh.delete(path));
-  return asked;
+  pending.then(forget, () => fresh.delete(path));
+  return pending;
 }
 
 // A suspended control plane accepts connections and sends nothing.
-const PATIENCE_MS = 5000;
+const TIMEOUT_MS = 5000;
 
 // An error of a request. `silent` is true if no response came, or the control plane is stopping.
 class Trouble extends Error {
@@ -30,32 +30,32 @@ class Trouble extends Error {
 async function fetched(path) {
   let answer;
   try {
-    answer = await fetch(`/api${path}`, { credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE_MS) });
+    answer = await fetch(`/api${path}`, { credentials: "same-origin", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (answer.ok) return await answer.json();
   } catch (error) {
-    throw new Trouble(error.name === "TimeoutError" ? `no response within ${PATIENCE_MS / 1000} s` : error.message, true);
+    throw new Trouble(error.name === "TimeoutError" ? `no response within ${TIMEOUT_MS / 1000} s` : error.message, true);
   }
   throw new Trouble((await answer.text().catch(() => "")).trim() || `${answer.status}`, answer.status >= 500);
 }
 
 // The currently failing watches, each with its error.
 const troubles = new Map();
-let hear = () => {};
+let notify = () => {};
 
 // Calls back with the first error, or with null if every watch succeeds.
 export function onTrouble(listener) {
-  hear = listener;
+  notify = listener;
 }
 
-function tell() {
+function publish() {
   const all = [...troubles.values()];
-  hear(all.find((error) => error.silent) ?? all[0] ?? null);
+  notify(all.find((error) => error.silent) ?? all[0] ?? null);
 }
 
 // Reports an error of a request that is not repeated; shown until the next response.
 export function report(error) {
   troubles.set("once", error);
-  tell();
+  publish();
 }
 
 // Requests all paths every two seconds and passes the responses to `show` in the same order. Returns a function
@@ -70,17 +70,17 @@ export function watch(paths, show) {
     looking = true;
     if (!document.hidden) {
       try {
-        const answers = await Promise.all(paths.map(ask));
+        const answers = await Promise.all(paths.map(query));
         if (!ended) {
           troubles.delete(own);
           troubles.delete("once");
-          tell();
+          publish();
           show(...answers);
         }
       } catch (error) {
         if (!ended) {
           troubles.set(own, error);
-          tell();
+          publish();
         }
       }
     }
@@ -97,7 +97,7 @@ export function watch(paths, show) {
   look();
   return () => {
     ended = true;
-    if (troubles.delete(own)) tell();
+    if (troubles.delete(own)) publish();
     clearTimeout(timer);
     document.removeEventListener("visibilitychange", again);
   };

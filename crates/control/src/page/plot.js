@@ -45,9 +45,9 @@ export function plot({ title, curves: kinds, format, least }) {
     // Without a past there is no time axis.
     for (const part of total > 0 ? [0, 0.5, 1] : [1]) {
       const seconds = total * (1 - part);
-      const told = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
+      const summary = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
       const place = LEFT + part * (width - LEFT - RIGHT);
-      parts.push(s("text", { x: place, y: HEIGHT - 6, "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" }, told));
+      parts.push(s("text", { x: place, y: HEIGHT - 6, "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle" }, summary));
     }
     curves.forEach((values, index) => {
       const { color, area } = kinds[index];

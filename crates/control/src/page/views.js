@@ -106,14 +106,14 @@ export function services() {
 }
 
 // Matches of the rules of a route or policy within the last hour.
-const hitsOf = (traffic, object) => (traffic.rules ?? []).filter((rule) => rule.kind === object.kind && rule.name === object.name);
-const sumOf = (rules) => rules.reduce((sum, rule) => sum + rule.hour, 0);
-const hits = {
-  name: "Hits, 1 h",
+const matchCountsOf = (traffic, object) => (traffic.rules ?? []).filter((rule) => rule.kind === object.kind && rule.name === object.name);
+const sumOf = (rules) => rules.reduce((sum, rule) => sum + rule.matches_1h, 0);
+const matchCounts = {
+  name: "Matches, 1 h",
   width: "96px",
   number: true,
-  value: (row) => sumOf(row.hits),
-  show: (row) => h("span", { title: row.hits.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.hour}`).join("\n") }, `${sumOf(row.hits)}`),
+  value: (row) => sumOf(row.matchCounts),
+  show: (row) => h("span", { title: row.matchCounts.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.matches_1h}`).join("\n") }, `${sumOf(row.matchCounts)}`),
 };
 
 // The rule in words, if the object describes more than its position.
@@ -133,8 +133,8 @@ export function rules() {
       { name: "Object", width: "minmax(160px, 1fr)", value: (row) => row.name, show: (row) => row.name },
       { name: "Rule", width: "minmax(90px, 0.6fr)", value: place, show: place },
       { name: "Meaning", width: "minmax(200px, 2fr)", value: (row) => row.meaning, show: (row) => row.meaning || "–" },
-      { name: "Hits, 1 h", width: "100px", number: true, value: (row) => row.hour, show: (row) => `${row.hour}` },
-      { name: "Hits so far", width: "100px", number: true, value: (row) => row.hits, show: (row) => `${row.hits}` },
+      { name: "Matches, 1 h", width: "100px", number: true, value: (row) => row.matches_1h, show: (row) => `${row.matches_1h}` },
+      { name: "Matches so far", width: "100px", number: true, value: (row) => row.matches, show: (row) => `${row.matches}` },
     ],
     sort: { column: 4, down: true },
   });
@@ -153,14 +153,14 @@ export function routes() {
       { name: "Backends", width: "minmax(200px, 1.6fr)", value: (row) => words(row.backends), show: (row) => words(row.backends) },
       ...rated.slice(0, 2),
       { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
-      hits,
+      matchCounts,
       { name: "Status", width: "minmax(120px, 1fr)", value: (row) => words(row.problems), show: (row) => state(row.problems) },
     ],
     verdict: (row) => (row.problems.length ? "bad" : verdict(row.rates)),
   });
   return view(table.element, ["/routes", "/traffic"], (all, traffic) => {
     const rates = new Map(traffic.routes.map((route) => [route.name, route]));
-    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, hits: hitsOf(traffic, route) })));
+    table.update(all.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, matchCounts: matchCountsOf(traffic, route) })));
   }, table.end);
 }
 
@@ -175,12 +175,12 @@ export function policies() {
       { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
       { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => words(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, words(row.sources)) },
       { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => words(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, words(row.rules)) },
-      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", `not in force${row.why ? `: ${row.why}` : ""}`)) },
-      hits,
+      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => words(row.problems), show: (row) => (row.problems.length || row.in_force ? state(row.problems) : ink("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },
+      matchCounts,
     ],
     verdict: (row) => (row.problems.length ? "bad" : ""),
   });
-  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, hits: hitsOf(traffic, policy) }))), table.end);
+  return view(table.element, ["/policies", "/traffic"], (all, traffic) => table.update(all.map((policy) => ({ ...policy, matchCounts: matchCountsOf(traffic, policy) }))), table.end);
 }
 
 const expiry = (certificate) => {
@@ -193,7 +193,7 @@ export function sidecars() {
     label: "Sidecars",
     columns: [
       { name: "Workload", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
-      { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.told, show: (row) => ink(row.state, row.told) },
+      { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.summary, show: (row) => ink(row.state, row.summary) },
       { name: "In", width: "84px", number: true, value: (row) => row.use?.inbound_per_second ?? 0, show: (row) => rate(row.use?.inbound_per_second) },
       { name: "Out", width: "84px", number: true, value: (row) => row.use?.outbound_per_second ?? 0, show: (row) => rate(row.use?.outbound_per_second) },
       { name: "CPU", width: "96px", number: true, value: (row) => row.use?.cpu_cores ?? 0, show: (row) => cpu(row.use?.cpu_cores ?? 0) },
@@ -211,11 +211,11 @@ export function sidecars() {
     const [proxy, certificate, use] = [by(proxies), by(certificates), by(traffic.sidecars)];
     table.update(workloads.map((workload) => {
       const found = proxy.get(workload.name);
-      const behind = found && (found.behind_seconds ?? 0) > 10;
-      const [state, told] = !found ? [workload.sidecar === "elsewhere" ? "good" : "bad", workload.sidecar]
-        : found.refused > 0 ? ["bad", `refuses ${found.refused}`]
-          : behind ? ["warn", `out of sync for ${span(found.behind_seconds)}`] : ["good", "current"];
-      return { name: workload.name, services: workload.services, proxy: found, state, told, use: use.get(workload.name), certificate: certificate.get(workload.name) };
+      const behind = found && (found.out_of_sync_seconds ?? 0) > 10;
+      const [state, summary] = !found ? [workload.sidecar === "other-replica" ? "good" : "bad", workload.sidecar]
+        : found.rejected > 0 ? ["bad", `rejects ${found.rejected}`]
+          : behind ? ["warn", `out of sync for ${span(found.out_of_sync_seconds)}`] : ["good", "current"];
+      return { name: workload.name, services: workload.services, proxy: found, state, summary, use: use.get(workload.name), certificate: certificate.get(workload.name) };
     }));
   }, table.end);
 }
@@ -223,7 +223,7 @@ export function sidecars() {
 export function findings() {
   const cards = h("div");
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "note" }, "problems and notices of the mesh, as leno status prints them")), cards);
-  const card = (finding) => h("section", { class: `card finding ${finding.weight === "problem" ? "" : "warn"}` }, h("h2", {}, finding.what), h("p", {}, finding.remedy));
+  const card = (finding) => h("section", { class: `card finding ${finding.severity === "problem" ? "" : "warn"}` }, h("h2", {}, finding.message), h("p", {}, finding.hint));
   return view(element, ["/findings"], (found) => {
     cards.replaceChildren(...(found.length ? found.map(card) : [h("p", { class: "card empty" }, "There are no problems and no notices.")]));
   });
@@ -235,11 +235,11 @@ export function rejected() {
   const finding = (kind, item) => {
     const place = [item.file, item.line, item.column].filter(Boolean).join(":");
     const object = [item.kind, [item.namespace, item.name].filter(Boolean).join("/")].filter(Boolean).join(" ");
-    return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || place), h("p", { class: "mono" }, place), h("p", {}, item.problem), h("p", {}, item.remedy));
+    return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || place), h("p", { class: "mono" }, place), h("p", {}, item.problem), h("p", {}, item.hint));
   };
-  return view(element, ["/rejected"], (told) => {
-    const made = [...told.rejected.map((item) => finding("", item)), ...told.warnings.map((item) => finding("warn", item))];
-    if (told.trust_domain) made.unshift(finding("", { kind: "MeshConfig", problem: told.trust_domain }));
+  return view(element, ["/rejected"], (summary) => {
+    const made = [...summary.rejected.map((item) => finding("", item)), ...summary.warnings.map((item) => finding("warn", item))];
+    if (summary.trust_domain) made.unshift(finding("", { kind: "MeshConfig", problem: summary.trust_domain }));
     findings.replaceChildren(...(made.length ? made : [h("p", { class: "card empty" }, "No document is rejected, and there are no warnings.")]));
   });
 }
@@ -329,18 +329,18 @@ export function service(name) {
 function reasonOf(explanations, label) {
   const known = explanations.find((one) => one.label === label);
   if (!known) return h("span", { class: "mono" }, label);
-  return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: known.caption }, label), h("p", { class: "note remedy" }, known.remedy));
+  return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: known.caption }, label), h("p", { class: "note hint" }, known.hint));
 }
 
 export function reason(label) {
   const caption = h("p");
-  const remedy = h("p");
+  const hint = h("p");
   const more = h("p", { class: "note" });
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", { class: "mono" }, label), h("span", { class: "note" }, "reason of a failure")), h("section", { class: "card finding warn" }, h("h2", {}, "Meaning"), caption, h("h2", {}, "Remedy"), remedy, more));
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", { class: "mono" }, label), h("span", { class: "note" }, "reason of a failure")), h("section", { class: "card finding warn" }, h("h2", {}, "Meaning"), caption, h("h2", {}, "Hint"), hint, more));
   return view(element, ["/reasons"], (explanations) => {
     const known = explanations.find((one) => one.label === label);
     say(caption, known?.caption ?? "There is no such reason.");
-    say(remedy, known?.remedy ?? "–");
+    say(hint, known?.hint ?? "–");
     say(more, known ? `Status ${known.status || "none"}. In a terminal: leno explain ${label}` : "");
   });
 }

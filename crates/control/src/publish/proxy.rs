@@ -29,7 +29,7 @@ pub(crate) struct ConnectedProxy {
     pub(crate) since: Instant,
     pub(crate) admin: Option<SocketAddr>,
     /// The reported admin address if it is not the proxy's own: tools must not connect to it.
-    pub(crate) foreign_admin: Option<SocketAddr>,
+    pub(crate) reported_admin: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
     /// The number of its stream among all streams of its workload.
@@ -45,7 +45,7 @@ pub(crate) struct ConnectedProxy {
     /// The cost of its last compiled configuration, in budget units.
     pub(crate) world_units: u64,
     /// The configuration that was sent last.
-    pub(crate) offered: Option<Update>,
+    pub(crate) pushed: Option<Update>,
     /// Endpoints that it was instructed to keep, if it has them.
     doubt: Doubt,
     /// The newest change up to which it has applied everything.
@@ -75,7 +75,7 @@ impl ConnectedProxy {
             names: BTreeSet::new(),
             since: now,
             admin: hello.admin,
-            foreign_admin: None,
+            reported_admin: None,
             pid: hello.pid,
             version: hello.version,
             session: hello.session,
@@ -84,7 +84,7 @@ impl ConnectedProxy {
             kept_until: None,
             ca_generation: hello.ca_generation,
             world_units: 0,
-            offered: None,
+            pushed: None,
             doubt: Doubt::default(),
             applied: None,
             applied_at: None,
@@ -101,24 +101,24 @@ impl ConnectedProxy {
         &mut self,
         (world, doubt): (World, Doubt),
         change: ChangeId,
-    ) -> Offered {
+    ) -> Pushed {
         let World { mut snapshot, absent } = world;
-        if let Some(last) = &self.offered {
+        if let Some(last) = &self.pushed {
             if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
-                return Offered::Same;
+                return Pushed::Same;
             }
             if last.snapshot.plan == snapshot.plan {
                 Arc::make_mut(&mut snapshot).plan = Arc::clone(&last.snapshot.plan);
             }
         }
         let update = Update { snapshot, absent, change };
-        self.offered = Some(update.clone());
+        self.pushed = Some(update.clone());
         self.doubt = doubt.clone();
         self.standing.send_replace(match doubt.is_empty() {
             true => Standing::Offer(update),
             false => Standing::Partial(update, doubt),
         });
-        Offered::New
+        Pushed::New
     }
 
     /// Records that it applied everything up to `change`, except the resources that it rejected.
@@ -140,8 +140,8 @@ impl ConnectedProxy {
 
     /// True if it has not yet applied the last update (out of sync).
     pub(crate) fn is_behind(&self) -> bool {
-        let offered = self.offered.as_ref().map(|update| update.change);
-        offered.is_some() && self.applied < offered
+        let pushed = self.pushed.as_ref().map(|update| update.change);
+        pushed.is_some() && self.applied < pushed
     }
 
     /// Ends the connection with this reason.
@@ -157,7 +157,7 @@ impl ConnectedProxy {
 
 /// The result of offering a configuration to a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Offered {
+pub(crate) enum Pushed {
     /// An update was sent.
     New,
     /// The proxy has it already.

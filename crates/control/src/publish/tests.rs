@@ -49,7 +49,7 @@ impl Theatre {
             version: String::new(),
             services: Vec::new(),
             addresses: Vec::new(),
-            looked_up: Vec::new(),
+            dns_names: Vec::new(),
             session: 1,
             ca_generation: 0,
             process: 0,
@@ -69,15 +69,15 @@ impl Theatre {
     }
 
     fn change(&mut self, change: Change) {
-        let touched = self.mesh.apply(change);
+        let affected_set = self.mesh.apply(change);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.connected.record_change(&touched, &self.mesh, (cause, self.now), self.now);
+        self.connected.record_change(&affected_set, &self.mesh, (cause, self.now), self.now);
     }
 
     fn set_listeners(&mut self, name: &str, listeners: Option<Listeners>) {
-        let touched = self.mesh.set_listeners(&workload_name(name), listeners);
+        let affected_set = self.mesh.set_listeners(&workload_name(name), listeners);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.connected.record_change(&touched, &self.mesh, (cause, self.now), self.now);
+        self.connected.record_change(&affected_set, &self.mesh, (cause, self.now), self.now);
     }
 
     fn publish(&mut self) {
@@ -132,7 +132,7 @@ fn connected_bookinfo(yaml: &str) -> Theatre {
     assert_eq!(theatre.updated_workloads().len(), 5);
     for proxy in theatre.connected.proxies.values_mut() {
         assert!(proxy.is_behind());
-        proxy.record_applied(proxy.offered.as_ref().unwrap().change, 0, theatre.now);
+        proxy.record_applied(proxy.pushed.as_ref().unwrap().change, 0, theatre.now);
         assert!(!proxy.is_behind());
     }
     theatre
@@ -171,8 +171,8 @@ fn equal_outcomes_are_not_sent() {
     theatre.publish();
     assert_eq!(theatre.updated_workloads(), [""; 0]);
     let after = theatre.connected.tally;
-    assert_eq!((after.compiled, after.offered), (before.compiled + 1, before.offered));
-    assert_eq!(theatre.connected.rounds.latest_progress().unwrap().converged, Some(Duration::ZERO));
+    assert_eq!((after.compiled, after.pushes), (before.compiled + 1, before.pushes));
+    assert_eq!(theatre.connected.pushes.latest_progress().unwrap().converged, Some(Duration::ZERO));
 }
 
 #[test]
@@ -216,11 +216,11 @@ fn a_round_is_over_when_all_it_concerned_have_applied_it() {
     let mut theatre = connected_bookinfo(BOOKINFO);
     theatre.set_listeners("details-1", None);
     theatre.publish();
-    let latest = theatre.connected.rounds.latest_progress().unwrap();
+    let latest = theatre.connected.pushes.latest_progress().unwrap();
     assert_eq!((latest.concerned, latest.applied, latest.converged), (1, 0, None));
     let (connection, _) = theatre.heard[&workload_name("outsider-1")];
     theatre.connected.remove_proxy(connection, theatre.now + Duration::from_millis(7));
-    let latest = theatre.connected.rounds.latest_progress().unwrap();
+    let latest = theatre.connected.pushes.latest_progress().unwrap();
     assert_eq!(latest.converged, Some(Duration::from_millis(7)));
 }
 
@@ -339,7 +339,7 @@ fn simulate_changes(seed: u64) {
             wanted.extend(address_entries.services);
             let expected = compile_config(&theatre.mesh, found, &wanted, &mut Views::default());
             let expected = expected.with_addresses(address_entries.at);
-            let recipients = proxy.offered.as_ref().map(|u| (&*u.snapshot, &u.absent));
+            let recipients = proxy.pushed.as_ref().map(|u| (&*u.snapshot, &u.absent));
             let expected = Some((&*expected.snapshot, &expected.absent));
             assert_eq!(recipients, expected, "seed {seed}, step {step}, {}", proxy.workload);
         }
@@ -443,8 +443,8 @@ fn a_change_that_concerns_many_is_sent_in_slices() {
     assert_eq!(theatre.connected.pending_count(), 0);
     // All of them are one push.
     let id = theatre.connected.newest_change();
-    let round = theatre.connected.rounds.push_for_change(id).unwrap();
-    assert_eq!((round.recipients, round.waiting.len()), (many.len(), many.len()));
+    let push = theatre.connected.pushes.push_for_change(id).unwrap();
+    assert_eq!((push.recipients, push.waiting.len()), (many.len(), many.len()));
 }
 
 #[test]

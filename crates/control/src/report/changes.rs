@@ -3,7 +3,7 @@
 use leno_discovery::ChangeId;
 
 use super::{Report, to_milliseconds};
-use crate::publish::{Noted, Round};
+use crate::publish::{ConfigPush, Noted};
 use crate::status::ChangeReport;
 
 impl Report<'_> {
@@ -20,34 +20,34 @@ impl Report<'_> {
 
     fn report_change(&self, noted: &Noted) -> ChangeReport {
         let Noted { id, cause, noticed, seen } = noted;
-        let round = self.connected.rounds.push_for_change(*id);
+        let push = self.connected.pushes.push_for_change(*id);
         let after = |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
         // There is no last acknowledgment until all proxies have applied it.
-        let applied = round.filter(|round| round.waiting.is_empty());
+        let applied = push.filter(|push| push.waiting.is_empty());
         let pending =
-            self.connected.rounds.latest_progress().is_none_or(|latest| latest.change < *id);
+            self.connected.pushes.latest_progress().is_none_or(|latest| latest.change < *id);
         ChangeReport {
             id: id.0,
             cause: cause.to_string(),
             age_ms: to_milliseconds(self.now.duration_since(*noticed)),
-            seen_after_ms: after(*seen),
-            sent_after_ms: round.map(|round| after(round.sent)),
-            applied_after_ms: applied.and_then(|round| round.last_applied).map(after),
-            together: round
-                .map_or(1, |round| self.connected.journal.count_between(round.after, round.change)),
-            concerned: round.map_or(0, |round| round.concerned),
-            recipients: round.map_or(0, |round| round.recipients),
-            applied: round.map_or(0, |round| round.recipients.saturating_sub(round.waiting.len())),
-            refused: round.map_or(0, |round| round.refused),
-            bytes: round.map_or(0, |round| round.bytes),
-            waiting: round.map(|round| self.waiting_proxies(round)).unwrap_or_default(),
-            forgotten: round.is_none() && !pending,
+            processed_after_ms: after(*seen),
+            sent_after_ms: push.map(|push| after(push.sent)),
+            applied_after_ms: applied.and_then(|push| push.last_applied).map(after),
+            push_size: push
+                .map_or(1, |push| self.connected.journal.count_between(push.after, push.change)),
+            affected: push.map_or(0, |push| push.concerned),
+            recipients: push.map_or(0, |push| push.recipients),
+            applied: push.map_or(0, |push| push.recipients.saturating_sub(push.waiting.len())),
+            rejected: push.map_or(0, |push| push.refused),
+            bytes: push.map_or(0, |push| push.bytes),
+            waiting: push.map(|push| self.waiting_proxies(push)).unwrap_or_default(),
+            expired: push.is_none() && !pending,
         }
     }
 
-    fn waiting_proxies(&self, round: &Round) -> Vec<String> {
+    fn waiting_proxies(&self, push: &ConfigPush) -> Vec<String> {
         let proxies = self.connected.proxies();
-        let waiting = proxies.filter(|(connection, _)| round.waiting.contains(connection));
+        let waiting = proxies.filter(|(connection, _)| push.waiting.contains(connection));
         let names = waiting.map(|(_, proxy)| proxy.workload.to_string());
         names.take(WAITING_MAX).collect()
     }

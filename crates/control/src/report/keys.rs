@@ -48,7 +48,7 @@ impl Report<'_> {
         source: &KeySource,
     ) -> Option<Warning> {
         let why = self.keys.failure_cause(source)?;
-        let (word, remedy) = match source {
+        let (word, hint) = match source {
             KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
             KeySource::Server(_) => {
                 ("url", "make sure that this URL returns a JWK set to the control plane")
@@ -62,7 +62,7 @@ impl Report<'_> {
         Some(Warning {
             at: Place::for_object(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
             problem: format!("{source} {why}; {meanwhile}"),
-            remedy: remedy.to_owned(),
+            hint: hint.to_owned(),
         })
     }
 }

@@ -62,7 +62,7 @@ impl Report<'_> {
             sources: sources.collect(),
             rules: rules.collect(),
             in_force,
-            why: first.map(|first| format!("{first} opens these ports")),
+            reason: first.map(|first| format!("{first} opens these ports")),
             problems: policy_problems(self.mesh, policy),
             ..PolicyStatus::default()
         }
@@ -86,7 +86,7 @@ impl Report<'_> {
             sources: policy.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.config().egress == Egress::Deny,
-            why: (self.mesh.config().egress == Egress::Allow)
+            reason: (self.mesh.config().egress == Egress::Allow)
                 .then(|| "no effect: spec.egress is allow".to_owned()),
             problems: missing_groups(self.mesh, &policy.groups),
             ..PolicyStatus::default()
@@ -108,7 +108,7 @@ impl Report<'_> {
             sources: cert.subjects.iter().map(ToString::to_string).collect(),
             rules: Vec::new(),
             in_force: problems.is_empty(),
-            why: problems.first().cloned(),
+            reason: problems.first().cloned(),
             problems,
             ..PolicyStatus::default()
         }
@@ -152,7 +152,7 @@ impl Report<'_> {
             sources: vec![policy.source.to_string()],
             rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
             in_force: why.is_none(),
-            why,
+            reason: why,
             problems: nobody.into_iter().chain(missing).collect(),
             ..PolicyStatus::default()
         }
@@ -189,8 +189,8 @@ impl Report<'_> {
             sources: peers.into_iter().collect(),
             rules: rules.collect(),
             in_force,
-            why: (!in_force).then(|| match is_about_any {
-                true => PERMISSIVE.to_owned(),
+            reason: (!in_force).then(|| match is_about_any {
+                true => ALLOWED_BY_DEFAULT.to_owned(),
                 false => NOBODY.to_owned(),
             }),
             problems: self.left_out(&ObjectKey::AccessPolicy(policy.name.clone())).collect(),
@@ -238,7 +238,7 @@ impl Report<'_> {
             sources: target.sources.iter().map(ToString::to_string).collect(),
             rules: rules.collect(),
             in_force: self.mesh.is_in_force(target),
-            why: (!self.mesh.is_in_force(target)).then(|| PERMISSIVE.to_owned()),
+            reason: (!self.mesh.is_in_force(target)).then(|| ALLOWED_BY_DEFAULT.to_owned()),
             problems: missing.chain(left_out).collect(),
             ..PolicyStatus::default()
         }
@@ -247,7 +247,7 @@ impl Report<'_> {
 
 /// Maximum endpoints in one sentence.
 const LEFT_OUT_MAX: usize = 3;
-/// The reason why an allow policy has no effect in mode `permissive`.
-const PERMISSIVE: &str = "permissive: all clients are allowed";
+/// The reason why an allow policy has no effect with `defaultPolicy: allow`.
+const ALLOWED_BY_DEFAULT: &str = "default policy allow: all clients are allowed";
 /// The reason why a policy without workloads has no effect.
 const NOBODY: &str = "it selects no workload";

@@ -37,7 +37,7 @@ impl Report<'_> {
             destination: destination.join(", "),
             rules: rule_names(&policy.rule),
             in_force: why.is_none(),
-            why,
+            reason: why,
             problems,
             missing_keys: self.missing_keys(policy),
             ..PolicyStatus::default()
@@ -109,7 +109,7 @@ impl Report<'_> {
             destination: destination.into_iter().collect::<Vec<_>>().join(", "),
             rules: counted.map(|(count, what)| format!("{count} {what}")).collect(),
             in_force: decides,
-            why,
+            reason: why,
             problems,
             ..PolicyStatus::default()
         }
@@ -177,7 +177,7 @@ impl Report<'_> {
             destination: lane.service.to_string(),
             rules: vec![format!("{} of lanes", lane.rules.len())],
             in_force: why.is_none(),
-            why,
+            reason: why,
             problems: self.missing_reference(&lane.service, None).into_iter().collect(),
             ..PolicyStatus::default()
         }
@@ -212,7 +212,7 @@ fn rule_names(rule: &ServiceRule) -> Vec<String> {
         ServiceRule::UpstreamTrafficSetting(both) => {
             both.1.rules.iter().map(|it| it.name.clone()).collect()
         }
-        ServiceRule::OutlierRemoval(_)
+        ServiceRule::OutlierDetection(_)
         | ServiceRule::SermantRemoval(_)
         | ServiceRule::CircuitBreaker(_)
         | ServiceRule::LoadBalancing(_)

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct TrafficStatus {
     /// The report interval of sidecars; absent if reports are disabled.
-    pub report_every_ms: Option<u64>,
+    pub report_interval_ms: Option<u64>,
     /// The number of reports received.
     pub reports: u64,
     /// The number of their series that were merged into the overflow series, for lack of room or because they
     /// refer to no service of the mesh.
-    pub folded: u64,
+    pub series_dropped: u64,
     /// By service, as its clients measured it.
     pub services: Vec<NamedRateStatus>,
     /// By route.
@@ -43,7 +43,7 @@ pub struct RejectionStatus {
     /// The share of the requests to the service, or of the client to such destinations, from 0 to 1.
     pub share: f64,
     /// `server` if sidecars of the service rejected them, `client` if those of its clients did.
-    pub by: String,
+    pub side: String,
     /// The workloads of these sidecars; the latest ones if there are many.
     pub sidecars: Vec<String>,
     /// The workloads of their clients, if those have a sidecar; the latest ones if there are many.
@@ -73,9 +73,9 @@ pub struct RuleStatus {
     /// The rule within it: its name, or its index from 0; empty if the object is one rule.
     pub rule: String,
     /// Matches over the last hour.
-    pub hour: u64,
+    pub matches_1h: u64,
     /// Matches since the control plane started, or since an hour without any.
-    pub hits: u64,
+    pub matches: u64,
 }
 
 /// Request rates and latencies.

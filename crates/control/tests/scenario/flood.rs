@@ -57,7 +57,7 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
         let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let mut flooding = Proxy::connect(&shop.control, &external_client, &all, &[]).await;
         flooding.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
-        let before = read_counter(&shop, "leno_control_compiled_total").await;
+        let before = read_counter(&shop, "leno_control_snapshots_compiled_total").await;
         let flood = async {
             for _ in 0..PAIRS {
                 flooding.send_request(Request::Subscribe(vec![stock_service()])).await;
@@ -71,7 +71,7 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
             assert!(stock_addresses(&update).is_some());
         };
         tokio::join!(flood, others);
-        let compiled = read_counter(&shop, "leno_control_compiled_total").await - before;
+        let compiled = read_counter(&shop, "leno_control_snapshots_compiled_total").await - before;
         // A burst, and a second's allowance, many times over.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} worlds for {PAIRS} pairs");
     });

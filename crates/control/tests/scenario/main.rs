@@ -60,7 +60,7 @@ const STRICT: &str = r#"
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: strict}
+spec: {trustDomain: cluster.local, defaultPolicy: deny}
 "#;
 
 /// A data directory, a file of objects, and a control plane that reads it.
@@ -155,7 +155,7 @@ fn proxies_join_subscribe_and_hear_of_changes() {
         let plan = server.wait_for_update(|_| true).await.snapshot.plan.clone();
         assert_eq!(
             (plan.access.clone(), &plan.served[&8080]),
-            (Access::Permissive, &stock_service())
+            (Access::AllowAll, &stock_service())
         );
 
         let client = shop.join("client-1").await;
@@ -171,13 +171,13 @@ fn proxies_join_subscribe_and_hear_of_changes() {
             view.is_some_and(|view| view.reach == Reach::Denied && view.ports.is_empty())
         };
         client.wait_for_update(denied).await;
-        let closed = Access::Strict(Vec::new());
+        let closed = Access::AllowListed(Vec::new());
         server.wait_for_update(|update| update.snapshot.plan.access == closed).await;
 
         client.send_request(Request::Unsubscribe(vec![stock_service()])).await;
         client.wait_for_update(|update| update.snapshot.services.is_empty()).await;
         let mut status = shop.control.watch_status();
-        status.wait_for(|status| status.behind == 0 && status.proxies == 2).await.unwrap();
+        status.wait_for(|status| status.out_of_sync == 0 && status.proxies == 2).await.unwrap();
     });
 }
 
@@ -248,7 +248,7 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
         ));
         let (_, metrics) =
             admin::query_admin(shop.control.socket_path(), "GET", "/metrics").await.unwrap();
-        let line = "leno_control_connections_refused_total{reason=\"untrusted-peer\"} 1";
+        let line = "leno_control_connections_rejected_total{reason=\"untrusted-peer\"} 1";
         assert!(metrics.contains(line), "{metrics}");
     });
 }
@@ -373,7 +373,7 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         let mut config = test_config(directory.path());
         config.times.settle = Duration::from_secs(3600);
         let control = Control::start(config).await.unwrap();
-        assert!(control.watch_status().borrow().settling);
+        assert!(control.watch_status().borrow().starting);
         let roots: Roots = control.mint_bundle(&workload_name("client-1")).unwrap().roots;
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
@@ -389,11 +389,11 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         write(directory.path(), &format!("{MESH}{later}"));
         control.reload_files();
         let mut status = control.watch_status();
-        status.wait_for(|status| status.traffic_mode == "permissive").await.unwrap();
+        status.wait_for(|status| status.default_policy == "allow").await.unwrap();
         let later = ServiceName::new("shop", "later").unwrap();
         let mut stream =
             Proxy::resume(&control, &client, &[stock_service(), later.clone()], &first).await;
-        let strict = Access::Strict(Vec::new());
+        let strict = Access::AllowListed(Vec::new());
         stream.wait_for_update(|update| update.snapshot.plan.access != strict).await;
         let update = stream.received_updates().pop().unwrap();
         assert_eq!(stock_addresses(&update), Some(vec![listener_address()]), "what it had");
@@ -429,7 +429,7 @@ fn a_sidecar_that_does_not_come_back_is_given_up_in_the_end() {
         let control = Control::start(config).await.unwrap();
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
         stream.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
-        control.watch_status().wait_for(|status| !status.settling).await.unwrap();
+        control.watch_status().wait_for(|status| !status.starting).await.unwrap();
     });
 }
 
@@ -544,7 +544,7 @@ fn two_control_planes_do_not_share_a_data_directory_and_a_dead_one_is_no_obstacl
 fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
+        write(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
         match Control::start(test_config(directory.path())).await {
             Err(StartError::MeshConfig(rejected)) => {
                 assert!(rejected[0].to_string().contains("MeshConfig mesh"), "{rejected:?}");
@@ -554,11 +554,11 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
         write(directory.path(), &format!("{MESH}{STRICT}"));
         let control = Control::start(test_config(directory.path())).await.unwrap();
         // The last valid configuration stays in force: a mistake does not open a running mesh.
-        write(directory.path(), &format!("{MESH}{}", STRICT.replace("strict", "Strict")));
+        write(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
         control.reload_files();
         let mut status = control.watch_status();
         let status = status.wait_for(|status| status.rejected == 1).await.unwrap();
-        assert_eq!(status.traffic_mode, "strict");
+        assert_eq!(status.default_policy, "deny");
     });
 }
 
@@ -568,7 +568,7 @@ fn a_trust_domain_does_not_change_under_a_running_mesh() {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
         let mut status = shop.control.watch_status();
-        let status = status.wait_for(|status| status.traffic_mode == "strict").await.unwrap();
+        let status = status.wait_for(|status| status.default_policy == "deny").await.unwrap();
         assert_eq!(status.trust_domain, "cluster.local");
         drop(status);
         let rejected: serde_json::Value = shop.query_json("/rejected").await;

@@ -239,7 +239,7 @@ fn hello_message(
         version: "test".to_owned(),
         services: services.to_vec(),
         addresses: Vec::new(),
-        looked_up: Vec::new(),
+        dns_names: Vec::new(),
         session: 1,
         ca_generation: 0,
         process: 0,

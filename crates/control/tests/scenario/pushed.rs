@@ -39,7 +39,7 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
         while shop.exported_points("exported").await == 0 {
             tokio::task::yield_now().await;
         }
-        assert!(shop.exported_points("refused").await > 30);
+        assert!(shop.exported_points("rejected").await > 30);
         let arrived = receiver.arrived_requests();
         let (path, kind, body) = arrived.last().unwrap();
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
@@ -48,7 +48,7 @@ fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
         for sent in ["leno-control", "leno-system", name, &format!(":{port}")] {
             assert!(body.contains(sent), "{sent}");
         }
-        for metric in METRICS.iter().filter(|metric| !metric.name.contains("refused_total")) {
+        for metric in METRICS.iter().filter(|metric| !metric.name.contains("rejected_total")) {
             assert!(body.contains(metric.name), "{}", metric.name);
         }
     });

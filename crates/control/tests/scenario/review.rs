@@ -101,7 +101,7 @@ fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
     run(async {
         let shop = open_shop(Duration::ZERO).await;
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
-        let revoked = STRICT.replace("trafficMode: strict", account);
+        let revoked = STRICT.replace("defaultPolicy: deny", account);
         shop.write(&format!("{MESH}{revoked}"));
         let mut refused = join_as(&shop, "of-client", "client-1").await;
         while refused.is_ok() {

@@ -7,14 +7,14 @@ use crate::{MESH, Shop, run};
 const RULES: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: a, namespace: shop}
-spec: {targetRefs: [{kind: Service, name: stock}], consecutive: 3}
+spec: {targetRefs: [{kind: Service, name: stock}], consecutiveFailures: 3}
 ---
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: b, namespace: shop}
-spec: {targetRefs: [{kind: Service, name: stock}], consecutive: 5}
+spec: {targetRefs: [{kind: Service, name: stock}], consecutiveFailures: 5}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Hedging
@@ -24,12 +24,12 @@ spec: {targetRefs: [{kind: Service, name: nobody}], after: 50ms}
 apiVersion: leno.dev/v1alpha1
 kind: TagRoute
 metadata: {name: all, namespace: shop}
-spec: {scope: namespace, otherwise: any, rules: [{split: [{tags: {version: "2"}}], otherwise: any}]}
+spec: {scope: namespace, fallbackPolicy: any, rules: [{split: [{tags: {version: "2"}}], fallbackPolicy: any}]}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: TagRoute
 metadata: {name: stock, namespace: shop}
-spec: {service: stock, otherwise: any, rules: [{split: [{tags: {version: "1"}}], otherwise: any}]}
+spec: {service: stock, fallbackPolicy: any, rules: [{split: [{tags: {version: "1"}}], fallbackPolicy: any}]}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Lane
@@ -63,7 +63,7 @@ spec:
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: strict, egress: allow}
+spec: {trustDomain: cluster.local, defaultPolicy: deny, egress: allow}
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -89,8 +89,8 @@ async fn wait_for_policies(shop: &Shop, least: usize) -> Vec<PolicyStatus> {
 /// Returns the reason why a policy is not in force.
 fn inactive_reason<'a>(policies: &'a [PolicyStatus], name: &str) -> Option<&'a str> {
     let status = policies.iter().find(|it| it.name == name).expect(name);
-    assert_eq!(status.in_force, status.why.is_none(), "{name}");
-    status.why.as_deref()
+    assert_eq!(status.in_force, status.reason.is_none(), "{name}");
+    status.reason.as_deref()
 }
 
 #[test]
@@ -107,11 +107,11 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             found.find(|it| (it.kind.as_str(), it.name.as_str()) == (kind, name)).expect(name)
         };
         for (kind, name, why) in [
-            ("OutlierRemoval", "shop/a", None),
+            ("OutlierDetection", "shop/a", None),
             (
-                "OutlierRemoval",
+                "OutlierDetection",
                 "shop/b",
-                Some("OutlierRemoval shop/a takes precedence at all of its targets"),
+                Some("OutlierDetection shop/a takes precedence at all of its targets"),
             ),
             ("Hedging", "shop/lost", Some("none of its targets exists")),
             ("TagRoute", "shop/all", Some("TagRoute shop/stock takes precedence")),
@@ -122,7 +122,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             ("Retry", "shop/first", Some("Retry shop/again applies to the same requests")),
         ] {
             let status = status(kind, name);
-            assert_eq!((status.in_force, status.why.as_deref()), (why.is_none(), why), "{name}");
+            assert_eq!((status.in_force, status.reason.as_deref()), (why.is_none(), why), "{name}");
         }
         assert_eq!(status("Hedging", "shop/lost").problems, ["Service shop/nobody does not exist"]);
         assert_eq!(status("TagRoute", "shop/all").destination, "shop/*");
@@ -132,9 +132,9 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
         let said: Vec<(&str, bool, bool)> =
             attached.iter().map(|it| (it.parent.as_str(), it.accepted, it.resolved)).collect();
         assert_eq!(said, [("shop/stock", true, false), ("shop/stock:81", false, false)]);
-        assert_eq!(attached[0].why, ["Service shop/gone does not exist"]);
+        assert_eq!(attached[0].reasons, ["Service shop/gone does not exist"]);
         let both = ["Service shop/stock has no port 81", "Service shop/gone does not exist"];
-        assert_eq!(attached[1].why, both);
+        assert_eq!(attached[1].reasons, both);
     });
 }
 
@@ -195,8 +195,8 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
         let said: Vec<(&str, bool)> =
             http.attached.iter().map(|it| (it.parent.as_str(), it.accepted)).collect();
         assert_eq!(said, [("shop/two", true), ("shop/two:80", false)]);
-        assert_eq!(http.attached[0].why, [""; 0]);
-        assert_eq!(http.attached[1].why, [why]);
+        assert_eq!(http.attached[0].reasons, [""; 0]);
+        assert_eq!(http.attached[1].reasons, [why]);
         assert_eq!(http.problems, [why]);
         let ungranted = "no ReferenceGrant permits the Service bank/vault";
         let tls = of("TLSRoute");
@@ -226,14 +226,14 @@ spec: {service: away, backends: [{service: next, weight: 1}]}
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: away}], limits: {requests: 2}}}
 ---
-{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: removal, namespace: shop},
+{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {name: removal, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: away}]}}
 ---
-{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {name: own, namespace: shop},
+{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {name: own, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: next}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: away}], rules: [{requests: 5, in: 1s}]}}
+ spec: {targetRefs: [{kind: Service, name: away}], rules: [{requests: 5, per: 1s}]}}
 "#;
 
 #[test]
@@ -249,7 +249,7 @@ fn a_policy_without_effect_is_not_in_force_and_names_the_route_that_forwards_eve
                 "shop/removal",
                 Some(
                     "TrafficSplit shop/all forwards all requests to shop/next, and each of these has its own policy, such as \
-                     OutlierRemoval shop/own",
+                     OutlierDetection shop/own",
                 ),
             ),
             (
@@ -282,13 +282,13 @@ spec: {selector: {app: bytes}, ports: [{name: a, port: 90, appProtocol: tcp}, {n
  spec: {targetRefs: [{kind: Service, name: bytes}], after: 50ms}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: RateLimit, metadata: {name: limit, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 5, in: 1s}]}}
+ spec: {targetRefs: [{kind: Service, name: bytes}], rules: [{requests: 5, per: 1s}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: breaker, namespace: shop},
  spec: {targetRefs: [{kind: Service, name: bytes}], limits: {connections: 2, requests: 2}}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: faults, namespace: shop},
- spec: {targetRefs: [{kind: Service, name: both}], rules: [{abort: {status: 503}}]}}
+ spec: {targetRefs: [{kind: Service, name: both}], rules: [{abort: {httpStatus: 503}}]}}
 ---
 {apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry, namespace: shop},
  spec: {source: {kind: ServiceAccount, name: client, namespace: shop},
@@ -318,10 +318,10 @@ const AWAY_TAGS: &str = r#"
  spec: {address: 127.0.0.9, ports: [{port: 80, protocol: HTTP}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: tags, namespace: shop},
- spec: {service: away, otherwise: any, rules: [{split: [{tags: {version: "2"}}]}]}}
+ spec: {service: away, fallbackPolicy: any, rules: [{split: [{tags: {version: "2"}}]}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: theirs, namespace: shop},
- spec: {service: next, otherwise: any, rules: [{split: [{tags: {version: "2"}}]}]}}
+ spec: {service: next, fallbackPolicy: any, rules: [{split: [{tags: {version: "2"}}]}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: Lane, metadata: {name: lane, namespace: shop},
  spec: {service: away, rules: [{marks: [{percent: 60, headers: {x-lane: gray}}]}]}}
@@ -366,6 +366,6 @@ fn a_retry_is_not_in_force_where_each_rule_of_the_route_decides_about_retries() 
         let policies = wait_for_policies(&shop, 1).await;
         let why =
             "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";
-        assert_eq!((policies[0].in_force, policies[0].why.as_deref()), (false, Some(why)));
+        assert_eq!((policies[0].in_force, policies[0].reason.as_deref()), (false, Some(why)));
     });
 }

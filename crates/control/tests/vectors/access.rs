@@ -92,7 +92,7 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
     let outcome = connection.and_then(|permit| decide_access(&access, &permit, request));
     match outcome {
         Ok(permit) => match permit.would_deny() {
-            Some(reason) => json!({"audited": reason.label()}),
+            Some(reason) => json!({"dry_run": reason.label()}),
             None => json!("allowed"),
         },
         Err(denial) => client_result(denial.reason, request.is_some()),

@@ -2,7 +2,7 @@
 
 use leno_model::{FailureClasses, Object, Reason, ServiceRule};
 use leno_registry::read_str;
-use leno_traffic::removal::{Ending, Failed, classify_ending};
+use leno_traffic::outlier::{Ending, Failed, classify_ending};
 use serde_json::{Value, json};
 
 use crate::case::read_vectors;

@@ -114,9 +114,9 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
         // Nearly the whole reading budget is spent.
         exchange.budget.charge_reading(999_000, now);
         let queries = Arc::clone(&exchange.queries);
-        let query = queries.send_query(CONNECTION, "/world".to_owned());
+        let query = queries.send_query(CONNECTION, "/config".to_owned());
         let (answer, path) = tokio::join!(query, exchange.respond_next(&body));
-        assert_eq!(path, "/world");
+        assert_eq!(path, "/config");
         assert_eq!(answer, Ok(ProxyAnswer { status: 200, body }));
         assert_eq!(exchange.budget.reads_at(now), None);
         let (empty, _) =
@@ -149,7 +149,7 @@ async fn an_answer_beyond_the_bound_is_an_error_and_the_stream_goes_on() {
         let queries = Arc::clone(&exchange.queries);
         let query = |path: &str| queries.send_query(CONNECTION, path.to_owned());
         let long = vec![0; ANSWER_BYTES_MAX + 1];
-        let (answer, _) = tokio::join!(query("/world"), exchange.respond_next(&long));
+        let (answer, _) = tokio::join!(query("/config"), exchange.respond_next(&long));
         assert_eq!(answer, Err(QueryError::Oversized));
         assert_eq!(query(&"/".repeat(PATH_BYTES_MAX + 1)).await, Err(QueryError::Path));
         let (answer, _) = tokio::join!(query("/ready"), exchange.respond_next(b"ready"));
@@ -163,7 +163,7 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
     with_stream(true, async |mut exchange: Exchange| {
         let began = Instant::now();
         let queries = Arc::clone(&exchange.queries);
-        let query = queries.send_query(CONNECTION, "/world".to_owned());
+        let query = queries.send_query(CONNECTION, "/config".to_owned());
         let hang_up = async {
             let query = exchange.at_proxy.recv().await.unwrap();
             exchange.hang_up.send(()).unwrap();
@@ -171,7 +171,7 @@ async fn a_proxy_that_disconnects_ends_the_wait() {
         };
         let (answer, _query) = tokio::join!(query, hang_up);
         assert_eq!((answer, began.elapsed()), (Err(QueryError::Disconnected), Duration::ZERO));
-        let again = queries.send_query(CONNECTION, "/world".to_owned()).await;
+        let again = queries.send_query(CONNECTION, "/config".to_owned()).await;
         assert_eq!(again, Err(QueryError::Disconnected), "its stream is forgotten");
     })
     .await;
@@ -221,7 +221,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
         let mut all = tokio::task::JoinSet::new();
         for _ in 0..=QUERIES_MAX {
             let queries = Arc::clone(&queries);
-            all.spawn(async move { queries.send_query(CONNECTION, "/world".to_owned()).await });
+            all.spawn(async move { queries.send_query(CONNECTION, "/config".to_owned()).await });
         }
         let began = Instant::now();
         let first = all.join_next().await.unwrap().unwrap();
@@ -242,7 +242,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
 async fn a_proxy_of_an_earlier_release_is_sent_no_query() {
     with_stream(false, async |mut exchange: Exchange| {
         let began = Instant::now();
-        assert_eq!(exchange.send_query("/world").await, Err(QueryError::Unsupported));
+        assert_eq!(exchange.send_query("/config").await, Err(QueryError::Unsupported));
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(exchange.at_proxy.try_recv().is_err());
     })

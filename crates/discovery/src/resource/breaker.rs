@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Breaker, CircuitBreaker, CircuitLimits, FixedAnswer, Slow, TooMany, Trip};
+use leno_model::{Breaker, CircuitBreaker, CircuitLimits, FixedResponse, Slow, TooMany, Trip};
 
 use super::action::{header_from_wire, header_to_wire};
 use super::field::Invalid;
@@ -13,7 +13,7 @@ use super::traffic_policy::{
 use crate::proto;
 
 pub(super) fn to_wire(breaker: &Breaker) -> proto::Breaker {
-    let CircuitBreaker { limits, trip, answer, connect_timeout } = &breaker.rule;
+    let CircuitBreaker { limits, trip, response, connect_timeout } = &breaker.rule;
     proto::Breaker {
         policy: Some(policy_to_wire(&breaker.policy)),
         connections: limits.connections,
@@ -21,7 +21,7 @@ pub(super) fn to_wire(breaker: &Breaker) -> proto::Breaker {
         pending: limits.pending,
         retries: limits.retries,
         trip: trip.as_ref().map(trip_to_wire),
-        answer: answer_to_wire(answer),
+        response: answer_to_wire(response),
         connect_timeout_nanoseconds: connect_timeout.map(to_nanoseconds),
     }
 }
@@ -36,48 +36,51 @@ pub(super) fn from_wire(wire: proto::Breaker) -> Result<Breaker, Invalid> {
             retries: wire.retries,
         },
         trip: trip.map_err(|invalid| invalid.with_parent("trip"))?,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
+        response: answer_from_wire(wire.response)
+            .map_err(|invalid| invalid.with_parent("response"))?,
         connect_timeout: wire.connect_timeout_nanoseconds.map(Duration::from_nanos),
     };
     Ok(Breaker { policy: policy_from_wire(wire.policy)?, rule })
 }
 
 /// Absent for a default response.
-pub(super) fn answer_to_wire(answer: &FixedAnswer) -> Option<proto::FixedAnswer> {
-    (*answer != FixedAnswer::default()).then(|| proto::FixedAnswer {
-        status: answer.status.map(u32::from),
-        body: answer.body.clone(),
-        headers: answer.headers.iter().map(header_to_wire).collect(),
+pub(super) fn answer_to_wire(response: &FixedResponse) -> Option<proto::FixedResponse> {
+    (*response != FixedResponse::default()).then(|| proto::FixedResponse {
+        status: response.status.map(u32::from),
+        body: response.body.clone(),
+        headers: response.headers.iter().map(header_to_wire).collect(),
     })
 }
 
-pub(super) fn answer_from_wire(wire: Option<proto::FixedAnswer>) -> Result<FixedAnswer, Invalid> {
+pub(super) fn answer_from_wire(
+    wire: Option<proto::FixedResponse>,
+) -> Result<FixedResponse, Invalid> {
     let Some(wire) = wire else {
-        return Ok(FixedAnswer::default());
+        return Ok(FixedResponse::default());
     };
     let status = match wire.status {
         None => None,
         Some(status) => match u16::try_from(status) {
-            Ok(status) if FixedAnswer::may_have(status) => Some(status),
+            Ok(status) if FixedResponse::may_have(status) => Some(status),
             _ => return Err(Invalid::new("status", format!("{status} is not a response status"))),
         },
     };
     let headers = wire.headers.into_iter().map(header_from_wire);
-    Ok(FixedAnswer { status, body: wire.body, headers: headers.collect::<Result<_, _>>()? })
+    Ok(FixedResponse { status, body: wire.body, headers: headers.collect::<Result<_, _>>()? })
 }
 
 fn trip_to_wire(trip: &Trip) -> proto::Trip {
     proto::Trip {
         failures: Some(classes_to_wire(&trip.failures)),
         window_nanoseconds: to_nanoseconds(trip.window),
-        steps: trip.steps.into(),
+        buckets: trip.buckets.into(),
         requests_min: trip.requests_min,
         failed: Some(too_many_to_wire(trip.failed)),
-        consecutive: trip.consecutive.unwrap_or(0),
-        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.from)),
+        consecutive_failures: trip.consecutive_failures.unwrap_or(0),
+        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.threshold)),
         slow: trip.slow.map(|slow| too_many_to_wire(slow.too_many)),
-        open_nanoseconds: to_nanoseconds(trip.open_for),
-        probes: trip.probes,
+        open_nanoseconds: to_nanoseconds(trip.open_duration),
+        half_open_requests: trip.half_open_requests,
     }
 }
 
@@ -88,20 +91,21 @@ fn trip_from_wire(wire: proto::Trip) -> Result<Trip, Invalid> {
     }
     let slow = match wire.slow_nanoseconds {
         0 => None,
-        from => {
-            Some(Slow { from: Duration::from_nanos(from), too_many: too_many_from_wire(wire.slow) })
-        }
+        from => Some(Slow {
+            threshold: Duration::from_nanos(from),
+            too_many: too_many_from_wire(wire.slow),
+        }),
     };
     Ok(Trip {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        steps: parse_small("steps", wire.steps, (1, 255))?,
+        buckets: parse_small("buckets", wire.buckets, (1, 255))?,
         requests_min: wire.requests_min,
         failed: too_many_from_wire(wire.failed),
-        consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
+        consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
         slow,
-        open_for: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
-        probes: at_least_1("probes", wire.probes)?,
+        open_duration: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
+        half_open_requests: at_least_1("half_open_requests", wire.half_open_requests)?,
     })
 }
 

@@ -33,7 +33,7 @@ fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     };
     let abort = |abort: &Abort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
-        answer: answer_to_wire(&abort.answer),
+        response: answer_to_wire(&abort.response),
         grpc: abort.grpc.unwrap_or(0).into(),
     };
     proto::FaultRule {
@@ -70,9 +70,14 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<Delay, Invalid> {
 }
 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<Abort, Invalid> {
-    let answer = answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?;
+    let response =
+        answer_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
     let grpc = parse_small("grpc", wire.grpc, (0, 16))?;
-    Ok(Abort { share_ppm: parse_share(wire.share_ppm)?, answer, grpc: (grpc > 0).then_some(grpc) })
+    Ok(Abort {
+        share_ppm: parse_share(wire.share_ppm)?,
+        response,
+        grpc: (grpc > 0).then_some(grpc),
+    })
 }
 
 pub(super) fn parse_share(ppm: u32) -> Result<u32, Invalid> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    GlobalLimit, Guard, LongerBody, PortGuard, Server, ShownBody, Unanswered,
+    FailureMode, GlobalLimit, Guard, LongerBody, PortGuard, Server, ShownBody,
 };
 
 use super::breaker::{answer_from_wire, answer_to_wire};
@@ -59,11 +59,11 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
         check_service: Some(check_service_to_wire(&rule.check_service)),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         headers,
-        context: rule.context.iter().map(sent).collect(),
+        context_extensions: rule.context_extensions.iter().map(sent).collect(),
         body: rule.body.map(|body| proto::ShownBody {
             bytes_max: body.bytes_max,
-            begun: body.longer == LongerBody::Begun,
-            as_bytes: body.as_bytes,
+            allow_partial_message: body.longer == LongerBody::Begun,
+            pack_as_bytes: body.pack_as_bytes,
         }),
     }
 }
@@ -79,32 +79,36 @@ fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, 
         check_service: check_service_from_wire(wire.check_service)?,
         requests: convert_each("requests", wire.requests, request::from_wire)?,
         headers: headers.transpose().map_err(|invalid| invalid.with_parent("headers"))?,
-        context: wire.context.into_iter().map(|sent| (sent.name, sent.text)).collect(),
+        context_extensions: wire
+            .context_extensions
+            .into_iter()
+            .map(|sent| (sent.name, sent.text))
+            .collect(),
         body: wire.body.map(body_from_wire).transpose()?,
     })
 }
 
 fn body_from_wire(wire: proto::ShownBody) -> Result<ShownBody, Invalid> {
-    let proto::ShownBody { bytes_max, begun, as_bytes } = wire;
+    let proto::ShownBody { bytes_max, allow_partial_message, pack_as_bytes } = wire;
     if !(1..=ShownBody::BYTES_MAX).contains(&bytes_max) {
         return Err(Invalid::new("body.bytes_max", format!("{bytes_max} is out of range")));
     }
-    let longer = if begun { LongerBody::Begun } else { LongerBody::Refused };
-    Ok(ShownBody { bytes_max, longer, as_bytes })
+    let longer = if allow_partial_message { LongerBody::Begun } else { LongerBody::Refused };
+    Ok(ShownBody { bytes_max, longer, pack_as_bytes })
 }
 
 pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
     let descriptor = |it: &Descriptor| proto::Descriptor {
         requests: it.requests.iter().map(request::to_wire).collect(),
         entries: it.entries.iter().map(entry_to_wire).collect(),
-        hits: it.hits,
+        hits_addend: it.hits_addend,
     };
     proto::GlobalLimit {
         check_service: Some(check_service_to_wire(&limit.check_service)),
         domain: limit.domain.clone(),
         descriptors: limit.descriptors.iter().map(descriptor).collect(),
-        answer: answer_to_wire(&limit.answer),
-        tells: limit.tells,
+        response: answer_to_wire(&limit.response),
+        rate_limit_headers: limit.rate_limit_headers,
     }
 }
 
@@ -114,11 +118,11 @@ pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, I
         if entries.is_empty() {
             return Err(Invalid::new("entries", "is empty"));
         }
-        if wire.hits == 0 {
-            return Err(Invalid::new("hits", "is 0"));
+        if wire.hits_addend == 0 {
+            return Err(Invalid::new("hits_addend", "is 0"));
         }
         let requests = convert_each("requests", wire.requests, request::from_wire)?;
-        Ok(Descriptor { requests, entries, hits: wire.hits })
+        Ok(Descriptor { requests, entries, hits_addend: wire.hits_addend })
     })?;
     if descriptors.is_empty() {
         return Err(Invalid::new("descriptors", "is empty"));
@@ -130,8 +134,9 @@ pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, I
         check_service: check_service_from_wire(wire.check_service)?,
         domain: wire.domain,
         descriptors,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
-        tells: wire.tells,
+        response: answer_from_wire(wire.response)
+            .map_err(|invalid| invalid.with_parent("response"))?,
+        rate_limit_headers: wire.rate_limit_headers,
     })
 }
 
@@ -177,38 +182,38 @@ fn check_service_to_wire(check_service: &CheckService) -> proto::CheckService {
     proto::CheckService {
         at: Some(at),
         timeout_nanoseconds: to_nanoseconds(check_service.timeout),
-        unanswered_allowed: check_service.unanswered == Unanswered::Allow,
+        failure_mode_allow: check_service.failure_mode == FailureMode::Allow,
     }
 }
 
 fn check_service_from_wire(wire: Option<proto::CheckService>) -> Result<CheckService, Invalid> {
     use proto::check_service::At;
-    let wire = wire.ok_or_else(|| Invalid::new("decider", "is missing"))?;
+    let wire = wire.ok_or_else(|| Invalid::new("check_service", "is missing"))?;
     let at = match wire.at {
         None => {
-            return Err(Invalid::new("decider.at", "is missing, or unknown to this version"));
+            return Err(Invalid::new("check_service.at", "is missing, or unknown to this version"));
         }
         Some(At::Service(wire)) => CheckServiceAddress::Service {
-            service: parse_name("decider.service.name", &wire.name)?,
-            port: parse_port("decider.service.port", wire.port)?,
+            service: parse_name("check_service.service.name", &wire.name)?,
+            port: parse_port("check_service.service.port", wire.port)?,
         },
         Some(At::Url(url)) => {
             let server = Server::parse(&url);
             CheckServiceAddress::Outside(
-                server.map_err(|error| Invalid::new("decider.url", error))?,
+                server.map_err(|error| Invalid::new("check_service.url", error))?,
             )
         }
     };
     let timeout = Duration::from_nanos(wire.timeout_nanoseconds);
     if !(CheckService::TIMEOUT_MIN..=CheckService::TIMEOUT_MAX).contains(&timeout) {
         let reason = format!("{timeout:?} is out of range");
-        return Err(Invalid::new("decider.timeout_nanoseconds", reason));
+        return Err(Invalid::new("check_service.timeout_nanoseconds", reason));
     }
-    let unanswered = match wire.unanswered_allowed {
-        true => Unanswered::Allow,
-        false => Unanswered::Deny,
+    let failure_mode = match wire.failure_mode_allow {
+        true => FailureMode::Allow,
+        false => FailureMode::Deny,
     };
-    Ok(CheckService { at, timeout, unanswered })
+    Ok(CheckService { at, timeout, failure_mode })
 }
 
 pub(super) fn parse_header_name(name: String) -> Result<String, Invalid> {

@@ -10,16 +10,16 @@ use crate::proto;
 
 /// Absent for a default policy.
 pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
-    let InboundPolicy { is_audited, rules } = policy;
+    let InboundPolicy { is_dry_run, rules } = policy;
     let rules = rules.iter().map(rule_to_wire).collect();
-    let wire = proto::InboundPolicy { audited: *is_audited, rules };
+    let wire = proto::InboundPolicy { dry_run: *is_dry_run, rules };
     (*policy != InboundPolicy::default()).then_some(wire)
 }
 
 pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPolicy, Invalid> {
     let Some(wire) = wire else { return Ok(InboundPolicy::default()) };
     let rules = convert_each("rules", wire.rules, rule_from_wire)?;
-    Ok(InboundPolicy { is_audited: wire.audited, rules })
+    Ok(InboundPolicy { is_dry_run: wire.dry_run, rules })
 }
 
 fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {

@@ -68,9 +68,9 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
         },
         places: issuer.places.iter().map(place).collect(),
-        leeway_nanoseconds: to_nanoseconds(issuer.leeway),
-        forwards: issuer.forwards.iter().map(forward).collect(),
-        passes_token: issuer.passes_token,
+        clock_skew_nanoseconds: to_nanoseconds(issuer.clock_skew),
+        claim_to_headers: issuer.claim_to_headers.iter().map(forward).collect(),
+        forward_original_token: issuer.forward_original_token,
         accepts_without_expiration: !issuer.requires_expiration,
         max_age_nanoseconds: issuer.max_age.map_or(0, to_nanoseconds),
     }
@@ -91,9 +91,9 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
     if places.is_empty() {
         return Err(Invalid::new("places", "is empty"));
     }
-    let leeway = Duration::from_nanos(wire.leeway_nanoseconds);
-    if leeway > JwtIssuer::LEEWAY_MAX {
-        return Err(Invalid::new("leeway_nanoseconds", format!("{leeway:?} is too long")));
+    let clock_skew = Duration::from_nanos(wire.clock_skew_nanoseconds);
+    if clock_skew > JwtIssuer::CLOCK_SKEW_MAX {
+        return Err(Invalid::new("clock_skew_nanoseconds", format!("{clock_skew:?} is too long")));
     }
     let max_age = Some(Duration::from_nanos(wire.max_age_nanoseconds)).filter(|it| !it.is_zero());
     Ok(JwtIssuer {
@@ -104,11 +104,11 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
             false => IssuerKeys::Set(wire.keys.into()),
         },
         places,
-        leeway,
-        forwards: convert_each("forwards", wire.forwards, |wire| {
+        clock_skew,
+        claim_to_headers: convert_each("claim_to_headers", wire.claim_to_headers, |wire| {
             Ok(ClaimHeader { claim: wire.claim, header: parse_header_name(wire.header)? })
         })?,
-        passes_token: wire.passes_token,
+        forward_original_token: wire.forward_original_token,
         requires_expiration: !wire.accepts_without_expiration,
         max_age,
     })

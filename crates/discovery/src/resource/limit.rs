@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leno_model::{AdaptiveConcurrency, Concurrency, Each, PortLimits, Rate, RateLimits, RateRule};
+use leno_model::{
+    AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
+};
 
 use super::breaker::{answer_from_wire, answer_to_wire};
 use super::field::{Invalid, convert_each, parse_port};
@@ -47,26 +49,26 @@ fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, Invalid> {
 }
 
 fn rule_to_wire(rule: &RateRule) -> proto::RateRule {
-    use proto::rate_rule::Each as Wire;
-    let (each, buckets) = match &rule.each {
-        Each::Nothing => (Wire::Nothing(proto::Nothing {}), 0),
-        Each::Client { buckets } => (Wire::Client(proto::Nothing {}), *buckets),
-        Each::Header { name, buckets } => (Wire::Header(name.clone()), *buckets),
+    use proto::rate_rule::Key as Wire;
+    let (key, buckets) = match &rule.key {
+        RateLimitKey::Nothing => (Wire::Nothing(proto::Nothing {}), 0),
+        RateLimitKey::Client { buckets } => (Wire::Client(proto::Nothing {}), *buckets),
+        RateLimitKey::Header { name, buckets } => (Wire::Header(name.clone()), *buckets),
     };
     proto::RateRule {
         name: rule.name.clone(),
         requests: rule.requests.iter().map(request::to_wire).collect(),
         peers: rule.peers.iter().map(peer_to_wire).collect(),
-        each: Some(each),
+        key: Some(key),
         buckets,
         rate: Some(rate_to_wire(rule.rate)),
-        last: rule.is_last,
-        answer: answer_to_wire(&rule.answer),
+        stop: rule.stop,
+        response: answer_to_wire(&rule.response),
     }
 }
 
 fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
-    use proto::rate_rule::Each as Wire;
+    use proto::rate_rule::Key as Wire;
     let buckets = match wire.buckets {
         number if number <= Rate::BUCKETS_MAX => number,
         number => return Err(Invalid::new("buckets", format!("{number} are too many"))),
@@ -75,39 +77,40 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, Invalid> {
         0 => Err(Invalid::new("buckets", "is 0")),
         buckets => Ok(buckets),
     };
-    let by = match wire.each {
-        None => return Err(Invalid::new("each", "is missing, or unknown to this version")),
-        Some(Wire::Nothing(proto::Nothing {})) if buckets == 0 => Each::Nothing,
+    let by = match wire.key {
+        None => return Err(Invalid::new("key", "is missing, or unknown to this version")),
+        Some(Wire::Nothing(proto::Nothing {})) if buckets == 0 => RateLimitKey::Nothing,
         Some(Wire::Nothing(proto::Nothing {})) => {
             return Err(Invalid::new("buckets", "must be 0 where there is one bucket"));
         }
-        Some(Wire::Client(proto::Nothing {})) => Each::Client { buckets: several()? },
+        Some(Wire::Client(proto::Nothing {})) => RateLimitKey::Client { buckets: several()? },
         Some(Wire::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
             return Err(Invalid::new("header", "is not a lowercase header name"));
         }
-        Some(Wire::Header(name)) => Each::Header { name, buckets: several()? },
+        Some(Wire::Header(name)) => RateLimitKey::Header { name, buckets: several()? },
     };
     let rate = wire.rate.ok_or_else(|| Invalid::new("rate", "is missing"))?;
     Ok(RateRule {
         name: wire.name,
         requests: convert_each("requests", wire.requests, request::from_wire)?,
         peers: convert_each("peers", wire.peers, peer_from_wire)?,
-        each: by,
+        key: by,
         rate: rate_from_wire(rate).map_err(|invalid| invalid.with_parent("rate"))?,
-        is_last: wire.last,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
+        stop: wire.stop,
+        response: answer_from_wire(wire.response)
+            .map_err(|invalid| invalid.with_parent("response"))?,
     })
 }
 
 fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
     let adaptive = |adaptive: AdaptiveConcurrency| proto::AdaptiveConcurrency {
-        least: adaptive.least,
-        slower_percent: adaptive.slower_percent.into(),
+        min_concurrency: adaptive.min_concurrency,
+        latency_tolerance_percent: adaptive.latency_tolerance_percent.into(),
     };
     proto::Concurrency {
         requests: concurrency.requests,
         adaptive: concurrency.adaptive.map(adaptive),
-        answer: answer_to_wire(&concurrency.answer),
+        response: answer_to_wire(&concurrency.response),
     }
 }
 
@@ -120,20 +123,28 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
         ));
     }
     let adaptive = |wire: proto::AdaptiveConcurrency| {
-        let (least, slower) = (wire.least, wire.slower_percent);
-        if !(1..=requests).contains(&least) {
-            return Err(Invalid::new("least", format!("{least} is not from 1 to {requests}")));
+        let (min_concurrency, slower) = (wire.min_concurrency, wire.latency_tolerance_percent);
+        if !(1..=requests).contains(&min_concurrency) {
+            return Err(Invalid::new(
+                "min_concurrency",
+                format!("{min_concurrency} is not from 1 to {requests}"),
+            ));
         }
         match u16::try_from(slower) {
-            Ok(slower_percent @ 1..) => Ok(AdaptiveConcurrency { least, slower_percent }),
-            _ => Err(Invalid::new("slower_percent", format!("{slower} is out of range"))),
+            Ok(latency_tolerance_percent @ 1..) => {
+                Ok(AdaptiveConcurrency { min_concurrency, latency_tolerance_percent })
+            }
+            _ => {
+                Err(Invalid::new("latency_tolerance_percent", format!("{slower} is out of range")))
+            }
         }
     };
     let adaptive = wire.adaptive.map(adaptive).transpose();
     Ok(Concurrency {
         requests,
         adaptive: adaptive.map_err(|invalid| invalid.with_parent("adaptive"))?,
-        answer: answer_from_wire(wire.answer).map_err(|invalid| invalid.with_parent("answer"))?,
+        response: answer_from_wire(wire.response)
+            .map_err(|invalid| invalid.with_parent("response"))?,
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AccessRule, Egress, OutboundListener, Plaintext, PortSet, RevokedWorkload, ServiceName,
+    Access, AccessRule, Egress, MtlsMode, OutboundListener, PortSet, RevokedWorkload, ServiceName,
     TrustDomain, Uid, WorkloadPlan, WorkloadPort,
 };
 
@@ -39,7 +39,7 @@ pub(super) fn to_wire(plan: &WorkloadPlan) -> proto::Plan {
         inbound: inbound::to_wire(&plan.inbound),
         limits: plan.limits.iter().map(limit::to_wire).collect(),
         egress_denied: plan.egress == Egress::Deny,
-        plaintext_accepted: plan.plaintext == Plaintext::Accept,
+        plaintext_accepted: plan.mtls == MtlsMode::Permissive,
         gateway: plan.gateway.as_deref().map(gateway::to_wire),
         openings: plan.openings.iter().map(ingress_and_egress::opening_to_wire).collect(),
         egress_rules: plan
@@ -91,9 +91,9 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
         limits: by_port("limits", convert_each("limits", wire.limits, limit::from_wire)?)?,
         sight: sight::from_wire(wire.sight).map_err(|invalid| invalid.with_parent("sight"))?,
         egress: if wire.egress_denied { Egress::Deny } else { Egress::Allow },
-        plaintext: match wire.plaintext_accepted {
-            true => Plaintext::Accept,
-            false => Plaintext::Refuse,
+        mtls: match wire.plaintext_accepted {
+            true => MtlsMode::Permissive,
+            false => MtlsMode::Strict,
         },
         gateway: wire
             .gateway
@@ -175,8 +175,8 @@ fn listener_from_wire(wire: proto::OutboundListener) -> Result<OutboundListener,
 
 fn access_to_wire(access: &Access) -> proto::Access {
     let mode = match access {
-        Access::Permissive => proto::access::Mode::Permissive(proto::Nothing {}),
-        Access::Strict(rules) => proto::access::Mode::Strict(proto::AccessRules {
+        Access::AllowAll => proto::access::Mode::AllowAll(proto::Nothing {}),
+        Access::AllowListed(rules) => proto::access::Mode::AllowListed(proto::AccessRules {
             rules: rules.iter().map(rule_to_wire).collect(),
         }),
     };
@@ -187,9 +187,9 @@ fn access_to_wire(access: &Access) -> proto::Access {
 fn access_from_wire(mode: Option<proto::access::Mode>) -> Result<Access, Invalid> {
     match mode {
         None => Err(Invalid::new("mode", "is missing, or unknown to this version")),
-        Some(proto::access::Mode::Permissive(proto::Nothing {})) => Ok(Access::Permissive),
-        Some(proto::access::Mode::Strict(wire)) => {
-            convert_each("rules", wire.rules, rule_from_wire).map(Access::Strict)
+        Some(proto::access::Mode::AllowAll(proto::Nothing {})) => Ok(Access::AllowAll),
+        Some(proto::access::Mode::AllowListed(wire)) => {
+            convert_each("rules", wire.rules, rule_from_wire).map(Access::AllowListed)
         }
     }
 }

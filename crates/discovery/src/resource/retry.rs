@@ -36,7 +36,7 @@ pub(super) fn to_wire((service, retry): (&ServiceName, &ServiceRetry)) -> proto:
         service: service.to_string(),
         policy: retry.policy.to_string(),
         rule: Some(rule_to_wire(&retry.rule)),
-        answer_timeout_nanoseconds: retry.answer_timeout.map(to_nanoseconds),
+        response_timeout_nanoseconds: retry.response_timeout.map(to_nanoseconds),
     }
 }
 
@@ -57,7 +57,7 @@ fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry
     let retry = ServiceRetry {
         policy: parse_name("policy", &wire.policy)?,
         rule: rule_from_wire(&rule).map_err(|invalid| invalid.with_parent("rule"))?,
-        answer_timeout: wire.answer_timeout_nanoseconds.map(Duration::from_nanos),
+        response_timeout: wire.response_timeout_nanoseconds.map(Duration::from_nanos),
     };
     Ok((parse_name("service", &wire.service)?, retry))
 }

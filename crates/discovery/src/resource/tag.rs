@@ -6,8 +6,8 @@ mod test;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, CallerRule, Otherwise, RuleOrigin, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules,
-    TagSet, TagSplit, TagTarget, TagValue, Weights,
+    Caller, CallerRule, FallbackPolicy, RuleOrigin, STEMS_MAX, Sticky, TagDialect, TagRule,
+    TagRules, TagSet, TagSplit, TagTarget, TagValue, Weights,
 };
 
 use self::test::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
@@ -20,7 +20,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
     let mut sources = Sources::default();
     proto::TagRules {
         rules: rules.rules.iter().map(|rule| rule_to_wire(rule, &mut sources)).collect(),
-        otherwise: otherwise_to_wire(&rules.otherwise),
+        fallback_policy: fallback_policy_to_wire(&rules.fallback_policy),
         by_caller: rules
             .by_caller
             .iter()
@@ -39,7 +39,7 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
     }
     Ok(TagRules {
         rules,
-        otherwise: otherwise_from_wire(&wire.otherwise)?,
+        fallback_policy: fallback_policy_from_wire(&wire.fallback_policy)?,
         by_caller: convert_each("by_caller", wire.by_caller, |rule| {
             caller_rule_from_wire(rule, sources)
         })?,
@@ -109,7 +109,7 @@ fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
         matches: match_to_wire(&rule.matches),
         split: Some(split_to_wire(&rule.split)),
         fallback: (rule.fallback != TagSplit::default()).then(|| split_to_wire(&rule.fallback)),
-        otherwise: otherwise_to_wire(&rule.otherwise),
+        fallback_policy: fallback_policy_to_wire(&rule.fallback_policy),
         sticky: rule.sticky.as_ref().map(sticky),
     }
 }
@@ -128,7 +128,7 @@ fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<
         matches: match_from_wire(wire.matches)?,
         split: required_split(wire.split)?,
         fallback: fallback.map_err(|invalid| invalid.with_parent("fallback"))?.unwrap_or_default(),
-        otherwise: otherwise_from_wire(&wire.otherwise)?,
+        fallback_policy: fallback_policy_from_wire(&wire.fallback_policy)?,
         sticky: wire.sticky.map(sticky).transpose()?,
     })
 }
@@ -214,20 +214,20 @@ fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, Invalid> {
     Ok(TagTarget { weight: wire.weight, set })
 }
 
-fn otherwise_to_wire(otherwise: &[Otherwise]) -> Vec<i32> {
-    let word = |otherwise: &Otherwise| match otherwise {
-        Otherwise::Any => proto::Otherwise::Any.into(),
-        Otherwise::Default => proto::Otherwise::Default.into(),
+fn fallback_policy_to_wire(fallback_policy: &[FallbackPolicy]) -> Vec<i32> {
+    let word = |fallback_policy: &FallbackPolicy| match fallback_policy {
+        FallbackPolicy::Any => proto::FallbackPolicy::Any.into(),
+        FallbackPolicy::Default => proto::FallbackPolicy::Default.into(),
     };
-    otherwise.iter().map(word).collect()
+    fallback_policy.iter().map(word).collect()
 }
 
-fn otherwise_from_wire(wire: &[i32]) -> Result<Vec<Otherwise>, Invalid> {
-    let word = |number: &i32| match proto::Otherwise::try_from(*number) {
-        Ok(proto::Otherwise::Any) => Ok(Otherwise::Any),
-        Ok(proto::Otherwise::Default) => Ok(Otherwise::Default),
-        Ok(proto::Otherwise::Unspecified) | Err(_) => {
-            Err(Invalid::new("otherwise", format!("{number} is unknown to this version")))
+fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, Invalid> {
+    let word = |number: &i32| match proto::FallbackPolicy::try_from(*number) {
+        Ok(proto::FallbackPolicy::Any) => Ok(FallbackPolicy::Any),
+        Ok(proto::FallbackPolicy::Default) => Ok(FallbackPolicy::Default),
+        Ok(proto::FallbackPolicy::Unspecified) | Err(_) => {
+            Err(Invalid::new("fallback_policy", format!("{number} is unknown to this version")))
         }
     };
     wire.iter().map(word).collect()

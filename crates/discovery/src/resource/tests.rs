@@ -6,7 +6,7 @@ mod fault;
 mod gateway;
 mod guard;
 mod limit;
-mod removal;
+mod outlier_detection;
 mod sight;
 mod tags;
 
@@ -18,9 +18,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use leno_model::{
     Access, AccessRule, AddressEntry, AddressPort, AnyOf, BackendEdits, Carries, Cors, Egress,
-    Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, Name, OriginPattern, OutboundListener,
-    PathEdit, PathMatch, Persistence, Plaintext, PortSet, PortView, Protocol, Reach, Redirect,
-    RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount,
+    Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, MtlsMode, Name, OriginPattern,
+    OutboundListener, PathEdit, PathMatch, Persistence, PortSet, PortView, Protocol, Reach,
+    Redirect, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount,
     ServiceName, ServiceRetry, ServiceView, TcpRule, TlsRule, TrafficPolicy, TrustDomain,
     UrlRewrite, ValueMatch, Weight, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
 };
@@ -261,8 +261,8 @@ where
 
 fn first_access_rule(plan: &mut proto::Plan) -> &mut proto::AccessRule {
     match plan.access.as_mut().unwrap().mode.as_mut().unwrap() {
-        proto::access::Mode::Strict(rules) => &mut rules.rules[0],
-        proto::access::Mode::Permissive(_) => panic!("the fixture is strict"),
+        proto::access::Mode::AllowListed(rules) => &mut rules.rules[0],
+        proto::access::Mode::AllowAll(_) => panic!("the fixture is strict"),
     }
 }
 
@@ -333,8 +333,8 @@ fn any_access_rule() -> impl Strategy<Value = AccessRule> {
 
 fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
     let access = prop_oneof![
-        Just(Access::Permissive),
-        vec(any_access_rule(), 0..3).prop_map(Access::Strict)
+        Just(Access::AllowAll),
+        vec(any_access_rule(), 0..3).prop_map(Access::AllowListed)
     ];
     let listener = (service_name(), 1u16.., any_address(0));
     let listener =
@@ -386,7 +386,7 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
                 limits,
                 sight,
                 egress: Egress::ALL[edges.0],
-                plaintext: Plaintext::ALL[edges.1],
+                mtls: MtlsMode::ALL[edges.1],
                 gateway: None,
                 openings: Vec::new(),
                 egress_rules: Vec::new(),
@@ -405,10 +405,10 @@ fn any_retry() -> impl Strategy<Value = RetryRule> {
 
 fn service_retry() -> impl Strategy<Value = ServiceRetry> {
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
-    (any_name(), any_retry(), timeout).prop_map(|(name, rule, answer_timeout)| ServiceRetry {
+    (any_name(), any_retry(), timeout).prop_map(|(name, rule, response_timeout)| ServiceRetry {
         policy: leno_model::PolicyName { namespace: name.clone(), name },
         rule,
-        answer_timeout,
+        response_timeout,
     })
 }
 
@@ -600,9 +600,9 @@ fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     let breaker = prop::option::of(breaker::any_breaker());
     let more = (prop::option::of(fault::any_faults()), prop::option::of(fault::any_balancing()));
     let more = (more, prop::option::of(fault::any_hedging()));
-    (prop::option::of(removal::any_outlier_detection()), breaker, more).prop_map(
-        |(removal, breaker, ((faults, balancing), hedging))| TrafficPolicy {
-            removal,
+    (prop::option::of(outlier_detection::any_outlier_detection()), breaker, more).prop_map(
+        |(outlier_detection, breaker, ((faults, balancing), hedging))| TrafficPolicy {
+            outlier_detection,
             breaker,
             faults,
             balancing,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierRemoval, Removal,
-    RemovalAlgorithm, RemovalBackOff, SermantCommon, SermantRemoval, SermantRule,
+    EjectionTime, FailureClasses, FailureRate, HealthCheck, HealthProbe, OutlierAlgorithm,
+    OutlierDetection, PortOutlierDetection, SermantCommon, SermantRemoval, SermantRule,
     ServicePolicyKind, ServicePolicyName, TrafficPolicy,
 };
 
@@ -19,7 +19,7 @@ pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPo
         return None;
     }
     Some(proto::TrafficPolicy {
-        removal: traffic_policy.removal.as_ref().map(removal_to_wire),
+        outlier_detection: traffic_policy.outlier_detection.as_ref().map(outlier_detection_to_wire),
         breaker: traffic_policy.breaker.as_ref().map(breaker::to_wire),
         faults: traffic_policy.faults.as_ref().map(fault::to_wire),
         balancing: traffic_policy.balancing.as_ref().map(balancing::to_wire),
@@ -30,44 +30,55 @@ pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPol
     let Some(wire) = wire else {
         return Ok(TrafficPolicy::default());
     };
-    let removal = wire.removal.map(removal_from_wire).transpose();
-    let removal = removal.map_err(|invalid| invalid.with_parent("removal"))?;
+    let outlier_detection = wire.outlier_detection.map(outlier_detection_from_wire).transpose();
+    let outlier_detection =
+        outlier_detection.map_err(|invalid| invalid.with_parent("outlier_detection"))?;
     let breaker = wire.breaker.map(breaker::from_wire).transpose();
     let breaker = breaker.map_err(|invalid| invalid.with_parent("breaker"))?;
     let faults = wire.faults.map(fault::from_wire).transpose();
     let faults = faults.map_err(|invalid| invalid.with_parent("faults"))?;
     let balancing = wire.balancing.map(balancing::from_wire).transpose();
     let balancing = balancing.map_err(|invalid| invalid.with_parent("balancing"))?;
-    let traffic_policy = TrafficPolicy { removal, breaker, faults, balancing, hedging: None };
+    let traffic_policy =
+        TrafficPolicy { outlier_detection, breaker, faults, balancing, hedging: None };
     match traffic_policy.is_empty() {
         true => Err(Invalid::new("", "is empty, or unknown to this version")),
         false => Ok(traffic_policy),
     }
 }
 
-fn removal_to_wire(removal: &Removal) -> proto::Removal {
-    let algorithm = match &removal.algorithm {
-        RemovalAlgorithm::Native(rule) => proto::removal::Algorithm::Native(native_to_wire(rule)),
-        RemovalAlgorithm::Sermant(rule) => {
-            proto::removal::Algorithm::Sermant(sermant_to_wire(rule))
+fn outlier_detection_to_wire(
+    outlier_detection: &PortOutlierDetection,
+) -> proto::PortOutlierDetection {
+    let algorithm = match &outlier_detection.algorithm {
+        OutlierAlgorithm::Native(rule) => {
+            proto::port_outlier_detection::Algorithm::Native(native_to_wire(rule))
+        }
+        OutlierAlgorithm::Sermant(rule) => {
+            proto::port_outlier_detection::Algorithm::Sermant(sermant_to_wire(rule))
         }
     };
-    proto::Removal { policy: Some(policy_to_wire(&removal.policy)), algorithm: Some(algorithm) }
+    proto::PortOutlierDetection {
+        policy: Some(policy_to_wire(&outlier_detection.policy)),
+        algorithm: Some(algorithm),
+    }
 }
 
-fn removal_from_wire(wire: proto::Removal) -> Result<Removal, Invalid> {
+fn outlier_detection_from_wire(
+    wire: proto::PortOutlierDetection,
+) -> Result<PortOutlierDetection, Invalid> {
     let algorithm = match wire.algorithm {
         None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
-        Some(proto::removal::Algorithm::Native(rule)) => {
+        Some(proto::port_outlier_detection::Algorithm::Native(rule)) => {
             let rule = native_from_wire(rule).map_err(|invalid| invalid.with_parent("native"))?;
-            RemovalAlgorithm::Native(rule)
+            OutlierAlgorithm::Native(rule)
         }
-        Some(proto::removal::Algorithm::Sermant(rule)) => {
+        Some(proto::port_outlier_detection::Algorithm::Sermant(rule)) => {
             let rule = sermant_from_wire(rule).map_err(|invalid| invalid.with_parent("sermant"))?;
-            RemovalAlgorithm::Sermant(rule)
+            OutlierAlgorithm::Sermant(rule)
         }
     };
-    Ok(Removal { policy: policy_from_wire(wire.policy)?, algorithm })
+    Ok(PortOutlierDetection { policy: policy_from_wire(wire.policy)?, algorithm })
 }
 
 pub(super) fn policy_to_wire(policy: &ServicePolicyName) -> proto::ServicePolicy {
@@ -119,20 +130,20 @@ pub(super) fn classes_from_wire(
     })
 }
 
-fn native_to_wire(rule: &OutlierRemoval) -> proto::OutlierRemoval {
-    proto::OutlierRemoval {
+fn native_to_wire(rule: &OutlierDetection) -> proto::OutlierDetection {
+    proto::OutlierDetection {
         failures: Some(classes_to_wire(&rule.failures)),
         window_nanoseconds: to_nanoseconds(rule.window),
-        steps: rule.steps.into(),
-        percent: rule.rate.map_or(0, |rate| rate.percent.into()),
-        requests_min: rule.rate.map_or(0, |rate| rate.requests_min),
-        consecutive: rule.consecutive.unwrap_or(0),
-        removed_percent_max: rule.removed_percent_max.into(),
-        keep: rule.keep,
-        base_nanoseconds: to_nanoseconds(rule.back_off.base),
-        most_nanoseconds: to_nanoseconds(rule.back_off.most),
-        jitter_percent: rule.back_off.jitter_percent.into(),
-        probes: rule.probes,
+        buckets: rule.buckets.into(),
+        percent: rule.failure_rate.map_or(0, |rate| rate.percent.into()),
+        requests_min: rule.failure_rate.map_or(0, |rate| rate.requests_min),
+        consecutive_failures: rule.consecutive_failures.unwrap_or(0),
+        max_ejection_percent: rule.max_ejection_percent.into(),
+        min_healthy: rule.min_healthy,
+        base_ejection_nanoseconds: to_nanoseconds(rule.ejection_time.base),
+        max_ejection_nanoseconds: to_nanoseconds(rule.ejection_time.max),
+        ejection_jitter_percent: rule.ejection_time.jitter_percent.into(),
+        probe_requests: rule.probe_requests,
         health_check: rule.health_check.as_deref().map(check_to_wire),
     }
 }
@@ -182,7 +193,7 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Invalid> {
+fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, Invalid> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
         return Err(Invalid::new("failures", "has no failure condition"));
@@ -197,24 +208,28 @@ fn native_from_wire(wire: proto::OutlierRemoval) -> Result<OutlierRemoval, Inval
             })
         }
     };
-    Ok(OutlierRemoval {
+    Ok(OutlierDetection {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        steps: parse_small("steps", wire.steps, (1, 255))?,
-        rate,
-        consecutive: (wire.consecutive > 0).then_some(wire.consecutive),
-        removed_percent_max: parse_small(
-            "removed_percent_max",
-            wire.removed_percent_max,
+        buckets: parse_small("buckets", wire.buckets, (1, 255))?,
+        failure_rate: rate,
+        consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
+        max_ejection_percent: parse_small(
+            "max_ejection_percent",
+            wire.max_ejection_percent,
             (0, 100),
         )?,
-        keep: at_least_1("keep", wire.keep)?,
-        back_off: RemovalBackOff {
-            base: parse_duration("base_nanoseconds", wire.base_nanoseconds)?,
-            most: parse_duration("most_nanoseconds", wire.most_nanoseconds)?,
-            jitter_percent: parse_small("jitter_percent", wire.jitter_percent, (0, 100))?,
+        min_healthy: at_least_1("min_healthy", wire.min_healthy)?,
+        ejection_time: EjectionTime {
+            base: parse_duration("base_ejection_nanoseconds", wire.base_ejection_nanoseconds)?,
+            max: parse_duration("max_ejection_nanoseconds", wire.max_ejection_nanoseconds)?,
+            jitter_percent: parse_small(
+                "ejection_jitter_percent",
+                wire.ejection_jitter_percent,
+                (0, 100),
+            )?,
         },
-        probes: at_least_1("probes", wire.probes)?,
+        probe_requests: at_least_1("probe_requests", wire.probe_requests)?,
         health_check: match wire.health_check {
             Some(check) => check_from_wire(check)?.map(Box::new),
             None => None,

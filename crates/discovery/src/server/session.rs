@@ -207,8 +207,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Requests traffic reports at this interval. A proxy of a release without them takes the message for a
     /// keepalive.
     pub(super) fn ask_for_reports(&mut self, every: Duration) -> Result<(), ServeError> {
-        let report_every_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
-        self.send_ping(report_every_ms)
+        let report_interval_ms = u32::try_from(every.as_millis()).unwrap_or(u32::MAX);
+        self.send_ping(report_interval_ms)
     }
 
     pub(super) fn handle_message(&mut self, message: proto::FromProxy) -> Result<(), ServeError> {
@@ -222,7 +222,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Tapped(wire)) => self.forward_tapped(wire, Instant::now()),
             Some(from_proxy::Message::Ack(ack)) => self.handle_ack(ack.nonce)?,
             Some(from_proxy::Message::Nack(nack)) => {
-                let refusals = refusals_from_wire(nack.refusals)?;
+                let refusals = refusals_from_wire(nack.rejections)?;
                 let known = self.publisher.reject_delta(nack.nonce, &refusals);
                 known.ok_or_else(|| unknown_nonce(nack.nonce))?;
                 self.answer_by = None;
@@ -250,7 +250,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Stores a report for the mesh owner. A report that arrives too soon is only counted.
     fn store_report(&mut self, wire: proto::Traffic, now: Instant) {
         let mut traffic = Box::new(traffic_from_wire(wire));
-        traffic.folded = traffic.folded.saturating_add(self.unheard);
+        traffic.overflowed = traffic.overflowed.saturating_add(self.unheard);
         self.unheard = 0;
         let surplus = match self.traffic.take_message(now) {
             true => self.pending.add_report(traffic),
@@ -258,14 +258,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         };
         if let Some(traffic) = surplus {
             let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
-            self.unheard = traffic.folded.saturating_add(series);
+            self.unheard = traffic.overflowed.saturating_add(series);
         }
     }
 
     /// Sends a keepalive with all open taps, and with the report interval unless that is 0.
-    fn send_ping(&mut self, report_every_ms: u32) -> Result<(), ServeError> {
+    fn send_ping(&mut self, report_interval_ms: u32) -> Result<(), ServeError> {
         let taps = self.taps.borrow().iter().map(|open| tap_to_wire(&open.tap)).collect();
-        self.send_message(to_proxy::Message::Ping(proto::Ping { report_every_ms, taps }))
+        self.send_message(to_proxy::Message::Ping(proto::Ping { report_interval_ms, taps }))
     }
 
     /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
@@ -363,17 +363,17 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 }
 
 fn lists_from_wire(wire: proto::Services) -> Result<Lists, ServeError> {
-    let proto::Services { names, addresses, looked_up } = wire;
+    let proto::Services { names, addresses, dns_names } = wire;
     let fits = names.len() <= SUBSCRIPTIONS_MAX
         && addresses.len() <= ADDRESSES_MAX
-        && looked_up.len() <= NAMES_MAX;
+        && dns_names.len() <= NAMES_MAX;
     if !fits {
         return Err(ServeError::Malformed(TOO_MANY.to_owned()));
     }
     Ok(Lists {
         services: services_from_wire(&names)?,
         addresses: addresses_from_wire(addresses)?,
-        names: services_from_wire(&looked_up)?,
+        names: services_from_wire(&dns_names)?,
     })
 }
 

@@ -392,10 +392,10 @@ async fn whatever_is_not_of_the_protocol_ends_the_connection_with_a_reason() {
     let nobody = proto::Services {
         names: vec!["nobody".into()],
         addresses: Vec::new(),
-        looked_up: Vec::new(),
+        dns_names: Vec::new(),
     };
     let crowd = vec!["a/b".to_owned(); crate::NAMES_MAX + 1];
-    let crowd = proto::Services { looked_up: crowd, ..Default::default() };
+    let crowd = proto::Services { dns_names: crowd, ..Default::default() };
     let address = crate::resource::socket_address_to_wire(([127, 0, 0, 1], 1).into());
     let listener = proto::Listener { port: 1, address: Some(address) };
     let everywhere = proto::Listeners { listeners: vec![listener; 4097], ..Default::default() };

@@ -165,7 +165,7 @@ fn gateway_hello() -> Hello {
         version: String::new(),
         services: Vec::new(),
         addresses: Vec::new(),
-        looked_up: Vec::new(),
+        dns_names: Vec::new(),
         session: 1,
         ca_generation: 0,
         process: 0,
@@ -181,7 +181,7 @@ fn smallest_update() -> Update {
         ServiceAccount::new("shop", "web").expect("an account"),
         TrustDomain::new("cluster.local").expect("a name"),
         [127, 0, 0, 1].into(),
-        Access::Strict(Vec::new()),
+        Access::AllowListed(Vec::new()),
     );
     let snapshot = Snapshot {
         plan: Arc::new(plan),

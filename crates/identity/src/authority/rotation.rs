@@ -15,11 +15,11 @@ use crate::roots::Roots;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationStage {
     /// One root signs; no rotation is in progress.
-    Settled,
+    Stable,
     /// A new root is trusted in addition to the signing one.
     Added,
     /// The new root signs; the former one is still trusted.
-    Switched,
+    Activated,
 }
 
 /// The directory of an authority during root rotation. Control planes that use it notice each stage themselves.
@@ -40,9 +40,9 @@ impl Rotation {
     #[must_use]
     pub fn stage(&self) -> RotationStage {
         match (self.has_other_key(NEXT_FILE), self.has_other_key(FORMER_FILE)) {
-            (false, false) => RotationStage::Settled,
+            (false, false) => RotationStage::Stable,
             (true, _) => RotationStage::Added,
-            (false, true) => RotationStage::Switched,
+            (false, true) => RotationStage::Activated,
         }
     }
 
@@ -51,7 +51,7 @@ impl Rotation {
     /// # Errors
     /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
     pub fn add_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect_stage(RotationStage::Settled, "a rotation is already in progress")?;
+        self.expect_stage(RotationStage::Stable, "a rotation is already in progress")?;
         let roots = self.open(now)?.roots();
         let key = PrivateKey::generate();
         let root = Roots::new(vec![self_signed(&self.trust_domain, &key, now)?])?;
@@ -65,10 +65,7 @@ impl Rotation {
     /// # Errors
     /// [`AuthorityError`] if there is no new root, or the directory cannot be written.
     pub fn activate_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect_stage(
-            RotationStage::Added,
-            "there is no new root to switch to: add one first",
-        )?;
+        self.expect_stage(RotationStage::Added, "there is no new root to activate: add one first")?;
         self.open(now)?;
         self.expect_trust(
             NEXT_FILE,
@@ -83,7 +80,10 @@ impl Rotation {
     /// # Errors
     /// [`AuthorityError`] if the new root does not sign yet, or the directory cannot be written.
     pub fn retire_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
-        self.expect_stage(RotationStage::Switched, "no former root is trusted: switch first")?;
+        self.expect_stage(
+            RotationStage::Activated,
+            "no former root is trusted: activate the new root first",
+        )?;
         self.drop_root_of(FORMER_FILE, now)
     }
 
@@ -93,9 +93,9 @@ impl Rotation {
     /// [`AuthorityError`] if no rotation is in progress, or the directory cannot be written.
     pub fn roll_back(&self, now: SystemTime) -> Result<(), AuthorityError> {
         match self.stage() {
-            RotationStage::Settled => Err(AuthorityError::Stage("no root is being replaced")),
+            RotationStage::Stable => Err(AuthorityError::Stage("no root is being replaced")),
             RotationStage::Added => self.drop_root_of(NEXT_FILE, now),
-            RotationStage::Switched => {
+            RotationStage::Activated => {
                 let otherwise = "the former root is no longer trusted: retire it again";
                 self.expect_trust(FORMER_FILE, otherwise)?;
                 self.copy_file(KEY_FILE, NEXT_FILE)?;
@@ -227,7 +227,7 @@ mod tests {
         let switched = join_member(&world);
         rotation.retire_root(now()).unwrap();
         let retired = join_member(&world);
-        assert_eq!(rotation.stage(), RotationStage::Settled);
+        assert_eq!(rotation.stage(), RotationStage::Stable);
         for (one, other) in [(&settled, &added), (&added, &switched), (&switched, &retired)] {
             assert!(can_connect(one, other));
         }
@@ -255,7 +255,7 @@ mod tests {
         rotation.roll_back(now()).unwrap();
         assert_eq!(
             (join_member(&world).ca_generation(), rotation.stage()),
-            (settled, RotationStage::Settled)
+            (settled, RotationStage::Stable)
         );
     }
 
@@ -276,7 +276,7 @@ mod tests {
         let switched = join_member(&world).ca_generation();
         // `back`, interrupted before the former key takes its place.
         copy(KEY_FILE, NEXT_FILE);
-        assert_eq!(rotation.stage(), RotationStage::Switched);
+        assert_eq!(rotation.stage(), RotationStage::Activated);
         assert_eq!(join_member(&world).ca_generation(), switched);
         rotation.roll_back(now()).unwrap();
         assert_eq!(
@@ -293,7 +293,7 @@ mod tests {
         fs::set_permissions(rotation.file_path(FORMER_FILE), mode).unwrap();
         assert!(matches!(rotation.roll_back(now()), Err(AuthorityError::Stage(_))));
         rotation.retire_root(now()).unwrap();
-        assert_eq!(rotation.stage(), RotationStage::Settled);
+        assert_eq!(rotation.stage(), RotationStage::Stable);
         // `add`, interrupted before the new root is trusted.
         rotation.add_root(now()).unwrap();
         let next = rotation.read_key(NEXT_FILE).unwrap();
@@ -302,7 +302,7 @@ mod tests {
         rotation.write_roots(&Roots::new(others.collect()).unwrap()).unwrap();
         assert!(matches!(rotation.activate_root(now()), Err(AuthorityError::Stage(_))));
         rotation.roll_back(now()).unwrap();
-        assert_eq!(rotation.stage(), RotationStage::Settled);
+        assert_eq!(rotation.stage(), RotationStage::Stable);
         assert_ne!(join_member(&world).ca_generation(), settled);
     }
 

@@ -83,7 +83,7 @@ fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJw
         Expected {
             issuer: "https://issuer",
             aud: &aud,
-            leeway: Duration::from_secs(10),
+            clock_skew: Duration::from_secs(10),
             requires_expiration: true,
             max_age: None,
             now: UNIX_EPOCH + Duration::from_secs(NOW),
@@ -200,7 +200,7 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
         let expected_of = Expected {
             issuer: "https://issuer",
             aud: &[],
-            leeway: Duration::from_secs(10),
+            clock_skew: Duration::from_secs(10),
             requires_expiration,
             max_age,
             now: UNIX_EPOCH + Duration::from_secs(NOW),

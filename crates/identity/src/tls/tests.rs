@@ -313,10 +313,10 @@ fn plaintext_is_reported_from_broken_tls() {
     let world = World::new("cluster.local");
     let (server, _) = good_pair(&world);
     for (first, expected) in [
-        (&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], Reason::PlaintextRefused),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Reason::PlaintextRefused),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", Reason::PlaintextRefused),
-        (b"\x00\x00\x00\x00\x00\x00\x00\x00", Reason::PlaintextRefused),
+        (&b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..], Reason::PlaintextRejected),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Reason::PlaintextRejected),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", Reason::PlaintextRejected),
+        (b"\x00\x00\x00\x00\x00\x00\x00\x00", Reason::PlaintextRejected),
         (b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\xff", Reason::HandshakeFailed),
         (b"\x15\x03\x03\x00\x02\x02\x28", Reason::HandshakeFailed),
     ] {

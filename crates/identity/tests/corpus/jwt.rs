@@ -48,7 +48,7 @@ fn keys_verify(token: &str, keys: &JwtKeys) -> bool {
     let expected = Expected {
         issuer: "https://issuer",
         aud: &[],
-        leeway: Duration::from_secs(10),
+        clock_skew: Duration::from_secs(10),
         max_age: None,
         requires_expiration: false,
         now: UNIX_EPOCH + Duration::from_secs(1_000_000),

@@ -139,7 +139,7 @@ fn proxy_container(settings: &Settings) -> Value {
         "--health",
         format!("[::]:{HEALTH_PORT}"),
         // Nodes learn about the termination of the pod with a delay.
-        "--linger",
+        "--drain-delay",
         "5s",
     ]);
     if let (Some(args), Some(clients)) = (args.as_array_mut(), &settings.metrics_from) {

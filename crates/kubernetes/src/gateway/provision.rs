@@ -139,7 +139,8 @@ impl Maker {
             uid: Some(desired.uid.clone()),
             ..ObjectReference::default()
         };
-        event::write_warning(&self.client, &gateway, ("NotMade", "Make"), why).await;
+        event::write_warning(&self.client, &gateway, ("ProvisioningFailed", "Provision"), why)
+            .await;
     }
 }
 

@@ -144,7 +144,7 @@ fn read_route(
         Err(refused) => {
             let lines = refused.iter().take(REFUSALS_MAX).map(|it| {
                 let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field}: {}; {}", it.problem, it.remedy)
+                format!("{field}: {}; {}", it.problem, it.hint)
             });
             let lines = lines.collect::<Vec<_>>().join("\n");
             facts(None, Some(lines.chars().take(REFUSAL_CHARACTERS_MAX).collect()))

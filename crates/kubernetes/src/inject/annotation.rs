@@ -1,9 +1,9 @@
 //! Parsing of labels and annotations, and their errors.
 
-use leno_model::{Plaintext, TrafficMode, Weight};
+use leno_model::{DefaultPolicy, MtlsMode, Weight};
 use serde_json::Value;
 
-use crate::words::{PLAINTEXT, TRAFFIC_MODE, WEIGHT, is_disabled, is_enabled};
+use crate::words::{DEFAULT_POLICY, MTLS, WEIGHT, is_disabled, is_enabled};
 
 /// The reason that a pod cannot have the requested sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum InjectError {
         "annotation `leno.dev/dns: proxy` redirects port 53 to the sidecar, and \
          `outbound-port-exclusion-list` excludes it; remove one of them"
     )]
-    LookUps,
+    DnsPort,
     /// A container that uses the user ID of the sidecar, so that redirection cannot tell them apart.
     #[error(
         "container {container} runs as user {uid}, which is the sidecar's: its connections would \
@@ -73,8 +73,8 @@ pub enum InjectError {
     },
     /// The floor of the mesh requires a sidecar, and the pod has only the redirection container.
     #[error(
-        "spec has a container leno-intercept and no container leno-proxy, and spec.floor.injection of the MeshConfig \
-         requires a sidecar; remove leno-intercept, and the pod gets both"
+        "spec has a container leno-init and no container leno-proxy, and spec.floor.injection of the MeshConfig \
+         requires a sidecar; remove leno-init, and the pod gets both"
     )]
     Incomplete,
     /// A field of the pod has a value of the wrong type.
@@ -120,14 +120,14 @@ pub(super) struct RuntimeAnnotation {
 /// All annotations that the control plane reads at run time.
 pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
     RuntimeAnnotation {
-        key: TRAFFIC_MODE,
-        is_right: |text| TrafficMode::ALL.iter().any(|mode| mode.as_str() == text),
-        expected: "a mode; use `permissive`, `strict` or `audit`",
+        key: DEFAULT_POLICY,
+        is_right: |text| DefaultPolicy::ALL.iter().any(|mode| mode.as_str() == text),
+        expected: "a default policy; use `allow`, `deny` or `dry-run`",
     },
     RuntimeAnnotation {
-        key: PLAINTEXT,
-        is_right: |text| Plaintext::ALL.iter().any(|choice| choice.as_str() == text),
-        expected: "a choice; use `accept` or `refuse`",
+        key: MTLS,
+        is_right: |text| MtlsMode::ALL.iter().any(|choice| choice.as_str() == text),
+        expected: "a mutual TLS mode; use `permissive` or `strict`",
     },
     RuntimeAnnotation {
         key: WEIGHT,

@@ -7,7 +7,7 @@ use super::Settings;
 use super::options::SidecarOptions;
 use super::probe::Probes;
 use crate::words::{
-    HEALTH_PORT, INTERCEPT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
+    HEALTH_PORT, INIT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
     TOKEN_AUD, TOKEN_PATH,
 };
 
@@ -22,17 +22,17 @@ impl Sidecar<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn intercept_container(&self) -> Value {
         let (args, context) = if self.settings.by_plugin {
-            (vec!["intercept".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
+            (vec!["redirect".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
             let mut args = self.intercept_options();
-            args.insert(0, "intercept".to_owned());
+            args.insert(0, "redirect".to_owned());
             let mut context = restricted_context(0);
             context["runAsNonRoot"] = json!(false);
             context["capabilities"]["add"] = json!(["NET_ADMIN"]);
             (args, context)
         };
         json!({
-            "name": INTERCEPT_CONTAINER,
+            "name": INIT_CONTAINER,
             "image": self.options.image,
             "args": args,
             "resources": self.options.resources.to_json(),
@@ -40,7 +40,7 @@ impl Sidecar<'_> {
         })
     }
 
-    /// Returns the options of `leno intercept` for this pod.
+    /// Returns the options of `leno redirect` for this pod.
     pub(super) fn intercept_options(&self) -> Vec<String> {
         let exclusions = &self.options.exclusions;
         let mut args = Vec::new();
@@ -74,7 +74,7 @@ impl Sidecar<'_> {
     pub(super) fn regular_container(&self) -> Value {
         let mut container = self.sidecar_container();
         if let Some(arguments) = container["args"].as_array_mut() {
-            let ending = ["--linger", CLASSIC_LINGER, "--drain-timeout", CLASSIC_DRAIN];
+            let ending = ["--drain-delay", CLASSIC_DRAIN_DELAY, "--drain-timeout", CLASSIC_DRAIN];
             arguments.extend(ending.map(Value::from));
         }
         container["readinessProbe"] = http_probe("/readyz", (2, 3));
@@ -111,7 +111,7 @@ impl Sidecar<'_> {
                 "--trust-domain", self.settings.trust_domain.to_string(),
                 "--service-account-token", TOKEN_PATH,
                 "--state", STATE,
-                "--redirected", "$(POD_IP)",
+                "--redirect-address", "$(POD_IP)",
                 "--uid-exempt",
                 "--health", format!("[::]:{HEALTH_PORT}"),
             ],
@@ -206,7 +206,7 @@ pub(super) const VOLUMES: [&str; 2] = [STATE_VOLUME, TOKEN_VOLUME];
 /// Any user ID except root and the sidecar's. Connections of the sidecar are not redirected.
 const VERIFIER_UID: u32 = PROXY_UID + 1;
 /// Together less than the default grace period of 30 seconds.
-const CLASSIC_LINGER: &str = "5s";
+const CLASSIC_DRAIN_DELAY: &str = "5s";
 const CLASSIC_DRAIN: &str = "20s";
 /// The lifetime of a token. The kubelet renews it when a fifth is left.
 const TOKEN_SECONDS: u32 = 3600;

@@ -345,9 +345,8 @@ mod tests {
     #[test]
     fn redirection_alone_is_no_sidecar() {
         let facts = shop_namespace(&[("leno.dev/injection", "enabled")]);
-        let pod = pod_with_containers(
-            json!([{"name": "leno-intercept", "image": "registry.example/leno:1"}]),
-        );
+        let pod =
+            pod_with_containers(json!([{"name": "leno-init", "image": "registry.example/leno:1"}]));
         let why = floor_verdict(&pod, &facts, required_images(&[])).unwrap();
         assert!(why.contains("no container leno-proxy"), "{why}");
         assert_eq!(floor_verdict(&pod, &facts, Floor::default()), None);

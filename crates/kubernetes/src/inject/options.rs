@@ -87,13 +87,13 @@ impl SidecarOptions {
         let mut overruled = Vec::new();
         let mut exclusions = settings.exclusions.clone();
         written.read_exclusions(&mut exclusions)?;
-        if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_refused) {
+        if exclusions != settings.exclusions && floor.is_some_and(|it| it.exclusions_forbidden) {
             exclusions = settings.exclusions.clone();
             overruled.push(NO_EXCLUSIONS.to_owned());
         }
         let dns = written.has_dns()?;
-        if dns && exclusions.outbound_ports.contains(&LOOK_UPS) {
-            return Err(InjectError::LookUps);
+        if dns && exclusions.outbound_ports.contains(&DNS_PORT) {
+            return Err(InjectError::DnsPort);
         }
         let mut image = written.read_image()?.unwrap_or(&settings.image);
         if floor.is_some_and(|floor| !settings.permits_image(floor, image)) {
@@ -358,7 +358,7 @@ pub const INTERFACE_BYTES: usize = 16;
 /// The annotation that selects the DNS resolver.
 const DNS: &str = "leno.dev/dns";
 /// The DNS port (RFC 1035 §4.2).
-const LOOK_UPS: u16 = 53;
+const DNS_PORT: u16 = 53;
 
 const UNITS: &[(&str, f64)] = &[
     ("", 1.0),

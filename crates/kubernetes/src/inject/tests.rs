@@ -11,7 +11,7 @@ fn with_a_network_plugin_no_container_has_privileges() {
     let pod = json!({
         "metadata": {"name": "a", "annotations": {
             "leno.dev/inject": "",
-            "leno.dev/intercept": "--exclude-outbound-ranges=0.0.0.0/0",
+            "leno.dev/redirect": "--exclude-outbound-ranges=0.0.0.0/0",
             "leno.dev/outbound-port-exclusion-list": "25",
         }},
         "spec": {"containers": [{"name": "app"}]},
@@ -21,14 +21,14 @@ fn with_a_network_plugin_no_container_has_privileges() {
         let outcome = inject_sidecar(&pod, Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
-        let reported = &pod["metadata"]["annotations"]["leno.dev/intercept"];
+        let reported = &pod["metadata"]["annotations"]["leno.dev/redirect"];
         if by_plugin {
-            assert_eq!(first["args"], json!(["intercept", "--verify"]));
+            assert_eq!(first["args"], json!(["redirect", "--verify"]));
             assert_eq!(first["securityContext"]["runAsNonRoot"], true);
             assert_eq!(first["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
             assert_eq!(*reported, "--exclude-outbound-ports=25");
         } else {
-            assert_eq!(first["args"], json!(["intercept", "--exclude-outbound-ports=25"]));
+            assert_eq!(first["args"], json!(["redirect", "--exclude-outbound-ports=25"]));
             assert!(reported.is_null(), "{reported}");
         }
     }
@@ -241,14 +241,14 @@ fn a_pod_with_a_classic_sidecar() {
             .map(|it| it["name"].as_str().unwrap())
             .collect()
     };
-    assert_eq!(names("initContainers"), ["first", "leno-intercept"]);
+    assert_eq!(names("initContainers"), ["first", "leno-init"]);
     assert_eq!(names("containers"), ["leno-proxy", "app"]);
     let sidecar = &after["spec"]["containers"][0];
     assert_eq!(sidecar["restartPolicy"], Value::Null);
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/readyz");
     // All containers receive SIGTERM at the same time: the sidecar keeps serving within the pod's 30 seconds.
     let args = sidecar["args"].as_array().unwrap();
-    assert_eq!(args[args.len() - 4..], ["--linger", "5s", "--drain-timeout", "20s"]);
+    assert_eq!(args[args.len() - 4..], ["--drain-delay", "5s", "--drain-timeout", "20s"]);
     let annotations = &after["metadata"]["annotations"];
     assert_eq!(annotations["kubectl.kubernetes.io/default-container"], "app");
 }
@@ -512,8 +512,8 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
 fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
     let wanted = namespace_facts("leno.dev/injection=enabled", "");
     for (annotation, words) in [
-        ("leno.dev/traffic-mode=Strict", "use `permissive`, `strict` or `audit`"),
-        ("leno.dev/plaintext=yes", "use `accept` or `refuse`"),
+        ("leno.dev/default-policy=Deny", "use `allow`, `deny` or `dry-run`"),
+        ("leno.dev/mtls=yes", "use `permissive` or `strict`"),
         ("leno.dev/weight=0", "use a number from 1 to 1000"),
         ("leno.dev/weight=many", "use a number from 1 to 1000"),
         ("leno.dev/upgrades=foo/", "websocket,tcp"),
@@ -529,12 +529,13 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
         let key = annotation.split('=').next().unwrap();
         assert!(error.contains(key) && error.contains(words), "{annotation}: {error}");
     }
-    for good in ["leno.dev/traffic-mode=audit", "leno.dev/plaintext=accept", "leno.dev/weight=7"] {
+    for good in ["leno.dev/default-policy=dry-run", "leno.dev/mtls=permissive", "leno.dev/weight=7"]
+    {
         inject_sidecar(&pod_with_metadata("", good), Demand::Namespace(&wanted), &test_settings())
             .unwrap();
     }
     // The previous values stay in force in the namespace: new pods start.
-    let wrong = "leno.dev/traffic-mode=Strict leno.dev/plaintext=yes";
+    let wrong = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
     let wanted = namespace_facts("leno.dev/injection=enabled", wrong);
     inject_sidecar(&pod_with_metadata("", ""), Demand::Namespace(&wanted), &test_settings())
         .unwrap();
@@ -635,9 +636,9 @@ fn annotations_of_namespaces_count_for_manifests() {
         let spec = &manifest["items"][index]["spec"]["template"]["spec"];
         spec["initContainers"][0]["args"].clone()
     };
-    assert_eq!(args(0), json!(["intercept", "--exclude-outbound-ports=25"]));
-    assert_eq!(args(1), json!(["intercept", "--exclude-outbound-ports=26"]));
-    assert_eq!(args(2), json!(["intercept"]));
+    assert_eq!(args(0), json!(["redirect", "--exclude-outbound-ports=25"]));
+    assert_eq!(args(1), json!(["redirect", "--exclude-outbound-ports=26"]));
+    assert_eq!(args(2), json!(["redirect"]));
 }
 
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
@@ -694,7 +695,7 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
             for (of_pod, of_namespace) in [(&*annotation, ""), ("", &*annotation)] {
                 let facts = namespace_facts("leno.dev/injection=enabled", of_namespace);
                 for (refused, options) in [(false, 1), (true, 0)] {
-                    let floor = Floor { exclusions_refused: refused, ..Floor::default() };
+                    let floor = Floor { exclusions_forbidden: refused, ..Floor::default() };
                     let settings = Settings { floor, ..test_settings() };
                     let outcome = inject_sidecar(
                         &pod_with_metadata("", of_pod),
@@ -711,12 +712,12 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
     }
     // The operator's exclusions for all pods are kept.
     let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
-    let floor = Floor { exclusions_refused: true, ..Floor::default() };
+    let floor = Floor { exclusions_forbidden: true, ..Floor::default() };
     let settings = Settings { floor, exclusions, ..test_settings() };
     let pod = pod_with_metadata("", "leno.dev/outbound-port-exclusion-list=25");
     let (pod, warnings) = inject_pod(&pod, &settings);
     let args = &pod["spec"]["initContainers"][0]["args"];
-    assert_eq!(*args, json!(["intercept", "--exclude-outbound-ports=26"]));
+    assert_eq!(*args, json!(["redirect", "--exclude-outbound-ports=26"]));
     assert_eq!(warnings.len(), 1);
 }
 
@@ -774,7 +775,7 @@ fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
     assert_eq!(led("leno.dev/dns=cluster", "leno.dev/dns=proxy"), "false");
     assert!(led("leno.dev/dns=yes", "").contains("leno.dev/dns"));
     let both = "leno.dev/dns=proxy leno.dev/outbound-port-exclusion-list=53";
-    assert!(led(both, "").contains("LookUps"));
+    assert!(led(both, "").contains("DnsPort"));
 }
 
 #[test]
@@ -794,10 +795,10 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
         let outcome = inject_sidecar(&pod("eth1, net0"), Demand::Person(None), &settings).unwrap();
         let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         if by_plugin {
-            assert_eq!(pod["metadata"]["annotations"]["leno.dev/intercept"], option);
+            assert_eq!(pod["metadata"]["annotations"]["leno.dev/redirect"], option);
         } else {
             let args = &pod["spec"]["initContainers"][0]["args"];
-            assert_eq!(*args, json!(["intercept", option]));
+            assert_eq!(*args, json!(["redirect", option]));
         }
     }
     let refused =

@@ -235,7 +235,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "leno-asks-for-a-sidecar", "labels": {INJECTION: "enabled"}},
+        "metadata": {"name": "leno-injection-probe", "labels": {INJECTION: "enabled"}},
         "spec": {"containers": [{"name": "none", "image": "none"}]},
     });
     let parameters = PostParams { dry_run: true, field_manager: None };

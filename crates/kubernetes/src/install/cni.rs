@@ -81,7 +81,7 @@ fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
     let mut pod_labels = common_labels();
     pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());
     let from_node = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
-    let pass = format!("kube-system,{},{CNI}", options.namespace);
+    let exclude_namespaces = format!("kube-system,{},{CNI}", options.namespace);
     json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -105,7 +105,7 @@ fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
                             "cni", "node",
                             "--bin-dir", "/node/bin",
                             "--conf-dir", "/node/net.d",
-                            "--pass", pass,
+                            "--exclude-namespaces", exclude_namespaces,
                             "--daemon-set", format!("{CNI}/{CNI}"),
                         ],
                         "resources": {

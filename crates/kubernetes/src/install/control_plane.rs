@@ -215,7 +215,7 @@ fn container_arguments(options: &Options) -> Vec<String> {
         "--data",
         "/var/lib/leno/control",
         // The image has no system trust roots.
-        "--key-roots",
+        "--jwks-ca",
         &format!("{KEYS}/roots.pem"),
         "--jwks-files",
         KEYS,

@@ -40,11 +40,11 @@ pub struct Examined {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
     /// Healthy, with details.
-    Well(String),
+    Passed(String),
     /// Working, but degraded.
-    Odd(Trouble),
+    Warning(Trouble),
     /// Not working.
-    Wrong(Trouble),
+    Failed(Trouble),
 }
 
 /// A problem and its solution.
@@ -53,25 +53,25 @@ pub struct Trouble {
     /// The problem.
     pub problem: String,
     /// The proposed solution.
-    pub remedy: String,
+    pub hint: String,
 }
 
 impl Finding {
-    fn odd(problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Odd(Trouble { problem: problem.into(), remedy: remedy.into() })
+    fn odd(problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Warning(Trouble { problem: problem.into(), hint: hint.into() })
     }
 
-    fn wrong(problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Wrong(Trouble { problem: problem.into(), remedy: remedy.into() })
+    fn wrong(problem: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Failed(Trouble { problem: problem.into(), hint: hint.into() })
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Well(text) => f.write_str(text),
-            Self::Odd(Trouble { problem, remedy }) | Self::Wrong(Trouble { problem, remedy }) => {
-                write!(f, "{problem}; {remedy}")
+            Self::Passed(text) => f.write_str(text),
+            Self::Warning(Trouble { problem, hint }) | Self::Failed(Trouble { problem, hint }) => {
+                write!(f, "{problem}; {hint}")
             }
         }
     }
@@ -185,7 +185,7 @@ fn of_version(major: &str, minor: &str) -> Finding {
     let shown = format!("{major}.{minor}");
     let number: u32 = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
     match has_native_sidecars(major, minor) {
-        true => Finding::Well(format!("{shown}, with native sidecars")),
+        true => Finding::Passed(format!("{shown}, with native sidecars")),
         false if number < MINOR_MIN => {
             Finding::wrong(format!("{shown} is too old"), format!("use 1.{MINOR_MIN} or newer"))
         }
@@ -221,7 +221,7 @@ async fn check_nodes(client: &Client) -> Finding {
         (!has_native_sidecars(major, minor)).then_some(version)
     });
     match (kernels.as_slice(), kubelets.as_slice()) {
-        ([], []) => Finding::Well(format!("{}, all with native sidecars", nodes.len())),
+        ([], []) => Finding::Passed(format!("{}, all with native sidecars", nodes.len())),
         ([], old) => Finding::odd(
             format!("no native sidecars on {}", summarize_names(old)),
             "upgrade their kubelets to 1.29 or newer",
@@ -264,7 +264,7 @@ async fn check_clocks(client: &Client) -> Finding {
 fn skew_finding(between: Duration) -> Finding {
     match between {
         skew if skew <= SKEW_MAX => {
-            Finding::Well("of this machine and the API server agree".to_owned())
+            Finding::Passed("of this machine and the API server agree".to_owned())
         }
         skew => Finding::wrong(
             format!(
@@ -309,7 +309,7 @@ async fn check_kinds(client: &Client) -> Finding {
         }
     }
     match absent.as_slice() {
-        [] => Finding::Well("all of leno.dev are installed".to_owned()),
+        [] => Finding::Passed("all of leno.dev are installed".to_owned()),
         absent => Finding::wrong(format!("{} are not installed", absent.join(", ")), INSTALL_AGAIN),
     }
 }
@@ -427,7 +427,7 @@ mod tests {
         for subject in ["a", "b", "c", "d", "e"] {
             steps.run_step(subject, std::future::pending()).await;
         }
-        steps.run_step("f", async { Finding::Well("at once".to_owned()) }).await;
+        steps.run_step("f", async { Finding::Passed("at once".to_owned()) }).await;
         assert!(
             found.iter().take(5).all(|(_, finding, _)| *finding == timeout_finding()),
             "{found:?}"
@@ -441,9 +441,9 @@ mod tests {
     #[test]
     fn versions_are_reported_apart() {
         let verdict = |minor: &str| match of_version("1", minor) {
-            Finding::Well(_) => "well",
-            Finding::Odd(_) => "odd",
-            Finding::Wrong(_) => "wrong",
+            Finding::Passed(_) => "well",
+            Finding::Warning(_) => "odd",
+            Finding::Failed(_) => "wrong",
         };
         let found = ["34+", "29", "28", "27", "26"].map(verdict);
         assert_eq!(found, ["well", "well", "odd", "odd", "wrong"]);
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn clocks_that_are_far_apart_are_reported() {
-        assert!(matches!(skew_finding(Duration::from_secs(5)), Finding::Well(_)));
-        assert!(matches!(skew_finding(Duration::from_secs(500)), Finding::Wrong(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(5)), Finding::Passed(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(500)), Finding::Failed(_)));
     }
 }

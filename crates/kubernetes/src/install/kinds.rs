@@ -190,12 +190,12 @@ const KINDS: &[Kind] = &[
         spec: policies::access_policy,
     },
     Kind {
-        kind: "OutlierRemoval",
-        plural: "outlierremovals",
-        short: "lor",
+        kind: "OutlierDetection",
+        plural: "outlierdetections",
+        short: "lod",
         scope: Scope::Namespaced,
         description: "Outlier detection and health checks for the endpoints of a service.",
-        spec: policies::outlier_removal,
+        spec: policies::outlier_detection,
     },
     Kind {
         kind: "SermantRemoval",

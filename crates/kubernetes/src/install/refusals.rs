@@ -28,7 +28,7 @@ pub(super) fn policy_objects() -> Vec<Value> {
         all.extend(policy_bindings(name, action));
         all
     };
-    [of("leno-refuses", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
+    [of("leno-rejects", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
 }
 
 /// Returns true for kinds that clusters before 1.30 lack.

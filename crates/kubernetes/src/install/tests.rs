@@ -273,7 +273,7 @@ fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
     };
     let ours = ("leno.dev/injection", "enabled");
     let (osm, fsm) = (("openservicemesh.io/monitored-by", "a"), ("flomesh.io/monitored-by", "b"));
-    let both = ["leno-refuses", "leno-warns"];
+    let both = ["leno-rejects", "leno-warns"];
     for labels in [&[ours][..], &[osm], &[fsm], &[ours, osm], &[osm, fsm], &[ours, osm, fsm]] {
         assert_eq!(refusing(labels), both, "{labels:?}");
     }

@@ -94,7 +94,7 @@ fn needed_fields(kind: &str) -> Value {
     match kind {
         "CircuitBreaker" => json!({"trip": {"percent": 50}}),
         "LoadBalancing" => json!({"algorithm": "RingHash"}),
-        "TagRoute" => json!({"service": "a", "otherwise": "any"}),
+        "TagRoute" => json!({"service": "a", "fallbackPolicy": "any"}),
         _ => Value::Null,
     }
 }

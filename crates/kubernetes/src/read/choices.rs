@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::words::{
-    INJECTION, INTERCEPT_CONTAINER, MEMBERSHIPS, PREFIXES, PROXY_CONTAINER, SIDECAR_IMAGE,
-    is_disabled, is_enabled, is_exclusion,
+    INIT_CONTAINER, INJECTION, MEMBERSHIPS, PREFIXES, PROXY_CONTAINER, SIDECAR_IMAGE, is_disabled,
+    is_enabled, is_exclusion,
 };
 
 /// The settings of one pod or namespace.
@@ -35,7 +35,7 @@ impl Choices {
             .into_iter()
             .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
         let is_ours =
-            |it: &&Container| [PROXY_CONTAINER, INTERCEPT_CONTAINER].contains(&it.name.as_str());
+            |it: &&Container| [PROXY_CONTAINER, INIT_CONTAINER].contains(&it.name.as_str());
         let ours: Vec<&Container> = containers.filter(is_ours).collect();
         let images = ours.iter().filter_map(|it| it.image.clone());
         Self {

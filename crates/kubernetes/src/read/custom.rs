@@ -100,7 +100,7 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
             problem: "was applied, but the API server dropped it because the schema of the kind \
                       does not contain it"
                 .to_owned(),
-            remedy: format!("{}; apply the object again", refused.remedy),
+            hint: format!("{}; apply the object again", refused.hint),
             ..refused
         })
         .collect()
@@ -118,7 +118,7 @@ pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<C
 
 /// Returns the unknown fields of an applied spec that another client has corrected since.
 fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTreeSet<String> {
-    let field = |it: &Rejected| Some((it.at.field.clone()?, it.remedy.clone()));
+    let field = |it: &Rejected| Some((it.at.field.clone()?, it.hint.clone()));
     let unknown = unknown.iter().filter_map(field).collect();
     let mut comparison = Comparison { unknown, corrected: BTreeSet::new() };
     comparison.compare_fields(applied, Some(live), "spec");
@@ -168,9 +168,9 @@ impl Comparison {
         (path, key): (&str, &str),
     ) -> bool {
         let at = append_field(path, key);
-        let remedy = self.unknown.get(&at).map(String::as_str).unwrap_or_default();
+        let hint = self.unknown.get(&at).map(String::as_str).unwrap_or_default();
         let is_meant = |(name, value): (&String, &Value)| {
-            let is_new = !applied.contains_key(name) && remedy.contains(&format!("`{name}`"));
+            let is_new = !applied.contains_key(name) && hint.contains(&format!("`{name}`"));
             is_new && applied.get(key).is_some_and(|written| self.is_within(written, value, &at))
         };
         live.contains_key(key) || !self.are_within(applied, live, path) || live.iter().any(is_meant)
@@ -295,7 +295,7 @@ mod tests {
         let unknown = |field: &str| Rejected {
             at: Place { field: Some(field.to_owned()), ..Place::default() },
             problem: UNKNOWN_FIELD.to_owned(),
-            remedy: "did you mean `path`?".to_owned(),
+            hint: "did you mean `path`?".to_owned(),
         };
         let applied = json!({"rules": [
             {"matches": [{"pth": {"value": "/a"}, "weight": 1.0, "none": null}]},

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::core::DynamicObject;
 use leno_identity::{LEAF_LIFETIME, LEAF_LIFETIME_MAX};
-use leno_model::{Egress, Name, SecretName, TrafficMode};
+use leno_model::{DefaultPolicy, Egress, Name, SecretName};
 use leno_registry::{ServedKind, Warning};
 use serde_json::Value;
 
@@ -56,9 +56,9 @@ pub const UNHEEDED: &[(&str, &str)] = &[
     ("spec.sidecar.ecdhCurves", "no replacement: Leno supports only TLS 1.3 and its groups"),
     ("spec.featureFlags.enableEnvoyActiveHealthChecks", PROBED),
     ("spec.featureFlags.enableSidecarActiveHealthChecks", PROBED),
-    ("spec.warmup.enable", "write `warmUp` into a LoadBalancing for the services that need it"),
+    ("spec.warmup.enable", "write `warmup` into a LoadBalancing for the services that need it"),
 ];
-const PROBED: &str = "write `healthCheck` into an OutlierRemoval for the services that need it";
+const PROBED: &str = "write `healthCheck` into an OutlierDetection for the services that need it";
 
 /// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
 pub const ALWAYS_ON: &[(&str, &str)] = &[
@@ -92,8 +92,8 @@ pub const INGRESS_GATEWAY: (&str, &str) = (
 /// The settings of another mesh that apply here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Foreign {
-    /// The traffic mode: strict if policies control access.
-    pub(crate) mode: TrafficMode,
+    /// The default policy: `deny` if policies control access.
+    pub(crate) default_policy: DefaultPolicy,
     /// The egress mode for destinations outside the mesh.
     pub(crate) egress: Egress,
     /// The traffic of all pods that bypasses the sidecar.
@@ -125,20 +125,20 @@ impl Foreign {
             interfaces: reading.read_interfaces("networkInterfaceExclusionList"),
         };
         let ingress_gateway = reading.ingress_gateway();
-        for (field, remedy) in UNHEEDED {
+        for (field, hint) in UNHEEDED {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer).is_some_and(asks_for_something) {
-                reading.warn_unsupported(field, remedy);
+                reading.warn_unsupported(field, hint);
             }
         }
-        for (field, remedy) in ALWAYS_ON {
+        for (field, hint) in ALWAYS_ON {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer) == Some(&Value::Bool(false)) {
-                reading.warn_unsupported(field, remedy);
+                reading.warn_unsupported(field, hint);
             }
         }
         Some(Self {
-            mode: if permissive { TrafficMode::Permissive } else { TrafficMode::Strict },
+            default_policy: if permissive { DefaultPolicy::Allow } else { DefaultPolicy::Deny },
             egress: if egress { Egress::Allow } else { Egress::Deny },
             exclusions,
             ingress_gateway,
@@ -174,11 +174,11 @@ impl Reading<'_> {
         self.object.data.pointer(pointer).and_then(Value::as_bool) == Some(true)
     }
 
-    fn warn_unsupported(&mut self, field: &str, remedy: &str) {
+    fn warn_unsupported(&mut self, field: &str, hint: &str) {
         self.warnings.push(Warning {
             at: place_of_field(&self.object.metadata, "MeshConfig", field),
             problem: "is not supported by Leno".to_owned(),
-            remedy: remedy.to_owned(),
+            hint: hint.to_owned(),
         });
     }
 
@@ -215,7 +215,7 @@ impl Reading<'_> {
         };
         let secret = text("/secret/namespace").zip(text("/secret/name"));
         let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
-        for (is_good, field, remedy) in [
+        for (is_good, field, hint) in [
             (
                 names.is_some(),
                 "subjectAltNames",
@@ -225,7 +225,7 @@ impl Reading<'_> {
             (secret.is_some(), "secret", "write the `name` and the `namespace` of a Secret"),
         ] {
             if !is_good {
-                self.warn_unsupported(&format!("spec.certificate.ingressGateway.{field}"), remedy);
+                self.warn_unsupported(&format!("spec.certificate.ingressGateway.{field}"), hint);
             }
         }
         let (Some(names), Some(lifetime), Some(secret)) = (names, lifetime, secret) else {
@@ -303,11 +303,11 @@ mod tests {
     #[test]
     fn a_strict_mesh_stays_strict() {
         let foreign = read("osm-mesh-config", &json!({})).unwrap();
-        assert_eq!((foreign.mode, foreign.egress), (TrafficMode::Strict, Egress::Deny));
+        assert_eq!((foreign.default_policy, foreign.egress), (DefaultPolicy::Deny, Egress::Deny));
         assert_eq!(foreign.exclusions, Exclusions::default());
         let traffic = json!({"enableEgress": true, "enablePermissiveTrafficPolicyMode": true});
         let foreign = read("fsm-mesh-config", &json!({"traffic": traffic})).unwrap();
-        assert_eq!((foreign.mode, foreign.egress), (TrafficMode::Permissive, Egress::Allow));
+        assert_eq!((foreign.default_policy, foreign.egress), (DefaultPolicy::Allow, Egress::Allow));
         assert_eq!(read("mesh", &json!({})), None);
     }
 

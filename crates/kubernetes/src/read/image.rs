@@ -15,7 +15,7 @@ pub(super) fn images_of_others(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
     let reported = written.map(|key| Warning {
         at: place_of_field(meta, kind, &format!("metadata.annotations[{key:?}]")),
         problem: "is ignored: it names an image of another mesh".to_owned(),
-        remedy: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
+        hint: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
     });
     reported.collect()
 }

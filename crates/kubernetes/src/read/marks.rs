@@ -12,7 +12,7 @@ pub(super) fn unknown_marks(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
         let warnings = words::unknown_marks(keys.into_iter()).map(|(key, hint)| Warning {
             at: place_of_field(meta, kind, &format!("metadata.{list}[{key:?}]")),
             problem: "is not supported".to_owned(),
-            remedy: hint,
+            hint,
         });
         warnings.collect()
     };
@@ -39,7 +39,7 @@ mod tests {
             ["Namespace shop: metadata.annotations[\"leno.dev/outbound-port-exclusion\"]: is \
                  not supported; did you mean `leno.dev/outbound-port-exclusion-list`?"]
         );
-        assert_eq!(meant("leno.dev/trafic-mode"), "did you mean `leno.dev/traffic-mode`?");
+        assert_eq!(meant("leno.dev/defalt-policy"), "did you mean `leno.dev/default-policy`?");
         assert_eq!(
             meant("leno.dev/sidecar-resource-limit-cpu"),
             "did you mean `leno.dev/sidecar-resource-limits-cpu`?"

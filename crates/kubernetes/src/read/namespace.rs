@@ -32,7 +32,7 @@ pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{Admission, Plaintext, TrafficMode};
+    use leno_model::{Admission, DefaultPolicy, MtlsMode};
     use serde_json::json;
 
     use super::*;
@@ -50,20 +50,20 @@ mod tests {
         };
         assert_eq!(read(json!({})), Ok(Admission::default()));
         assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(Admission::default()));
-        let both = json!({"leno.dev/traffic-mode": "audit", "leno.dev/plaintext": "accept"});
-        let (mode, plaintext) = (Some(TrafficMode::Audit), Some(Plaintext::Accept));
-        assert_eq!(read(both), Ok(Admission { mode, plaintext }));
+        let both = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
+        let (default_policy, mtls) = (Some(DefaultPolicy::DryRun), Some(MtlsMode::Permissive));
+        assert_eq!(read(both), Ok(Admission { default_policy, mtls }));
         assert_eq!(
-            read(json!({"leno.dev/plaintext": "yes"})).unwrap_err(),
-            "Namespace shop: metadata.annotations[\"leno.dev/plaintext\"]: \"yes\" is not a \
-             choice; the last valid annotations stay in force, or refuse if there are none; use \
-             refuse or accept, or remove it"
+            read(json!({"leno.dev/mtls": "yes"})).unwrap_err(),
+            "Namespace shop: metadata.annotations[\"leno.dev/mtls\"]: \"yes\" is not a \
+             mutual TLS mode; the last valid annotations stay in force, or strict if there are none; use \
+             strict or permissive, or remove it"
         );
         assert_eq!(
-            read(json!({"leno.dev/traffic-mode": "Strict"})).unwrap_err(),
-            "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: \"Strict\" is not a \
-             mode; the last valid annotations stay in force, or strict mode if there are none; use \
-             permissive or strict or audit, or remove it"
+            read(json!({"leno.dev/default-policy": "Deny"})).unwrap_err(),
+            "Namespace shop: metadata.annotations[\"leno.dev/default-policy\"]: \"Deny\" is not a \
+             default policy; the last valid annotations stay in force, or deny if there are none; use \
+             allow or deny or dry-run, or remove it"
         );
     }
 }

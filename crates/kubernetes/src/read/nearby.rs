@@ -22,10 +22,10 @@ pub(crate) enum Nearness {
 pub(crate) fn read_nearness(service: &Served) -> (Option<Nearness>, Option<Warning>) {
     let spec = service.spec.as_ref();
     let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
-    let warn = |field: &str, problem: &str, remedy: &str| Warning {
+    let warn = |field: &str, problem: &str, hint: &str| Warning {
         at: place_of_field(&service.metadata, "Service", field),
         problem: problem.to_owned(),
-        remedy: remedy.to_owned(),
+        hint: hint.to_owned(),
     };
     match distribution {
         Some("PreferClose" | "PreferSameZone") => return (Some(Nearness::Zone), None),

@@ -20,8 +20,7 @@ use super::{
     place_of_field,
 };
 use crate::words::{
-    CONTROL, INTERCEPT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE,
-    WEIGHT,
+    CONTROL, INIT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE, WEIGHT,
 };
 
 /// A pod that is a member of the mesh, or that gateways may reach in plaintext.
@@ -95,11 +94,11 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let Some(address) = address else { return Ok(None) };
     let mut other_addresses = addresses_in(status);
     other_addresses.remove(&address);
-    let refused = |field: &str, problem: String, remedy: &str| {
+    let refused = |field: &str, problem: String, hint: &str| {
         Box::new(Rejected {
             at: place_of_field(meta, "Pod", field),
             problem,
-            remedy: remedy.to_owned(),
+            hint: hint.to_owned(),
         })
     };
     let name = |text: Option<&str>, field: &str| {
@@ -112,8 +111,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
         // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
-        let remedy = "use another account, or no sidecar";
-        return Err(refused("spec.serviceAccountName", problem, remedy));
+        let hint = "use another account, or no sidecar";
+        return Err(refused("spec.serviceAccountName", problem, hint));
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
@@ -160,7 +159,7 @@ fn read_weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let warning = Warning {
         at: place_of_field(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
         problem: format!("{shown:?} is not a weight; {} is in force", usual.as_u16()),
-        remedy: "use a number from 1 to 1000, or remove it".to_owned(),
+        hint: "use a number from 1 to 1000, or remove it".to_owned(),
     };
     (usual, Some(warning))
 }
@@ -215,7 +214,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
     let containers =
         spec.containers.iter().chain(spec.init_containers.iter().flatten().filter(stays));
     let of_application =
-        containers.filter(|it| ![PROXY_CONTAINER, INTERCEPT_CONTAINER].contains(&&*it.name));
+        containers.filter(|it| ![PROXY_CONTAINER, INIT_CONTAINER].contains(&&*it.name));
     let mut ports: Vec<WorkloadPort> = Vec::new();
     for port in of_application.flat_map(|container| container.ports.iter().flatten()) {
         let Ok(number) = u16::try_from(port.container_port) else { continue };

@@ -61,7 +61,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
                             &format!("spec.ports[{index}].appProtocol"),
                         ),
                         problem: "is unknown; the port is treated as TCP".to_owned(),
-                        remedy: "use http, http2, grpc or tcp, or remove it".to_owned(),
+                        hint: "use http, http2, grpc or tcp, or remove it".to_owned(),
                     });
                 }
                 ports.push(port);
@@ -70,7 +70,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
                 return ServiceReading::Refused(Rejected {
                     at: place_of_field(meta, "Service", &format!("spec.ports[{index}]")),
                     problem: "has an invalid number or name".to_owned(),
-                    remedy: "use a number from 1 to 65535 and names of lower-case letters, digits \
+                    hint: "use a number from 1 to 65535 and names of lower-case letters, digits \
                              and `-`"
                         .to_owned(),
                 });
@@ -109,7 +109,7 @@ fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
         Box::new(Rejected {
             at: place_of_field(meta, "Service", "metadata.name"),
             problem: error.to_string(),
-            remedy: "use another name".to_owned(),
+            hint: "use another name".to_owned(),
         })
     })
 }
@@ -159,10 +159,10 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
 
 /// Returns warnings about features of a Service that the mesh does not support.
 fn unsupported_warnings(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
-    let warn = |field: &str, problem: &str, remedy: &str| Warning {
+    let warn = |field: &str, problem: &str, hint: &str| Warning {
         at: place_of_field(meta, "Service", field),
         problem: problem.to_owned(),
-        remedy: remedy.to_owned(),
+        hint: hint.to_owned(),
     };
     let mut warnings = Vec::new();
     if spec.session_affinity.as_deref().is_some_and(|affinity| affinity != "None") {

@@ -364,9 +364,9 @@ impl ObjectStore {
                 self.add_diagnostics(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
                 self.see_routed(origin, Some(&object));
-                let touched = self.customs.store_version(origin, object, custom.created);
+                let affected = self.customs.store_version(origin, object, custom.created);
                 self.set_mentioned(origin, custom.mentioned);
-                self.touch_customs(touched);
+                self.touch_customs(affected);
             }
             // The last valid version stays in use.
             Err(refused) => self.add_diagnostics(origin, refused, Vec::new()),
@@ -447,11 +447,11 @@ impl ObjectStore {
             Watched::Slices => self.see_endpoints(origin, Vec::new()),
             Watched::Secrets | Watched::Deployments | Watched::GatewayServices => {}
             Watched::Custom(_) => {
-                let touched = self.customs.remove(origin);
+                let affected = self.customs.remove(origin);
                 self.see_preferences(origin, None);
                 self.see_routed(origin, None);
                 self.forget_settings(origin);
-                self.touch_customs(touched);
+                self.touch_customs(affected);
             }
         }
     }
@@ -486,11 +486,11 @@ impl ObjectStore {
         // The range of a namespace ends at the next one.
         let own = self.workloads.range(first.clone()..).take_while(is_near);
         let listed = self.listed.workloads_from(first).take_while(is_near);
-        let touched = own
+        let affected = own
             .chain(listed)
             .filter(|(_, workload)| selected(workload))
             .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
-        self.dirty.extend(touched);
+        self.dirty.extend(affected);
     }
 
     /// Returns the current version of an object.
@@ -554,11 +554,11 @@ impl ObjectStore {
             let kind = standing.watched.kind_name();
             let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
             let problem = format!("the API server denies read access ({why})");
-            let remedy = "allow the control plane's ServiceAccount to list and watch it".to_owned();
+            let hint = "allow the control plane's ServiceAccount to list and watch it".to_owned();
             // Without the MeshConfig the policies in force are unknown.
             match kind {
-                "MeshConfig" => rejected.push(Rejected { at, problem, remedy }),
-                _ => warnings.push(Warning { at, problem, remedy }),
+                "MeshConfig" => rejected.push(Rejected { at, problem, hint }),
+                _ => warnings.push(Warning { at, problem, hint }),
             }
         }
         rejected.sort();

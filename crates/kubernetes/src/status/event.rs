@@ -214,7 +214,7 @@ mod tests {
         let write = async |instance: &str, uid: &str, note: &str| {
             let object = object(uid);
             let about = (instance, &object);
-            Reported::write(&server.client, about, ("Refused", note), now).await.unwrap().count
+            Reported::write(&server.client, about, ("Rejected", note), now).await.unwrap().count
         };
         let counts = || -> Vec<Option<i64>> {
             let store = server.store.lock().unwrap();
@@ -241,7 +241,7 @@ mod tests {
             ..ObjectReference::default()
         };
         let start = Instant::now();
-        let said = ("Refused", "no");
+        let said = ("Rejected", "no");
         let mut standing =
             Reported::write(&server.client, ("one", &object), said, start).await.unwrap();
         assert!(standing.has_note("no") && !standing.has_note("yes"));
@@ -254,7 +254,7 @@ mod tests {
             assert!(standing.renew_count(&server.client, now).await);
             let [event] = &events()[..] else { panic!("one event stands there") };
             assert_eq!(event["series"]["count"].as_i64(), count, "after {minutes} minutes");
-            assert_eq!((&event["reason"], &event["note"]), (&json!("Refused"), &json!("no")));
+            assert_eq!((&event["reason"], &event["note"]), (&json!("Rejected"), &json!("no")));
         }
         server.store.lock().unwrap().objects.clear();
         assert!(standing.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await);

@@ -223,8 +223,8 @@ impl Statement {
     /// Returns the notes of events, each with its reason.
     pub(crate) fn event_notes(&self) -> [(&'static str, Option<&str>); 4] {
         [
-            ("Refused", self.refusal.as_deref()),
-            ("Unheeded", self.diagnostic.as_deref()),
+            ("Rejected", self.refusal.as_deref()),
+            ("UnsupportedField", self.diagnostic.as_deref()),
             ("Conflicted", self.conflict.as_deref()),
             ("RefNotFound", self.dangling.as_deref()),
         ]

@@ -73,7 +73,7 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 300, 300, 300]);
     assert_eq!(patches(&server), 10);
     let [event] = &events(&server)[..] else { panic!("one event stands beside the object") };
-    assert_eq!(event["reason"], "StatusNotWritten");
+    assert_eq!(event["reason"], "StatusUpdateFailed");
     // Another control plane reports it while that one is the leader.
     scribe.publish_failures(false);
     assert!(reported.borrow().is_empty());

@@ -66,16 +66,16 @@ pub(super) fn current_config(admin: &Admin) -> Value {
         "workload": plan.workload.to_string(),
         "ports": ports,
         "access": render_access(&plan.access),
-        "audited": plan.inbound.is_audited,
+        "dry_run": plan.inbound.is_dry_run,
         "access_rules": plan.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
-        "doors": admin.open_listeners.current_states().map(|states| states.open.clone()),
-        "closed": admin.open_listeners.current_states().map(|states| states.closed.clone()),
+        "open_listeners": admin.open_listeners.current_states().map(|states| states.open.clone()),
+        "closed_listeners": admin.open_listeners.current_states().map(|states| states.closed.clone()),
         "conditions": active_conditions(admin),
         "application": application_ports(admin),
         "services": snapshot.services.values().map(|view| render_service(view)).collect::<Vec<_>>(),
         "addresses": address_entries(snapshot),
         "egress": plan.egress.as_str(),
-        "plaintext": plan.plaintext.as_str(),
+        "mtls": plan.mtls.as_str(),
         "absent": config.absent_services().map(ToString::to_string).collect::<Vec<_>>(),
         "tracing": tracing_settings(admin),
         "access_log": access_log(admin),
@@ -149,7 +149,7 @@ pub(super) fn request_counts(admin: &Admin) -> Value {
 /// Returns the endpoints that outlier detection has ejected.
 pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
     let removed: Vec<_> = admin
-        .removed
+        .ejected
         .snapshot()
         .into_iter()
         .map(|(threads, entry)| {
@@ -166,7 +166,7 @@ pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
             })
         })
         .collect();
-    json!({ "removed": removed })
+    json!({ "ejected": removed })
 }
 
 /// Returns the circuits that are not closed.
@@ -180,10 +180,10 @@ pub(super) fn open_circuits(admin: &Admin) -> Value {
             "state": circuit.state(now).as_str(),
             "trigger": circuit.trigger.as_str(),
             "age_s": now.saturating_duration_since(circuit.since).as_secs(),
-            "open_for_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
+            "open_duration_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
             "status": circuit.status,
             "threads": threads,
-            "of_threads": admin.config.cores.max(1),
+            "total_threads": admin.config.cores.max(1),
         })
     });
     json!({ "circuits": circuits.collect::<Vec<_>>() })
@@ -227,8 +227,8 @@ fn access_rule(rule: &PolicyRule) -> Value {
 
 fn render_access(access: &Access) -> Value {
     match access {
-        Access::Permissive => json!("permissive"),
-        Access::Strict(rules) => rules
+        Access::AllowAll => json!("allow-all"),
+        Access::AllowListed(rules) => rules
             .iter()
             .map(|rule| {
                 json!({
@@ -274,7 +274,7 @@ fn render_service(view: &ServiceView) -> Value {
             })
         })
         .collect();
-    json!({ "name": view.name.to_string(), "reach": format!("{:?}", view.reach), "ports": ports })
+    json!({ "name": view.name.to_string(), "client_access": format!("{:?}", view.reach), "ports": ports })
 }
 
 /// Returns the active taps.

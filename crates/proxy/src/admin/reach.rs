@@ -21,7 +21,7 @@ use crate::upstream::connect::{Way, connect_tcp, open_tls_to};
 pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, String> {
     let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
-    let name = name.ok_or("the service is missing: use /reach?service=NAMESPACE/NAME\n")?;
+    let name = name.ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
     let Ok(_turn) = admin.reaching.acquire().await else { return Err("it ends\n".to_owned()) };
     let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_MAX_WAIT).await {
         Ok((config, _)) => {
@@ -31,7 +31,7 @@ pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, S
         }
         Err(reason) => (Some(reason.label()), Vec::new()),
     };
-    let left_out = endpoints.len().saturating_sub(ENDPOINTS_MAX);
+    let omitted = endpoints.len().saturating_sub(ENDPOINTS_MAX);
     let mut reached = check_all(admin, endpoints).await;
     reached.sort_by(|one, other| one.0.cmp(&other.0));
     let reached: Vec<Value> = reached.into_iter().map(|(_, reported)| reported).collect();
@@ -39,7 +39,7 @@ pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, S
         "service": name.to_string(),
         "reason": known,
         "endpoints": reached,
-        "left_out": left_out,
+        "omitted": omitted,
     }))
 }
 
@@ -59,7 +59,7 @@ async fn check_all(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(Str
                 "port": endpoint.id.port,
                 "address": endpoint.address.to_string(),
                 "reason": outcome.err().map(Reason::label),
-                "took_ms": began.elapsed().as_secs_f64() * 1e3,
+                "duration_ms": began.elapsed().as_secs_f64() * 1e3,
             });
             (format!("{} {:05}", endpoint.id.workload, endpoint.id.port), reported)
         });

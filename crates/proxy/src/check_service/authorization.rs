@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::StatusCode;
-use leno_model::{FixedAnswer, Header, HeaderEdits, ServiceName, SpiffeId};
+use leno_model::{FixedResponse, Header, HeaderEdits, ServiceName, SpiffeId};
 use leno_traffic::RequestView;
 use leno_traffic::guard::{CompiledAuthorization, HeaderChange, How, edits_of, request_edits};
 use prost::Message;
@@ -24,7 +24,7 @@ pub(crate) enum Verdict {
     /// The request is allowed, with these changes of the request and response headers.
     Allowed { request: HeaderEdits, response: HeaderEdits },
     /// The client receives this response.
-    Denied(FixedAnswer),
+    Denied(FixedResponse),
 }
 
 /// The two ends of a request, as reported to the service.
@@ -76,7 +76,7 @@ pub(crate) fn build_request(
     }
     let declared = first("content-length").and_then(|length| length.parse().ok());
     let whole = whole.and_then(|bytes| i64::try_from(bytes).ok());
-    let as_bytes = rule.rule.body.is_some_and(|body| body.as_bytes);
+    let as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
     let (body, raw_body) = match excerpt {
         Some(excerpt) if as_bytes => (String::new(), excerpt.bytes),
         Some(excerpt) => (excerpt_text(&excerpt), Bytes::new()),
@@ -98,7 +98,7 @@ pub(crate) fn build_request(
         service: ends.service.map(ToString::to_string).unwrap_or_default(),
         ..peer(ends.to, Some(ends.server))
     };
-    let context = rule.rule.context.iter();
+    let context = rule.rule.context_extensions.iter();
     let context = context.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
     let attributes = Attributes {
         source: Some(peer(ends.from, ends.client)),
@@ -201,9 +201,9 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> 
     })
 }
 
-fn denied_with(denied: Denied) -> FixedAnswer {
+fn denied_with(denied: Denied) -> FixedResponse {
     let status = denied.status.map(|status| status.code).unwrap_or_default();
-    let status = u16::try_from(status).ok().filter(|status| FixedAnswer::may_have(*status));
+    let status = u16::try_from(status).ok().filter(|status| FixedResponse::may_have(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
         // The request is denied even if some of the headers are invalid.
@@ -219,7 +219,7 @@ fn denied_with(denied: Denied) -> FixedAnswer {
     }
     let body = (!denied.body.is_empty()).then_some(denied.body);
     let status = status.unwrap_or(StatusCode::FORBIDDEN.as_u16());
-    FixedAnswer { status: Some(status), body, headers }
+    FixedResponse { status: Some(status), body, headers }
 }
 
 /// Converts a header option. `default` applies if the option does not specify an action.

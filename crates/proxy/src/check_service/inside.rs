@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::{Bytes, BytesMut};
 use leno_model::{Reach, Reason, ServiceName};
 use leno_telemetry::GrpcStatus;
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
@@ -18,7 +18,7 @@ use crate::http::grpc::{Call, message};
 use crate::http::route::permitted_endpoints;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Lease, Wait};
+use crate::upstream::{Checkout, Wait};
 use crate::worker::Worker;
 
 /// Sends a check request, again if the other sidecar did not process it, for example because its link was
@@ -62,9 +62,9 @@ async fn send_once(
     let host = format!("{}.{}:{number}", service.name, service.namespace);
     let _under_way = upstream.start_request();
     let outcome = match upstream.acquire(worker, None, Wait::Whole).await {
-        Ok(Lease::Link(link)) => exchange_messages(worker, (&link, &host), question).await,
+        Ok(Checkout::Link(link)) => exchange_messages(worker, (&link, &host), question).await,
         // Check services of the mesh have a sidecar.
-        Ok(Lease::Http1(_) | Lease::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
+        Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
     };
     if let Some(trial) = trial {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use leno_model::{FixedAnswer, HeaderEdits};
+use leno_model::{FixedResponse, HeaderEdits};
 use leno_traffic::RequestView;
 use leno_traffic::guard::{
     CompiledGlobalLimit, Described, HeaderChange, How, edits_of, request_edits,
@@ -22,17 +22,17 @@ pub(crate) enum Verdict {
     /// The request is within the limits and continues, with these changes of the request and response headers.
     Room { request: HeaderEdits, response: HeaderEdits },
     /// The request is over a limit. `wait` is the time until the limit resets, if known.
-    Full { answer: FixedAnswer, wait: Option<Duration> },
+    Full { answer: FixedResponse, wait: Option<Duration> },
 }
 
 /// Builds the rate limit request for these descriptors.
 pub(crate) fn build_request(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
-    let first = described.first().map_or(1, |it| it.hits);
+    let first = described.first().map_or(1, |it| it.hits_addend);
     // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
-    let same = described.iter().all(|it| it.hits == first);
+    let same = described.iter().all(|it| it.hits_addend == first);
     let descriptors = described.into_iter().map(|it| RateLimitDescriptor {
         entries: it.entries.into_iter().map(|(key, value)| Pair { key, value }).collect(),
-        hits_addend: (!same).then(|| Number { value: it.hits.into() }),
+        hits_addend: (!same).then(|| Number { value: it.hits_addend.into() }),
     });
     let question = RateLimitRequest {
         domain: limit.rule.domain.clone(),
@@ -55,7 +55,8 @@ pub(crate) fn parse_verdict(
         request_headers_to_add,
         raw_body,
     } = RateLimitResponse::decode(answer).map_err(unusable_response)?;
-    let reported_limits = if limit.rule.tells { reported_limits(&statuses) } else { Vec::new() };
+    let reported_limits =
+        if limit.rule.rate_limit_headers { reported_limits(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
             let mut reported = header_changes(response_headers_to_add)?;
@@ -76,7 +77,7 @@ pub(crate) fn parse_verdict(
             let reported =
                 reported.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
             let headers = own.headers.into_iter().chain(reported).collect();
-            let answer = FixedAnswer { status: own.status, body: own.body.or(said), headers };
+            let answer = FixedResponse { status: own.status, body: own.body.or(said), headers };
             let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
         }

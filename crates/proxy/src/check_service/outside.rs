@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::{NoAnswer, Question};
 use crate::http::grpc::message;
-use crate::http2::client::{Http2Lease, Http2Pool, greet_new, is_unprocessed};
+use crate::http2::client::{Http2Checkout, Http2Pool, greet_new, is_unprocessed};
 use crate::io::{Io, Stream};
 use crate::worker::Worker;
 
@@ -35,7 +35,7 @@ pub(super) struct Connections {
 enum Unanswered {
     /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
     /// the server reset the stream.
-    Unprocessed { lease: Http2Lease, is_reset: bool, error: NoAnswer },
+    Unprocessed { checkout: Http2Checkout, is_reset: bool, error: NoAnswer },
     /// The server may have processed the request.
     Final(NoAnswer),
 }
@@ -57,12 +57,14 @@ impl Connections {
     ) -> Result<Bytes, NoAnswer> {
         let mut attempts = 1;
         loop {
-            let (lease, is_reset, error) = match self.send_once(worker, server, question).await {
+            let (checkout, is_reset, error) = match self.send_once(worker, server, question).await {
                 Ok(answer) => return Ok(answer),
                 Err(Unanswered::Final(error)) => return Err(error),
-                Err(Unanswered::Unprocessed { lease, is_reset, error }) => (lease, is_reset, error),
+                Err(Unanswered::Unprocessed { checkout, is_reset, error }) => {
+                    (checkout, is_reset, error)
+                }
             };
-            if !lease.wait_for_progress(is_reset).await {
+            if !checkout.wait_for_progress(is_reset).await {
                 if attempts == ATTEMPTS_MAX {
                     return Err(error);
                 }
@@ -77,7 +79,7 @@ impl Connections {
         server: &Server,
         question: &Question,
     ) -> Result<Bytes, Unanswered> {
-        let mut lease = self.acquire(worker, server).await?;
+        let mut checkout = self.acquire(worker, server).await?;
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
             .header(CONTENT_TYPE, "application/grpc")
@@ -85,11 +87,11 @@ impl Connections {
             .header("grpc-timeout", question.timeout_value())
             .body(())
             .map_err(protocol_error)?;
-        let (response, mut stream) = match lease.open_stream(request, false) {
+        let (response, mut stream) = match checkout.open_stream(request, false) {
             Ok(opened) => opened,
             Err(reason) => {
                 return Err(Unanswered::Unprocessed {
-                    lease,
+                    checkout,
                     is_reset: false,
                     error: reason.into(),
                 });
@@ -102,14 +104,14 @@ impl Connections {
             Err(error) if is_unprocessed(&error) => {
                 let is_reset = error.is_reset();
                 return Err(Unanswered::Unprocessed {
-                    lease,
+                    checkout,
                     is_reset,
                     error: protocol_error(error),
                 });
             }
             Err(error) => return Err(protocol_error(error).into()),
         };
-        lease.record_processed();
+        checkout.record_processed();
         self.late.set(0);
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
@@ -147,10 +149,10 @@ impl Connections {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-    ) -> Result<Http2Lease, NoAnswer> {
+    ) -> Result<Http2Checkout, NoAnswer> {
         loop {
-            if let Some(lease) = self.pool.wait_for_room().await {
-                return Ok(lease);
+            if let Some(checkout) = self.pool.wait_for_room().await {
+                return Ok(checkout);
             }
             let opened = self.opened.notified();
             tokio::pin!(opened);
@@ -164,14 +166,14 @@ impl Connections {
             tokio::select! {
                 biased;
                 () = opened => {}
-                Some(lease) = self.pool.room_on_open() => return Ok(lease),
+                Some(checkout) = self.pool.room_on_open() => return Ok(checkout),
             }
             let Some(error) = self.failed.borrow().clone() else { continue };
             if !self.pool.is_open() {
                 return Err(error);
             }
-            if let Some(lease) = self.pool.room_on_open().await {
-                return Ok(lease);
+            if let Some(checkout) = self.pool.room_on_open().await {
+                return Ok(checkout);
             }
         }
     }

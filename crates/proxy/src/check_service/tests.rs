@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_model::{
-    Authorization, Descriptor, DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Guard,
-    PathMatch, PortGuard, PortLimits, Protocol, RateLimits, RequestMatch, Server,
-    ServicePolicyKind, ServicePolicyName, Unanswered,
+    Authorization, Descriptor, DescriptorEntry, DescriptorValue, FailureMode, FixedResponse,
+    GlobalLimit, Guard, PathMatch, PortGuard, PortLimits, Protocol, RateLimits, RequestMatch,
+    Server, ServicePolicyKind, ServicePolicyName,
 };
 use leno_telemetry::Count;
 use leno_wire::link::{Event, ResetCode, StreamKind};
@@ -90,8 +90,8 @@ impl Asked {
         Self { address, questions, connections }
     }
 
-    fn check_service(&self, unanswered: Unanswered) -> CheckService {
-        check_service_at(self.address, unanswered)
+    fn check_service(&self, failure_mode: FailureMode) -> CheckService {
+        check_service_at(self.address, failure_mode)
     }
 
     fn check_requests(&self) -> Vec<CheckRequest> {
@@ -103,9 +103,9 @@ impl Asked {
 /// Long enough for a busy machine; tests of timeouts use a shorter time.
 const TIME: Duration = Duration::from_secs(20);
 
-fn check_service_at(address: SocketAddr, unanswered: Unanswered) -> CheckService {
+fn check_service_at(address: SocketAddr, failure_mode: FailureMode) -> CheckService {
     let server = Server::parse(&format!("http://{address}")).unwrap();
-    CheckService { at: CheckServiceAddress::Outside(server), timeout: TIME, unanswered }
+    CheckService { at: CheckServiceAddress::Outside(server), timeout: TIME, failure_mode }
 }
 
 fn authorization_rule(check_service: CheckService) -> Authorization {
@@ -113,7 +113,7 @@ fn authorization_rule(check_service: CheckService) -> Authorization {
         check_service,
         requests: Vec::new(),
         headers: None,
-        context: Vec::new(),
+        context_extensions: Vec::new(),
         body: None,
     }
 }
@@ -172,8 +172,8 @@ fn a_service_decides_and_changes_what_it_lets_in() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_key).await;
         let rule = Authorization {
-            context: vec![("rule".to_owned(), "all".to_owned())],
-            ..authorization_rule(asked.check_service(Unanswered::Deny))
+            context_extensions: vec![("rule".to_owned(), "all".to_owned())],
+            ..authorization_rule(asked.check_service(FailureMode::Deny))
         };
         mesh.set_guards(vec![port_guard(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
@@ -225,7 +225,7 @@ fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
         let rule = Authorization {
             requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
             headers: Some(vec!["x-key".to_owned()]),
-            ..authorization_rule(asked.check_service(Unanswered::Deny))
+            ..authorization_rule(asked.check_service(FailureMode::Deny))
         };
         mesh.set_guards(vec![port_guard(rule)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
@@ -255,31 +255,31 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
         let garbled = Asked::respond_with(|_| Some(vec![0xff; 9])).await;
         let soon = Duration::from_millis(50);
         for (check_service, becomes, status) in [
-            (check_service_at(closed_port(), Unanswered::Deny), Unanswered::Deny, 403),
-            (check_service_at(closed_port(), Unanswered::Allow), Unanswered::Allow, 200),
+            (check_service_at(closed_port(), FailureMode::Deny), FailureMode::Deny, 403),
+            (check_service_at(closed_port(), FailureMode::Allow), FailureMode::Allow, 200),
             (
-                CheckService { timeout: soon, ..silent.check_service(Unanswered::Deny) },
-                Unanswered::Deny,
+                CheckService { timeout: soon, ..silent.check_service(FailureMode::Deny) },
+                FailureMode::Deny,
                 403,
             ),
             (
-                CheckService { timeout: soon, ..silent.check_service(Unanswered::Allow) },
-                Unanswered::Allow,
+                CheckService { timeout: soon, ..silent.check_service(FailureMode::Allow) },
+                FailureMode::Allow,
                 200,
             ),
-            (garbled.check_service(Unanswered::Deny), Unanswered::Deny, 403),
+            (garbled.check_service(FailureMode::Deny), FailureMode::Deny, 403),
             // The response may have been a denial.
-            (garbled.check_service(Unanswered::Allow), Unanswered::Deny, 403),
+            (garbled.check_service(FailureMode::Allow), FailureMode::Deny, 403),
         ] {
-            let before = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
+            let before = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
                 .map(|it| server_count(&mesh, it));
             mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
             let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
             let reason = (status == 403).then_some("authorization-unavailable");
             assert_eq!(answer.verdict(), (status, reason));
-            let after = [Count::AuthorizationUnanswered, Count::AuthorizationSkipped]
+            let after = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
                 .map(|it| server_count(&mesh, it));
-            let skipped = u64::from(becomes == Unanswered::Allow);
+            let skipped = u64::from(becomes == FailureMode::Allow);
             assert_eq!([after[0] - before[0], after[1] - before[1]], [1 - skipped, skipped]);
         }
         // The first request waits for a response that never comes, and holds no concurrency permit meanwhile;
@@ -289,7 +289,7 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
                 path: PathMatch::Prefix("/slow".to_owned()),
                 ..RequestMatch::default()
             }],
-            ..authorization_rule(silent.check_service(Unanswered::Deny))
+            ..authorization_rule(silent.check_service(FailureMode::Deny))
         };
         mesh.set_guards(vec![port_guard(rule)], vec![at_once("x", 1)]);
         let asked = silent.questions.borrow().len();
@@ -304,16 +304,17 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
 fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = Mesh::with_access(app.address, leno_model::Access::Strict(Vec::new())).await;
+        let mesh =
+            Mesh::with_access(app.address, leno_model::Access::AllowListed(Vec::new())).await;
         let asked = Asked::respond_with(by_key).await;
-        let rule = port_guard(authorization_rule(asked.check_service(Unanswered::Deny)));
+        let rule = port_guard(authorization_rule(asked.check_service(FailureMode::Deny)));
         mesh.set_guards(vec![rule], Vec::new());
         let answer = Client::connect(mesh.listener).await.send_request(KEYED).await;
         assert_eq!(answer.verdict(), (403, Some("denied")));
         assert!(asked.questions.borrow().is_empty());
 
         let mesh = Mesh::permissive(app.address).await;
-        let rule = port_guard(authorization_rule(asked.check_service(Unanswered::Deny)));
+        let rule = port_guard(authorization_rule(asked.check_service(FailureMode::Deny)));
         mesh.set_guards(vec![rule], Vec::new());
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
@@ -337,7 +338,7 @@ fn a_service_of_the_mesh_is_asked_over_links() {
         let (_sidecar, endpoint) = mesh.server_with("authz-1", asked.address, &setup).await;
         let known = vec![service_config(Protocol::Grpc, &[endpoint])];
         let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service = CheckService { at, timeout: TIME, unanswered: Unanswered::Deny };
+        let check_service = CheckService { at, timeout: TIME, failure_mode: FailureMode::Deny };
         mesh.guard_knowing(
             vec![port_guard(authorization_rule(check_service.clone()))],
             Vec::new(),
@@ -357,11 +358,16 @@ fn a_service_of_the_mesh_is_asked_over_links() {
 
 fn port_limits(check_service: CheckService) -> PortLimits {
     let entry = DescriptorEntry { key: "client".to_owned(), value: DescriptorValue::Client };
-    let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits: 2 };
-    let answer = FixedAnswer { body: Some("slowly".to_owned()), ..FixedAnswer::default() };
+    let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits_addend: 2 };
+    let answer = FixedResponse { body: Some("slowly".to_owned()), ..FixedResponse::default() };
     let domain = "shop".to_owned();
-    let global =
-        GlobalLimit { check_service, domain, descriptors: vec![descriptor], answer, tells: true };
+    let global = GlobalLimit {
+        check_service,
+        domain,
+        descriptors: vec![descriptor],
+        response: answer,
+        rate_limit_headers: true,
+    };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", "all").unwrap();
     PortLimits {
         policy,
@@ -388,7 +394,7 @@ fn a_rate_limit_service_counts_for_all() {
             Some(answer.encode_to_vec())
         })
         .await;
-        mesh.set_guards(Vec::new(), vec![port_limits(asked.check_service(Unanswered::Allow))]);
+        mesh.set_guards(Vec::new(), vec![port_limits(asked.check_service(FailureMode::Allow))]);
         let mut client = Client::connect(mesh.listener).await;
         for (status, reason, body) in
             [(200, None, &b"ok"[..]), (200, None, b"ok"), (429, Some("rate-limited"), b"slowly")]
@@ -406,18 +412,18 @@ fn a_rate_limit_service_counts_for_all() {
         assert_eq!(server_count(&mesh, Count::GlobalLimitAllowed), 2);
         assert_eq!(server_count(&mesh, Count::GlobalLimitDenied), 1);
 
-        for (unanswered, verdict) in [
-            (Unanswered::Allow, (200, None)),
-            (Unanswered::Deny, (500, Some("rate-limit-unavailable"))),
+        for (failure_mode, verdict) in [
+            (FailureMode::Allow, (200, None)),
+            (FailureMode::Deny, (500, Some("rate-limit-unavailable"))),
         ] {
             mesh.set_guards(
                 Vec::new(),
-                vec![port_limits(check_service_at(closed_port(), unanswered))],
+                vec![port_limits(check_service_at(closed_port(), failure_mode))],
             );
             assert_eq!(client.send_request(BARE).await.verdict(), verdict);
         }
-        assert_eq!(server_count(&mesh, Count::GlobalLimitSkipped), 1);
-        assert_eq!(server_count(&mesh, Count::GlobalLimitUnanswered), 1);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitFailureModeAllowed), 1);
+        assert_eq!(server_count(&mesh, Count::GlobalLimitFailed), 1);
     });
 }
 
@@ -433,7 +439,7 @@ fn an_answer_that_goes_on_and_on_is_none() {
         })
         .await;
         mesh.set_guards(
-            vec![port_guard(authorization_rule(asked.check_service(Unanswered::Deny)))],
+            vec![port_guard(authorization_rule(asked.check_service(FailureMode::Deny)))],
             Vec::new(),
         );
         let answer = Client::connect(mesh.listener).await.send_request(BARE).await;

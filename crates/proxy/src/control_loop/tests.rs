@@ -88,7 +88,7 @@ impl Fixture {
         let outside = Arc::new(AddressEntry::Outside);
         let nowhere: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
-            plan: Arc::new(proxy_config("web", Access::Permissive)),
+            plan: Arc::new(proxy_config("web", Access::AllowAll)),
             services: known.iter().map(|it| (it.clone(), view(it))).collect(),
             addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
             names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),

@@ -70,7 +70,10 @@ pub(crate) fn span_attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
         ("leno.peer", text(&labels.peer)),
         ("leno.endpoint", shown(seen.upstream.map(|upstream| upstream.to_string()))),
         ("leno.reason", text(seen.outcome.reason.unwrap_or_default())),
-        ("leno.audit", text(seen.audited.map(leno_model::Reason::label).unwrap_or_default())),
+        (
+            "leno.dry_run_reason",
+            text(seen.dry_run_reason.map(leno_model::Reason::label).unwrap_or_default()),
+        ),
         ("leno.retries", number(seen.retries.into())),
         ("leno.sampled", Some(Value::Text(is_sampled(seen).to_string()))),
     ]

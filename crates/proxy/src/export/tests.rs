@@ -54,7 +54,7 @@ fn trace_entry(direction: &'static str, status: u16, reason: Option<&'static str
         downstream: SocketAddr::from(([127, 0, 0, 1], 4711)),
         upstream: Some(SocketAddr::from(([127, 0, 0, 2], 9080))),
         policy: None,
-        audited: None,
+        dry_run_reason: None,
         span: Some(Span::from_carrier(&carrier, Forms::default(), &mut || 7, |_| false)),
     })
 }
@@ -172,7 +172,7 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
             queue.try_send(trace_entry("inbound", 200, None)).unwrap();
             drop(queue);
             export_spans(Rc::new(courier), intake).await;
-            assert_eq!(telemetry.count(Count::SpansRefused), 2, "{protocol:?}");
+            assert_eq!(telemetry.count(Count::SpansRejected), 2, "{protocol:?}");
             assert_eq!(telemetry.count(Count::SpansExported), 0, "{protocol:?}");
         }
     });
@@ -209,7 +209,7 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let mut config = Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
-    config.collector_roots = trusts.then_some(roots);
+    config.collector_ca = trusts.then_some(roots);
     let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
     let (queue, intake) = mpsc::channel(4);
     queue.try_send(trace_entry("inbound", 200, None)).unwrap();
@@ -231,7 +231,7 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
         () = export_spans(Rc::new(courier), intake) => {}
         () = serving => {}
     }
-    (telemetry.count(Count::SpansExported), telemetry.count(Count::SpansRefused))
+    (telemetry.count(Count::SpansExported), telemetry.count(Count::SpansRejected))
 }
 
 #[test]

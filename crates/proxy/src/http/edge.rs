@@ -12,8 +12,8 @@ use super::exchange::Exchange;
 use super::request::{Aim, Request};
 use super::route::{Bound, Destination, may_keep, to_port};
 use crate::error::Failure;
-use crate::hits;
 use crate::record::Record;
+use crate::rule_matches;
 use crate::session::{Edge, Session};
 use crate::world::ConfigSnapshot;
 
@@ -50,7 +50,7 @@ pub(crate) async fn route_request(
     };
     match choice {
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let backend = (backend, &view);
             let bound = to_backend(session, backend, record).await?;
@@ -58,7 +58,7 @@ pub(crate) async fn route_request(
             Ok(Bound { timeout: rule.request_timeout, actions, stay, ..bound })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let at = (edge.scheme, edge.port);
@@ -68,7 +68,7 @@ pub(crate) async fn route_request(
             Ok(Bound { actions, ..bound })
         }
         GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend.into())
         }

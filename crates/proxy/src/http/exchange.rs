@@ -24,7 +24,7 @@ use std::time::Duration;
 use leno_model::{EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
 use leno_telemetry::GrpcStatus;
 use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_traffic::retry::{self, Setback};
 use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, Stay};
 use leno_wire::link::ResetCode;
@@ -41,9 +41,9 @@ use super::respond::Responder;
 use super::route::{Bound, Destination, route_request};
 use super::scheme;
 use crate::error::Failure;
-use crate::hits;
 use crate::http2::cancel;
 use crate::record::{Hedge, Record};
+use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::upstream::cluster::{Trial, UpstreamCluster};
 use crate::upstream::gate::Retrying;
@@ -308,7 +308,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let view = self.request.request_view(aim);
             let marks = lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
             if let Some(rule) = marks.rule {
-                hits::count_tags(&self.session.worker.shard, rule);
+                rule_matches::count_tags(&self.session.worker.shard, rule);
             }
             let missing = marks.missing_headers(&view);
             self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -469,25 +469,25 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(destined.address());
         }
-        let lease = if self.progress.pins {
-            let lease = Box::pin(self.lease_private(&destined, own));
+        let checkout = if self.progress.pins {
+            let checkout = Box::pin(self.checkout_private(&destined, own));
             match &bound.cluster {
-                None => lease.await,
-                Some(cluster) => Box::pin(cluster.wait_for_connection(lease)).await,
+                None => checkout.await,
+                Some(cluster) => Box::pin(cluster.wait_for_connection(checkout)).await,
             }
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
             let wait = again::Prospect { bound, retries: self.record.retries };
-            let lease = destined.acquire(worker, self.timed.as_ref(), (found_http2, wait));
-            let lease = pin!(lease);
+            let checkout = destined.acquire(worker, self.timed.as_ref(), (found_http2, wait));
+            let checkout = pin!(checkout);
             match &bound.cluster {
-                None => lease.await,
-                Some(cluster) => cluster.wait_for_connection(lease).await,
+                None => checkout.await,
+                Some(cluster) => cluster.wait_for_connection(checkout).await,
             }
         };
-        let outcome = match lease {
-            Ok(lease) => {
-                let outcome = forward_request(self, aim, &destined, lease).await;
+        let outcome = match checkout {
+            Ok(checkout) => {
+                let outcome = forward_request(self, aim, &destined, checkout).await;
                 destined.record_outcome(&self.session.worker, outcome);
                 outcome
             }

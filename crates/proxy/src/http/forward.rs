@@ -32,7 +32,7 @@ use super::request::{Aim, Request};
 use super::respond::Responder;
 use super::trailers;
 use crate::error::{lost_reason, upstream_reason};
-use crate::http2::client::Http2Lease;
+use crate::http2::client::Http2Checkout;
 use crate::http2::connect;
 use crate::http2::head;
 use crate::http2::stream::{Asked, Outgoing, Received};
@@ -42,7 +42,7 @@ use crate::session::Session;
 use crate::tcp::http2_tunnel;
 use crate::upstream::cluster::Trial;
 use crate::upstream::pool::Sharing;
-use crate::upstream::{Destined, Http1Upstream, Lease, Timed};
+use crate::upstream::{Checkout, Destined, Http1Upstream, Timed};
 use crate::worker::Worker;
 
 /// The progress of an exchange, which determines if it may be retried.
@@ -67,31 +67,33 @@ pub(crate) async fn forward_request(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
-    lease: Lease,
+    checkout: Checkout,
 ) -> Result<(), Reason> {
-    let lease = match lease {
-        Lease::Http2(lease) if exchange.request.upgrade && !lease.takes_upgrades() => {
-            drop(lease);
+    let checkout = match checkout {
+        Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.takes_upgrades() => {
+            drop(checkout);
             let (worker, timed) = (&exchange.session.worker, exchange.timed.as_ref());
-            destined.lease_http1(worker, (timed, exchange.wait_alone())).await?
+            destined.checkout_http1(worker, (timed, exchange.wait_alone())).await?
         }
-        lease => lease,
+        checkout => checkout,
     };
-    match lease {
+    match checkout {
         // Boxed to keep the future small for other requests.
-        Lease::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
-            let mut lease = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
-            over_http2(exchange, aim, destined, &mut lease).await
+        Checkout::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
+            let mut checkout = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
+            over_http2(exchange, aim, destined, &mut checkout).await
         }
-        Lease::Link(link) => over_link(exchange, aim, &link).await,
-        Lease::Http2(mut lease) => match over_http2(exchange, aim, destined, &mut lease).await {
-            // Boxed to keep the future small for other requests.
-            Err(Reason::UpstreamRefused) => {
-                Box::pin(unprocessed::send_again(exchange, aim, destined, lease)).await
+        Checkout::Link(link) => over_link(exchange, aim, &link).await,
+        Checkout::Http2(mut checkout) => {
+            match over_http2(exchange, aim, destined, &mut checkout).await {
+                // Boxed to keep the future small for other requests.
+                Err(Reason::UpstreamRefused) => {
+                    Box::pin(unprocessed::send_again(exchange, aim, destined, checkout)).await
+                }
+                outcome => outcome,
             }
-            outcome => outcome,
-        },
-        Lease::Http1(mut connection) => {
+        }
+        Checkout::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
             if connection.reused && retry::is_idempotent(aim.method) {
                 exchange.hold_briefly();
@@ -153,13 +155,13 @@ async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
-    lease: &mut Http2Lease,
+    checkout: &mut Http2Checkout,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
     let head = asked::http2_request(exchange, aim, destined)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.hold_briefly();
-    let (response, stream) = lease.open_stream(head, exchange.body.is_empty())?;
+    let (response, stream) = checkout.open_stream(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
     let outgoing = Outgoing::new(stream);
     let asked = Asked::new(&outgoing);
@@ -168,7 +170,7 @@ async fn over_http2(
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
     let outcome = run_directions(exchange, (sink, sending), upstream).await;
     asked.complete();
-    outcome.map(|_| lease.record_processed())
+    outcome.map(|_| checkout.record_processed())
 }
 
 /// Returns true if the connection may serve another request.

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
 use leno_traffic::fault::is_drawn;
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 use leno_wire::link::StreamKind;
 
@@ -21,7 +21,7 @@ use super::route::{Bound, permitted_endpoints};
 use crate::error::lost_reason;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Lease, Wait};
+use crate::upstream::{Checkout, Wait};
 use crate::worker::Worker;
 use crate::world::ConfigSnapshot;
 
@@ -72,7 +72,7 @@ impl Copies {
                 let sent = tokio::time::timeout(TIME_MAX, copy.send_copy()).await;
                 worker.shard.add(
                     match sent {
-                        Ok(Ok(())) => Count::MirrorsAnswered,
+                        Ok(Ok(())) => Count::MirrorsResponded,
                         Ok(Err(_)) | Err(_) => Count::MirrorsFailed,
                     },
                     1,
@@ -139,21 +139,22 @@ impl Copy {
             Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
         };
         let _under_way = upstream.start_request();
-        let lease = upstream.acquire(&worker, None, Wait::Whole);
-        let lease = match &cluster {
-            None => lease.await,
-            Some(cluster) => cluster.wait_for_connection(lease).await,
+        let checkout = upstream.acquire(&worker, None, Wait::Whole);
+        let checkout = match &cluster {
+            None => checkout.await,
+            Some(cluster) => cluster.wait_for_connection(checkout).await,
         };
-        let outcome = match lease {
-            Ok(Lease::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
-            Ok(Lease::Http1(connection)) if upstream.is_plain() => {
+        let outcome = match checkout {
+            Ok(Checkout::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
+            Ok(Checkout::Http1(connection)) if upstream.is_plain() => {
                 plain::over_http1(&worker, (&upstream, connection), head, body).await
             }
-            Ok(Lease::Http2(lease)) if upstream.is_plain() => {
-                plain::over_http2(&worker, (&upstream, cluster.as_deref()), lease, head, body).await
+            Ok(Checkout::Http2(checkout)) if upstream.is_plain() => {
+                plain::over_http2(&worker, (&upstream, cluster.as_deref()), checkout, head, body)
+                    .await
             }
             // No failure of the endpoint: no request was sent.
-            Ok(Lease::Http1(_) | Lease::Http2(_)) => return Err(Reason::Unsupported),
+            Ok(Checkout::Http1(_) | Checkout::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),
         };
         if let Some(trial) = trial {

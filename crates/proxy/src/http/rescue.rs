@@ -146,7 +146,7 @@ fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> St
 fn side_name(side: Side) -> &'static str {
     match side {
         Side::Downstream => "downstream",
-        Side::Ours => "ours",
+        Side::Mesh => "mesh",
         Side::Upstream => "upstream",
     }
 }

@@ -19,8 +19,8 @@ use super::edge;
 use super::outside::{self, Named};
 use super::request::{Aim, Request};
 use crate::error::Failure;
-use crate::hits;
 use crate::record::Record;
+use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::upstream::Application;
 use crate::upstream::cluster::UpstreamCluster;
@@ -238,7 +238,7 @@ async fn to_service(
             (port_plan, port_plan.own_policies(), None, actions)
         }
         RouteChoice::To { rule, backend, index } => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let behind = config.plans.service(&backend.service);
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
@@ -248,7 +248,7 @@ async fn to_service(
             (behind, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
@@ -258,7 +258,7 @@ async fn to_service(
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { rule } => {
-            hits::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.shard, rule);
             return Err(Reason::InvalidBackend.into());
         }
     };
@@ -353,7 +353,7 @@ pub(crate) fn permitted_endpoints(
         Some(request) => tags.choose_instances(request, &mut chance),
         None => tags.without_request(&mut chance),
     };
-    tags.matched_rules(&decision).for_each(|rule| hits::count_tags(&worker.shard, rule));
+    tags.matched_rules(&decision).for_each(|rule| rule_matches::count_tags(&worker.shard, rule));
     tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leno_model::{FixedAnswer, Reason, Scheme};
+use leno_model::{FixedResponse, Reason, Scheme};
 use leno_traffic::Carrier;
 use leno_wire::http1::Target;
 
@@ -42,7 +42,7 @@ pub(super) fn parse_target<'b>(
         }
     };
     let body = Some(format!("leno: {hint}\n"));
-    let answer = Some(Arc::new(FixedAnswer { status: None, body, headers: Vec::new() }));
+    let answer = Some(Arc::new(FixedResponse { status: None, body, headers: Vec::new() }));
     Err(Failure { answer, ..Failure::from(Reason::Unsupported) })
 }
 

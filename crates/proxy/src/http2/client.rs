@@ -85,7 +85,7 @@ struct Connection {
 }
 
 /// A connection with a slot for one stream, held until dropped.
-pub(crate) struct Http2Lease {
+pub(crate) struct Http2Checkout {
     send: SendRequest<Bytes>,
     connection: Rc<Connection>,
     /// The number of streams of the connection before this one.
@@ -111,7 +111,7 @@ impl Default for Server {
     }
 }
 
-impl Http2Lease {
+impl Http2Checkout {
     fn new(connection: Rc<Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
         connection.opened.set(connection.opened.get().saturating_add(1));
@@ -186,7 +186,7 @@ impl Http2Lease {
     }
 }
 
-impl Drop for Http2Lease {
+impl Drop for Http2Checkout {
     fn drop(&mut self) {
         let Connection { streams, server, .. } = &*self.connection;
         streams.set(streams.get() - 1);
@@ -208,8 +208,8 @@ impl Http2Pool {
         &self,
         send: SendRequest<Bytes>,
         expires: Option<Instant>,
-    ) -> Http2Lease {
-        Http2Lease::new(self.insert(send, expires))
+    ) -> Http2Checkout {
+        Http2Checkout::new(self.insert(send, expires))
     }
 
     fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Connection> {
@@ -236,7 +236,7 @@ impl Http2Pool {
     }
 
     /// Returns the first connection with room, and removes those that have ended.
-    fn with_room(&self) -> Option<Http2Lease> {
+    fn with_room(&self) -> Option<Http2Checkout> {
         let mut open = self.open.connections.borrow_mut();
         let before = open.len();
         open.retain(|connection| !connection.is_over());
@@ -247,9 +247,9 @@ impl Http2Pool {
         self.acquire_where(Connection::has_room)
     }
 
-    fn acquire_where(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Lease> {
+    fn acquire_where(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Checkout> {
         let open = self.open.connections.borrow();
-        open.iter().find(|connection| is_it(connection)).cloned().map(Http2Lease::new)
+        open.iter().find(|connection| is_it(connection)).cloned().map(Http2Checkout::new)
     }
 
     /// True if a connection is open, with room or not.

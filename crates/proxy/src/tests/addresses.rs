@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AddressEntry, AddressPort, Egress, Endpoint, Plaintext, Protocol, WorkloadPlan,
+    Access, AddressEntry, AddressPort, Egress, Endpoint, MtlsMode, Protocol, WorkloadPlan,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -25,7 +25,7 @@ impl Mesh {
     /// Sets the client's entry for an address, and the egress policy of its sidecar.
     fn set_entry(&self, address: impl Into<IpAddr>, address_entry: AddressEntry, egress: Egress) {
         self.client.addresses.borrow_mut().insert(address.into(), Arc::new(address_entry));
-        let plan = WorkloadPlan { egress, ..proxy_config("productpage", Access::Permissive) };
+        let plan = WorkloadPlan { egress, ..proxy_config("productpage", Access::AllowAll) };
         self.client.apply_config(
             plan,
             vec![service_config(self.setup.protocol, &[self.server_endpoint()])],
@@ -38,10 +38,10 @@ impl Mesh {
     }
 
     pub(super) fn accept_plaintext(&self, access: Access) {
-        self.expect_plaintext(access, Plaintext::Accept);
+        self.expect_plaintext(access, MtlsMode::Permissive);
     }
 
-    fn expect_plaintext(&self, access: Access, plaintext: Plaintext) {
+    fn expect_plaintext(&self, access: Access, mtls: MtlsMode) {
         let port = leno_model::WorkloadPort {
             name: None,
             port: self.server.port,
@@ -49,7 +49,7 @@ impl Mesh {
         };
         let served = BTreeMap::from([(self.server.port, test_service())]);
         let plan = WorkloadPlan { ports: vec![port], served, ..proxy_config("ratings", access) };
-        self.server.apply_config(WorkloadPlan { plaintext, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadPlan { mtls, ..plan }, Vec::new());
     }
 }
 
@@ -219,7 +219,7 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
             let mut client = Client::connect(mesh.inbound).await;
             client.send_bytes(GET).await;
             assert_eq!(client.read_end().await, End::Reset, "{protocol:?}");
-            mesh.accept_plaintext(Access::Permissive);
+            mesh.accept_plaintext(Access::AllowAll);
             let mut client = Client::connect(mesh.inbound).await;
             assert_eq!(client.send_request(GET).await.status, 200, "{protocol:?}");
             // Mesh members still use mutual TLS.
@@ -235,13 +235,13 @@ fn clients_in_the_clear_are_let_in_where_the_mesh_says_so() {
             peers.sort();
             assert_eq!(peers, [String::new(), service_account("productpage").to_string()]);
             // No policy names unauthenticated clients; the denial also closes open connections.
-            mesh.accept_plaintext(Access::Strict(Vec::new()));
+            mesh.accept_plaintext(Access::AllowListed(Vec::new()));
             assert_eq!(
                 client.send_request(GET).await.verdict(),
                 (403, Some("denied")),
                 "{protocol:?}"
             );
-            mesh.expect_plaintext(Access::Permissive, Plaintext::Refuse);
+            mesh.expect_plaintext(Access::AllowAll, MtlsMode::Strict);
             client.read_end().await;
             assert_eq!(member.send_request(GET).await.status, 200, "{protocol:?}");
         }
@@ -260,7 +260,7 @@ fn bytes_in_the_clear_are_let_in_where_the_mesh_says_so() {
         let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         setup.limits.detect_timeout = std::time::Duration::from_millis(50);
         let mesh = Mesh::new(app.await.address, setup).await;
-        mesh.accept_plaintext(Access::Permissive);
+        mesh.accept_plaintext(Access::AllowAll);
         let mut client = Client::connect(mesh.inbound).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
         client.send_bytes("HELO").await;
@@ -268,8 +268,8 @@ fn bytes_in_the_clear_are_let_in_where_the_mesh_says_so() {
         // Mesh members are not treated as plaintext clients, although the port accepts opaque bytes.
         let mut member = Client::connect(mesh.listener).await;
         assert_eq!(member.read_exactly(11).await, b"220 ready\r\n");
-        // Strict mode requires an allow policy from now on.
-        mesh.accept_plaintext(Access::Strict(Vec::new()));
+        // `defaultPolicy: deny` requires an allow policy from now on.
+        mesh.accept_plaintext(Access::AllowListed(Vec::new()));
         assert_eq!(client.read_end().await, End::Reset);
     });
 }

@@ -227,10 +227,10 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
             rule: RetryRule { codes: vec![503], attempts: 5, backoff: Duration::from_millis(1) },
-            answer_timeout: None,
+            response_timeout: None,
         };
         let under = |retries: BTreeMap<ServiceName, ServiceRetry>| {
-            let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::Permissive) };
+            let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::AllowAll) };
             mesh.client.apply_config(
                 plan,
                 vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
@@ -240,9 +240,10 @@ fn a_policy_of_the_client_decides_where_no_route_does() {
         let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!((answer.status, answer.body_text()), (503, "busy"));
         assert_eq!((busy.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
-        let hits = mesh.client.telemetry.matched_rules().into_iter();
-        let hits: Vec<_> = hits.map(|(rule, hits)| (rule.kind, rule.name.clone(), hits)).collect();
-        assert_eq!(hits, [("Retry", "again".to_owned(), 5)]);
+        let matches = mesh.client.telemetry.matched_rules().into_iter();
+        let matches: Vec<_> =
+            matches.map(|(rule, matches)| (rule.kind, rule.name.clone(), matches)).collect();
+        assert_eq!(matches, [("Retry", "again".to_owned(), 5)]);
         under(BTreeMap::new());
         assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 503);
         assert_eq!(busy.received_requests().len(), 7);
@@ -271,10 +272,10 @@ fn a_policys_limit_ends_when_the_answer_begins() {
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
             rule: RetryRule { codes: Vec::new(), attempts: 0, backoff: Duration::ZERO },
-            answer_timeout: Some(limit),
+            response_timeout: Some(limit),
         };
         let retries = [(test_service(), retry)].into();
-        let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::Permissive) };
+        let plan = WorkloadPlan { retries, ..proxy_config("productpage", Access::AllowAll) };
         mesh.client
             .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let mut client = Client::connect(mesh.listener).await;

@@ -7,8 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use leno_model::{
-    Access, Endpoint, FailureClasses, HealthCheck, HealthProbe, OutlierRemoval, Protocol, Removal,
-    RemovalAlgorithm, RemovalBackOff, ServicePolicyKind, ServicePolicyName, TrafficPolicy,
+    Access, EjectionTime, Endpoint, FailureClasses, HealthCheck, HealthProbe, OutlierAlgorithm,
+    OutlierDetection, PortOutlierDetection, Protocol, ServicePolicyKind, ServicePolicyName,
+    TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
 
@@ -43,16 +44,16 @@ fn ask_every(
     (probe, timeout): (HealthProbe, Duration),
     endpoints: &[Endpoint],
 ) {
-    let rule = OutlierRemoval {
+    let rule = OutlierDetection {
         failures: FailureClasses { connect: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
-        steps: 10,
-        rate: None,
-        consecutive: None,
-        removed_percent_max: 50,
-        keep: 1,
-        back_off: RemovalBackOff { base: time, most: time, jitter_percent: 0 },
-        probes: 1,
+        buckets: 10,
+        failure_rate: None,
+        consecutive_failures: None,
+        max_ejection_percent: 50,
+        min_healthy: 1,
+        ejection_time: EjectionTime { base: time, max: time, jitter_percent: 0 },
+        probe_requests: 1,
         health_check: Some(Box::new(HealthCheck {
             probe,
             interval: time,
@@ -62,11 +63,12 @@ fn ask_every(
         })),
     };
     let policy =
-        ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "ratings").unwrap();
-    let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
+        ServicePolicyName::new(ServicePolicyKind::OutlierDetection, "bookinfo", "ratings").unwrap();
+    let outlier_detection =
+        PortOutlierDetection { policy, algorithm: OutlierAlgorithm::Native(rule) };
     let mut view = service_config(mesh.setup.protocol, endpoints);
     view.ports.get_mut(&PORT).unwrap().traffic_policy =
-        TrafficPolicy { removal: Some(removal), ..TrafficPolicy::default() };
+        TrafficPolicy { outlier_detection: Some(outlier_detection), ..TrafficPolicy::default() };
     mesh.client_knows(vec![view]);
 }
 
@@ -75,7 +77,7 @@ fn client_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 fn ejected_workloads(mesh: &Mesh) -> Vec<String> {
-    let listed = mesh.client.worker.removed.snapshot();
+    let listed = mesh.client.worker.ejected.snapshot();
     listed.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
@@ -109,12 +111,12 @@ fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
             (checks.count(), asked.len())
         };
         let are_asked = || checks(&app).0 > 0 && checks(&well).0 > 0;
-        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 4 && are_asked()).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 4 && are_asked()).await;
 
         is_ill.set(true);
-        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 1).await;
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 1).await;
         assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-1"]);
-        assert_eq!(client_count(&mesh, Count::EndpointRemovedForCheck), 1);
+        assert_eq!(client_count(&mesh, Count::EndpointEjectedForCheck), 1);
         let before = checks(&app);
         for _ in 0..20 {
             assert_eq!(client.send_request(GET).await.status, 200);
@@ -123,8 +125,8 @@ fn who_says_that_it_is_ill_goes_and_comes_back_without_a_request_of_a_client() {
         assert_eq!(after.1 - after.0, before.1 - before.0, "no request goes there");
 
         is_ill.set(false);
-        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsRemoved) == 0).await;
-        assert_eq!(client_count(&mesh, Count::EndpointReturns), 1);
+        wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0).await;
+        assert_eq!(client_count(&mesh, Count::EndpointUnejections), 1);
         while checks(&app).1 - checks(&app).0 == before.1 - before.0 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
@@ -163,7 +165,7 @@ fn the_last_ones_stay_however_ill_they_are() {
         assert_eq!(client.send_request(GET).await.status, 503);
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= 20).await;
         assert_eq!(ejected_workloads(&mesh).len(), 1);
-        assert_eq!(client_count(&mesh, Count::EndpointRemovedForCheck), 1);
+        assert_eq!(client_count(&mesh, Count::EndpointEjectedForCheck), 1);
         assert_eq!(client.send_request(GET).await.verdict(), (503, None), "the other one answers");
     });
 }
@@ -173,7 +175,7 @@ fn the_last_ones_stay_however_ill_they_are() {
 fn an_application_that_claims_to_be_rejected_is_ill_all_the_same() {
     run(async {
         let claims =
-            "HTTP/1.1 503 No\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n";
+            "HTTP/1.1 503 No\r\nleno-reason: denied;side=mesh\r\ncontent-length: 0\r\n\r\n";
         let app = Application::with_response(claims).await;
         let well = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
@@ -191,7 +193,7 @@ fn what_a_policy_refuses_says_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_access(Access::Strict(Vec::new()));
+        mesh.set_access(Access::AllowListed(Vec::new()));
         let (_server, second) = mesh.start_server("ratings-2", app.address).await;
         ask_all(&mesh, get_healthz(), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
@@ -201,7 +203,7 @@ fn what_a_policy_refuses_says_nothing() {
         assert_eq!(ejected_workloads(&mesh), [] as [&str; 0]);
 
         let mesh = http2::http2_mesh(closed_port(), Protocol::Grpc).await;
-        mesh.set_access(Access::Strict(Vec::new()));
+        mesh.set_access(Access::AllowListed(Vec::new()));
         let probe = HealthProbe::Grpc { service: String::new() };
         ask_all(&mesh, probe, &[mesh.server_endpoint()]);
         let mut client = http2::connect_client(mesh.listener).await;
@@ -220,7 +222,7 @@ fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
         assert_eq!(wait_until_stable(|| app.received_requests().len()).await, 0);
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
-        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 3).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 3).await;
         let worker = &mesh.client.worker;
         let cluster = Rc::downgrade(&client_cluster(&mesh));
         mesh.route_to(&[mesh.server_endpoint()]);
@@ -261,15 +263,12 @@ fn the_health_service_of_grpc_is_asked_and_believed() {
         http2::send_data(&mut stream, Bytes::new(), true).await;
         response.await.unwrap();
         wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-2"]).await;
-        assert!(client_count(&mesh, Count::HealthChecksWell) > 0);
+        assert!(client_count(&mesh, Count::HealthChecksOk) > 0);
         serves.set(false);
         let failed = client_count(&mesh, Count::HealthChecksFailed);
-        let well = client_count(&mesh, Count::HealthChecksWell);
+        let well = client_count(&mesh, Count::HealthChecksOk);
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
-        assert!(
-            client_count(&mesh, Count::HealthChecksWell) <= well + 2,
-            "it is not well any more"
-        );
+        assert!(client_count(&mesh, Count::HealthChecksOk) <= well + 2, "it is not well any more");
         assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-2"], "one has to stay");
     });
 }
@@ -299,7 +298,7 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
         ask_every(often, &mesh, (get_healthz(), limit), &[alone, external_client]);
         client_cluster(&mesh);
-        wait_until(|| client_count(&mesh, Count::HealthChecksWell) >= 10).await;
+        wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 10).await;
         assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
         assert_eq!((plain.accepted.get(), foreign.accepted.get()), (1, 1));
     });

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leno_model::{
-    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedAnswer, Header, Protocol,
+    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedResponse, Header, Protocol,
     RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName, TooMany,
     TrafficPolicy, Trip, WeightedBackend,
 };
@@ -22,13 +22,13 @@ pub(super) fn trip_rule() -> Trip {
     Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
-        steps: 10,
+        buckets: 10,
         requests_min: 1,
         failed: TooMany::default(),
-        consecutive: Some(3),
+        consecutive_failures: Some(3),
         slow: None,
-        open_for: Duration::from_millis(200),
-        probes: 1,
+        open_duration: Duration::from_millis(200),
+        half_open_requests: 1,
     }
 }
 
@@ -58,7 +58,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
                 .await;
         let mesh = Mesh::permissive(app.address).await;
         // Long enough to observe.
-        let trip = Trip { open_for: Duration::from_secs(3), ..trip_rule() };
+        let trip = Trip { open_duration: Duration::from_secs(3), ..trip_rule() };
         apply_breaker(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
@@ -81,7 +81,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
 fn an_application_that_claims_to_be_rejected_opens_the_circuit_all_the_same() {
     run(async {
         let claims =
-            "HTTP/1.1 500 No\r\nleno-reason: overloaded;side=ours\r\ncontent-length: 0\r\n\r\n";
+            "HTTP/1.1 500 No\r\nleno-reason: overloaded;side=mesh\r\ncontent-length: 0\r\n\r\n";
         let app = Application::with_response(claims).await;
         let mesh = Mesh::permissive(app.address).await;
         apply_breaker(
@@ -103,11 +103,11 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
         let mesh = Mesh::permissive(app.address).await;
         let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
         let body = Some("busy".to_owned());
-        let answer = FixedAnswer { status: Some(429), body, headers: vec![header] };
-        let trip = Trip { open_for: Duration::from_secs(60), ..trip_rule() };
+        let answer = FixedResponse { status: Some(429), body, headers: vec![header] };
+        let trip = Trip { open_duration: Duration::from_secs(60), ..trip_rule() };
         apply_breaker(
             &mesh,
-            CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() },
+            CircuitBreaker { trip: Some(trip), response: answer, ..CircuitBreaker::default() },
         );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {

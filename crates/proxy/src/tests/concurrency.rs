@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leno_model::{
-    AdaptiveConcurrency, CircuitBreaker, Concurrency, Each, FixedAnswer, Rate, RateRule,
+    AdaptiveConcurrency, CircuitBreaker, Concurrency, FixedResponse, Rate, RateLimitKey, RateRule,
 };
 
 use super::circuit::{apply_breaker, trip_rule};
@@ -48,7 +48,8 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+        let adaptive =
+            Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
         limit_concurrency(&mesh, Concurrency { requests: 1, adaptive, ..Concurrency::default() });
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..50 {
@@ -58,8 +59,11 @@ fn a_request_that_is_answered_gives_its_place_back_and_the_policy_says_what_othe
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(slow.address).await;
         let body = Some("later".to_owned());
-        let answer = FixedAnswer { status: Some(529), body, ..FixedAnswer::default() };
-        limit_concurrency(&mesh, Concurrency { requests: 1, answer, ..Concurrency::default() });
+        let answer = FixedResponse { status: Some(529), body, ..FixedResponse::default() };
+        limit_concurrency(
+            &mesh,
+            Concurrency { requests: 1, response: answer, ..Concurrency::default() },
+        );
         let _first = hold_request(&mesh, &slow).await;
         let mut second = Client::connect(mesh.listener).await;
         let answer = second.send_request(GET).await;
@@ -79,9 +83,9 @@ fn who_is_refused_spends_no_token_and_nobody_has_failed() {
             requests: Vec::new(),
             peers: Vec::new(),
             rate: Rate { count: 2, time: Duration::from_secs(3600), size: 2 },
-            each: Each::Nothing,
-            is_last: false,
-            answer: FixedAnswer::default(),
+            key: RateLimitKey::Nothing,
+            stop: false,
+            response: FixedResponse::default(),
         });
         mesh.set_guards(Vec::new(), vec![limits]);
         // Three failures open the circuit.

@@ -56,7 +56,7 @@ impl Slow {
         let connect_timeout = Some(connect_timeout);
         let rule = CircuitBreaker { connect_timeout, ..CircuitBreaker::default() };
         view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy(rule);
-        self.mesh.client.apply_config(proxy_config("productpage", Access::Permissive), vec![view]);
+        self.mesh.client.apply_config(proxy_config("productpage", Access::AllowAll), vec![view]);
     }
 }
 

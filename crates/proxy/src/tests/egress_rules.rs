@@ -14,7 +14,7 @@ impl Mesh {
     /// Sets the client's egress rules; `at` is outside the mesh.
     fn let_out(&self, at: SocketAddr, egress_rules: Vec<EgressRule>) {
         self.client.addresses.borrow_mut().insert(at.ip(), Arc::new(AddressEntry::Outside));
-        let plan = proxy_config("productpage", Access::Permissive);
+        let plan = proxy_config("productpage", Access::AllowAll);
         let plan = WorkloadPlan { egress: Egress::Deny, egress_rules, ..plan };
         self.client.apply_config(
             plan,

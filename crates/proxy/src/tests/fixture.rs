@@ -104,7 +104,7 @@ impl Default for Setup {
         };
         let sight = Sight { access_log: Some(AccessLog::json()), ..Sight::default() };
         let upgrades = Upgrades::default();
-        Self { access: Access::Permissive, protocol: Protocol::Http, limits, upgrades, sight }
+        Self { access: Access::AllowAll, protocol: Protocol::Http, limits, upgrades, sight }
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Sidecar {
 }
 
 impl Mesh {
-    /// Creates a permissive mesh with `application` behind the server's sidecar.
+    /// Creates a mesh that allows all members, with `application` behind the server's sidecar.
     pub(crate) async fn permissive(application: SocketAddr) -> Self {
         Self::new(application, Setup::default()).await
     }
@@ -240,7 +240,7 @@ impl Mesh {
 
     /// Makes these all services of the client's configuration.
     pub(crate) fn client_knows(&self, services: Vec<ServiceView>) {
-        self.client.apply_config(proxy_config("productpage", Access::Permissive), services);
+        self.client.apply_config(proxy_config("productpage", Access::AllowAll), services);
     }
 
     /// Replaces the authorization of the server.
@@ -296,7 +296,7 @@ impl Sidecar {
             config: Arc::new(config),
             world,
             connections: Arc::new(Connections::default()),
-            removed: Arc::default(),
+            ejected: Arc::default(),
             phase: phases,
             trace_queues,
             shard: telemetry.new_shard(),

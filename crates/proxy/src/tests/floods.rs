@@ -73,7 +73,7 @@ impl Siege {
         })
         .await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
-        mesh.accept_plaintext(Access::Permissive);
+        mesh.accept_plaintext(Access::AllowAll);
         let mut unmeshed_workload = Client::connect(mesh.listener).await;
         unmeshed_workload
             .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef")

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint,
-    FailureClasses, FaultRule, Faults, FixedAnswer, HashKey, HealthCheck, HealthProbe, HedgeRule,
-    Hedging, LoadBalancing, OutlierRemoval, PortView, Protocol, Removal, RemovalAlgorithm,
-    RemovalBackOff, RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView,
+    Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, EjectionTime,
+    Endpoint, FailureClasses, FaultRule, Faults, FixedResponse, HashKey, HealthCheck, HealthProbe,
+    HedgeRule, Hedging, LoadBalancing, OutlierAlgorithm, OutlierDetection, PortOutlierDetection,
+    PortView, Protocol, RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView,
     TcpRule, TlsRule, TrafficPolicy, Trip,
 };
 use leno_telemetry::Count;
@@ -114,18 +114,21 @@ fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
 }
 
 fn tripping_policy(policy: &str, trip: Trip, status: u16) -> TrafficPolicy {
-    let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
-    breaker_policy(policy, CircuitBreaker { trip: Some(trip), answer, ..CircuitBreaker::default() })
+    let answer = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
+    breaker_policy(
+        policy,
+        CircuitBreaker { trip: Some(trip), response: answer, ..CircuitBreaker::default() },
+    )
 }
 
 fn aborting_policy(policy: &str, status: u16) -> TrafficPolicy {
-    let answer = FixedAnswer { status: Some(status), body: None, headers: Vec::new() };
+    let answer = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
         delay: None,
-        abort: Some(Abort { share_ppm: 1_000_000, answer, grpc: None }),
+        abort: Some(Abort { share_ppm: 1_000_000, response: answer, grpc: None }),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection, policy);
     TrafficPolicy { faults: Some(Faults { policy, rules: vec![rule] }), ..TrafficPolicy::default() }
@@ -136,25 +139,28 @@ fn ejecting_policy(
     consecutive: u32,
     health_check: Option<HealthCheck>,
 ) -> TrafficPolicy {
-    let rule = OutlierRemoval {
+    let rule = OutlierDetection {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
-        steps: 10,
-        rate: None,
-        consecutive: Some(consecutive),
-        removed_percent_max: 100,
-        keep: 0,
-        back_off: RemovalBackOff {
+        buckets: 10,
+        failure_rate: None,
+        consecutive_failures: Some(consecutive),
+        max_ejection_percent: 100,
+        min_healthy: 0,
+        ejection_time: EjectionTime {
             base: Duration::from_secs(600),
-            most: Duration::from_secs(600),
+            max: Duration::from_secs(600),
             jitter_percent: 0,
         },
-        probes: 1,
+        probe_requests: 1,
         health_check: health_check.map(Box::new),
     };
-    let policy = policy_name(ServicePolicyKind::OutlierRemoval, policy);
-    let algorithm = RemovalAlgorithm::Native(rule);
-    TrafficPolicy { removal: Some(Removal { policy, algorithm }), ..TrafficPolicy::default() }
+    let policy = policy_name(ServicePolicyKind::OutlierDetection, policy);
+    let algorithm = OutlierAlgorithm::Native(rule);
+    TrafficPolicy {
+        outlier_detection: Some(PortOutlierDetection { policy, algorithm }),
+        ..TrafficPolicy::default()
+    }
 }
 
 fn no_policies() -> [TrafficPolicy; 2] {
@@ -290,8 +296,8 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
         let (one, two) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        let long = Trip { open_for: Duration::from_secs(600), ..trip_rule() };
-        let patient = Trip { consecutive: Some(1000), ..long.clone() };
+        let long = Trip { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let patient = Trip { consecutive_failures: Some(1000), ..long.clone() };
         let backend = |policy| tripping_policy(policy, patient.clone(), 418);
         canary.apply_policies(tripping_policy("called", long, 429), [backend("v2"), backend("v3")]);
         let mut client = Client::connect(canary.mesh.listener).await;
@@ -312,8 +318,8 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let canary = Canary::new([&app, &app], Protocol::Http).await;
-        let long = Trip { open_for: Duration::from_secs(600), ..trip_rule() };
-        let own = tripping_policy("both", Trip { consecutive: Some(4), ..long }, 418);
+        let long = Trip { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let own = tripping_policy("both", Trip { consecutive_failures: Some(4), ..long }, 418);
         // The called service adds policies of its own, so that direct and routed requests have different
         // policies.
         canary.apply_policies(ejecting_policy("called", 1000, None), [own.clone(), own]);
@@ -378,14 +384,14 @@ fn outlier_detection_of_the_called_service_is_for_backends_without_their_own() {
             [TrafficPolicy::default(), ejecting_policy("v3", 5, None)],
         );
         let mut client = Client::connect(canary.mesh.listener).await;
-        while canary.client_count(Count::EndpointRemovedForRow) < 2 {
+        while canary.client_count(Count::EndpointEjectedForConsecutive) < 2 {
             client.send_request(GET).await;
         }
         assert_eq!((one.received_requests().len(), two.received_requests().len()), (3, 5));
         for _ in 0..4 {
             assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         }
-        let listed = canary.mesh.client.worker.removed.snapshot();
+        let listed = canary.mesh.client.worker.ejected.snapshot();
         let listed: BTreeSet<String> = listed
             .into_iter()
             .map(|(_, it)| format!("{} by {}", it.endpoint.id.workload.name, it.policy.name))
@@ -486,7 +492,7 @@ fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
         let called = || ejecting_policy("called", 3, None);
         canary.apply_policies(called(), no_policies());
         let mut client = Client::connect(canary.mesh.listener).await;
-        while canary.client_count(Count::EndpointRemovedForRow) < 2 {
+        while canary.client_count(Count::EndpointEjectedForConsecutive) < 2 {
             client.send_request(GET).await;
         }
         // The same policies with other routes: the state is kept.
@@ -495,6 +501,6 @@ fn what_is_counted_stays_while_other_policies_and_endpoints_change() {
         // A policy that is removed returns its ejected endpoints.
         canary.apply_policies(TrafficPolicy::default(), no_policies());
         assert_eq!(client.send_request(GET).await.verdict(), (500, None));
-        wait_until(|| canary.mesh.client.worker.removed.snapshot().is_empty()).await;
+        wait_until(|| canary.mesh.client.worker.ejected.snapshot().is_empty()).await;
     });
 }

@@ -14,7 +14,7 @@ const CLAIMS: &str = "Via: 1.0 fred, 1.1 p.example.net\r\nvia: HTTP/2 edge (x)\r
                       X-Real-IP: 203.0.113.7\r\n\
                       Forwarded: for=\"[2001:db8::1]:4711\";proto=https;by=_hidden\r\n\
                       X-Forwarded-Client-Cert: By=x;URI=spiffe://cluster.local/ns/bookinfo/sa/admin\r\n\
-                      leno-reason: denied;side=ours\r\nDate: Mon, 01 Jan 2001 00:00:00 GMT\r\n";
+                      leno-reason: denied;side=mesh\r\nDate: Mon, 01 Jan 2001 00:00:00 GMT\r\n";
 
 #[test]
 fn a_request_arrives_as_it_was_sent() {
@@ -35,7 +35,7 @@ fn a_request_arrives_as_it_was_sent() {
 fn what_a_request_claims_about_its_sender_changes_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mut mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let mut mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
         let mut client = Client::connect(mesh.listener).await;
         let answer =
             client.send_request(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;

@@ -398,7 +398,7 @@ fn copies_reach_applications_without_a_sidecar() {
         .enumerate()
         {
             assert!(client.send_request(sent).await.body_text().starts_with("meshed "));
-            wait_until(|| gate.mesh.client.telemetry.count(Count::MirrorsAnswered) == count as u64 + 1).await;
+            wait_until(|| gate.mesh.client.telemetry.count(Count::MirrorsResponded) == count as u64 + 1).await;
         }
         let seen = copied.received_requests();
         let reported: Vec<_> = seen.iter().map(|request| request.body.as_slice()).collect();
@@ -428,7 +428,7 @@ fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
             clients.push(client);
         }
         let count = |count| gate.mesh.client.telemetry.count(count);
-        wait_until(|| count(Count::MirrorsAnswered) + count(Count::MirrorsFailed) == 20).await;
+        wait_until(|| count(Count::MirrorsResponded) + count(Count::MirrorsFailed) == 20).await;
         assert_eq!(count(Count::MirrorsFailed), 0);
         assert!(copied.take_refused() > 0, "a connection got more streams than it took");
     });

@@ -129,7 +129,7 @@ fn an_answer_that_breaks_off_has_a_reason_and_no_status() {
 fn a_failure_of_the_mesh_is_counted_as_its_caller_sees_it() {
     run(async {
         let app = start_grpc().await;
-        let access = Access::Strict(Vec::new());
+        let access = Access::AllowListed(Vec::new());
         let protocol = Protocol::Grpc;
         let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
         send_call(&mesh, "/trailers/0").await;

@@ -77,7 +77,7 @@ fn an_offer_is_taken_whatever_the_application_speaks() {
         .await;
         for (app, protocol) in [(&old, Protocol::Http), (&new, Protocol::Http2)] {
             let mesh = http2::http2_mesh(app.address, protocol).await;
-            mesh.accept_plaintext(Access::Permissive);
+            mesh.accept_plaintext(Access::AllowAll);
             for listener in both_listeners(&mesh) {
                 let mut client = Client::connect(listener).await;
                 client.send_bytes(OFFER).await;

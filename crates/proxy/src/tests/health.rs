@@ -59,7 +59,7 @@ fn a_sidecar_without_a_certificate_lives_and_is_not_ready_and_probes_all_the_sam
                 ("GET", "/probe/app/liveness"),
                 ("GET", "/probe/app/startup"),
                 ("GET", "/probe/app/other"),
-                ("GET", "/world"),
+                ("GET", "/config"),
                 ("POST", "/livez"),
             ] {
                 answers.push(send_request(health, method, path).await);
@@ -135,10 +135,10 @@ fn the_admin_page_is_for_no_page_of_another_site() {
         let (done, stop) = tokio::sync::oneshot::channel();
         let asked = async {
             for path in [
-                "/world",
+                "/config",
                 "/connections",
                 "/requests",
-                "/removed",
+                "/ejected",
                 "/circuits",
                 "/metrics",
                 "/ready",

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    BalanceAlgorithm, Balancing, Carries, Endpoint, FailureClasses, HedgeRule, Hedging,
-    LoadBalancing, OutlierRemoval, Persistence, Protocol, Removal, RemovalAlgorithm,
-    RemovalBackOff, RetryRule, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName,
+    BalanceAlgorithm, Balancing, Carries, EjectionTime, Endpoint, FailureClasses, HedgeRule,
+    Hedging, LoadBalancing, OutlierAlgorithm, OutlierDetection, Persistence, PortOutlierDetection,
+    Protocol, RetryRule, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName,
     TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
@@ -340,31 +340,33 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
     run(async {
         let (mesh, second, _one, _two, _server) = start_two(&["two"]).await;
         let policy =
-            ServicePolicyName::new(ServicePolicyKind::OutlierRemoval, "bookinfo", "x").unwrap();
+            ServicePolicyName::new(ServicePolicyKind::OutlierDetection, "bookinfo", "x").unwrap();
         let failures = FailureClasses {
             reset: true,
             timeout: true,
             connect: true,
             ..FailureClasses::default()
         };
-        let rule = OutlierRemoval {
+        let rule = OutlierDetection {
             failures,
             window: Duration::from_secs(10),
-            steps: 10,
-            rate: None,
-            consecutive: Some(1),
-            removed_percent_max: 50,
-            keep: 1,
-            back_off: RemovalBackOff {
+            buckets: 10,
+            failure_rate: None,
+            consecutive_failures: Some(1),
+            max_ejection_percent: 50,
+            min_healthy: 1,
+            ejection_time: EjectionTime {
                 base: Duration::from_secs(60),
-                most: Duration::from_secs(60),
+                max: Duration::from_secs(60),
                 jitter_percent: 0,
             },
-            probes: 1,
+            probe_requests: 1,
             health_check: None,
         };
-        let removal = Removal { policy, algorithm: RemovalAlgorithm::Native(rule) };
-        let traffic_policy = TrafficPolicy { removal: Some(removal), ..hedging_policy(&[]) };
+        let outlier_detection =
+            PortOutlierDetection { policy, algorithm: OutlierAlgorithm::Native(rule) };
+        let traffic_policy =
+            TrafficPolicy { outlier_detection: Some(outlier_detection), ..hedging_policy(&[]) };
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         // The budget begins with ten retries and refills slowly.
         let started = std::time::Instant::now();
@@ -381,6 +383,6 @@ fn second_attempts_are_paid_for_and_prove_nothing() {
         }
         let paid = clients.len() as u64 / 5 + started.elapsed().as_secs() + 11;
         assert!((10..=paid).contains(&client_count(&mesh, Count::Hedges)));
-        assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsRemoved), 0);
+        assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 0);
     });
 }

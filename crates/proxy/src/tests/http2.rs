@@ -315,7 +315,7 @@ fn what_a_sidecar_says_itself_is_a_status_or_a_grpc_status() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let setup = Setup {
-            access: Access::Strict(Vec::new()),
+            access: Access::AllowListed(Vec::new()),
             protocol: Protocol::Grpc,
             ..Setup::default()
         };

@@ -95,7 +95,7 @@ fn plaintext_into_the_inbound_port_is_reset() {
         assert_eq!(end, End::Reset);
         assert!(!String::from_utf8_lossy(&answer).contains("HTTP"));
         wait_until(|| {
-            mesh.server.telemetry.rejected_connections() == [("plaintext-refused", 1)].into()
+            mesh.server.telemetry.rejected_connections() == [("plaintext-rejected", 1)].into()
         })
         .await;
         // The condition names the client. One that sends no byte is not listed.

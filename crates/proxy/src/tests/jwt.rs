@@ -55,11 +55,11 @@ impl Issuer {
                 JwtPlace::Header { name, prefix },
                 JwtPlace::Query("access_token".to_owned()),
             ],
-            leeway: std::time::Duration::from_secs(10),
+            clock_skew: std::time::Duration::from_secs(10),
             requires_expiration: true,
             max_age: None,
-            forwards: vec![claim("sub", "x-user"), claim("groups", "x-groups")],
-            passes_token: false,
+            claim_to_headers: vec![claim("sub", "x-user"), claim("groups", "x-groups")],
+            forward_original_token: false,
         };
         let rule = JwtValidation { issuers: vec![issuer], required };
         let kind = ServicePolicyKind::JwtValidation;
@@ -210,7 +210,7 @@ fn nobody_is_believed_before_the_keys_are_there() {
 fn policies_ask_what_a_token_says() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
         let issuer = Issuer::new();
         let rule = PolicyRule {
             policy: PolicyName::new("bookinfo", "writers").unwrap(),
@@ -224,7 +224,7 @@ fn policies_ask_what_a_token_says() {
             }],
             ports: PortSet::All,
         };
-        let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
+        let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
         mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
@@ -342,7 +342,7 @@ fn a_token_under_another_variant_of_its_header_is_rejected() {
 fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
         let issuer = Issuer::new();
         let value = leno_model::ValueMatch::Exact("ann".to_owned());
         let user = leno_model::FieldMatch { name: "x-user".to_owned(), value };
@@ -355,7 +355,7 @@ fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
             claims: Vec::new(),
             ports: PortSet::All,
         };
-        let inbound = InboundPolicy { is_audited: false, rules: vec![rule] };
+        let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
         mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         let faked = get("/", "x-user: ann\r\n");

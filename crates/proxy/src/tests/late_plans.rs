@@ -13,8 +13,8 @@ use super::fixture::{
 use super::{addresses, http2};
 use crate::session::ListenerKind;
 
-/// Creates a mesh in which the client does not have any port of the service yet, as in strict mode without a
-/// policy for it.
+/// Creates a mesh in which the client does not have any port of the service yet, as with `defaultPolicy: deny`
+/// without a policy for it.
 async fn mesh_without_port(application: std::net::SocketAddr) -> Mesh {
     let mut setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
     setup.limits.detect_timeout = Duration::from_secs(30);
@@ -123,7 +123,7 @@ fn a_connection_to_the_address_of_a_workload_is_judged_by_the_plan_as_well() {
                 addresses::workload_entry(Some(mesh.server_endpoint()), "ratings-1", protocol);
             let address = addresses::WORKLOAD.into();
             mesh.client.addresses.borrow_mut().insert(address, address_entry.into());
-            mesh.client.apply_config(proxy_config("productpage", Access::Permissive), Vec::new());
+            mesh.client.apply_config(proxy_config("productpage", Access::AllowAll), Vec::new());
         };
         occupy(Protocol::Http);
         let at = (addresses::WORKLOAD, 80).into();

@@ -77,10 +77,8 @@ fn the_http_proxy_takes_the_target_from_each_request() {
 fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan = WorkloadPlan {
-            egress: Egress::Deny,
-            ..proxy_config("productpage", Access::Permissive)
-        };
+        let plan =
+            WorkloadPlan { egress: Egress::Deny, ..proxy_config("productpage", Access::AllowAll) };
         mesh.client
             .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
@@ -120,10 +118,8 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
 fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan = WorkloadPlan {
-            egress: Egress::Deny,
-            ..proxy_config("productpage", Access::Permissive)
-        };
+        let plan =
+            WorkloadPlan { egress: Egress::Deny, ..proxy_config("productpage", Access::AllowAll) };
         mesh.client
             .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
@@ -189,7 +185,7 @@ fn a_target_of_another_scheme_goes_no_further_in_clear() {
     run(async {
         let app = start_mirror().await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.accept_plaintext(Access::Permissive);
+        mesh.accept_plaintext(Access::AllowAll);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let outside = app.address.to_string();
         for (at, authority) in [

@@ -7,10 +7,11 @@ use h2::client::SendRequest;
 use http::Response;
 use leno_model::{
     Abort, Authorization, CheckService, CheckServiceAddress, Concurrency, Descriptor,
-    DescriptorEntry, DescriptorValue, Each, FaultRule, Faults, FixedAnswer, GlobalLimit, Guard,
-    InboundPolicy, JwtValidation, PathMatch, Plaintext, PolicyAction, PolicyName, PolicyRule,
-    PortGuard, PortLimits, PortSet, Protocol, Rate, RateLimits, RateRule, RequestMatch, Required,
-    Server, ServicePolicyKind, ServicePolicyName, TrafficPolicy, Unanswered, WorkloadPlan,
+    DescriptorEntry, DescriptorValue, FailureMode, FaultRule, Faults, FixedResponse, GlobalLimit,
+    Guard, InboundPolicy, JwtValidation, MtlsMode, PathMatch, PolicyAction, PolicyName, PolicyRule,
+    PortGuard, PortLimits, PortSet, Protocol, Rate, RateLimitKey, RateLimits, RateRule,
+    RequestMatch, Required, Server, ServicePolicyKind, ServicePolicyName, TrafficPolicy,
+    WorkloadPlan,
 };
 use leno_wire::link::{Event, ResetCode, StreamKind};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -43,16 +44,16 @@ pub(super) fn rate_rule(size: u32) -> RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
-        each: Each::Nothing,
+        key: RateLimitKey::Nothing,
         rate: hourly_rate(size),
-        is_last: false,
-        answer: FixedAnswer::default(),
+        stop: false,
+        response: FixedResponse::default(),
     }
 }
 
 fn test_service() -> CheckService {
     let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
-    CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+    CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
 }
 
 pub(super) fn denies_some() -> InboundPolicy {
@@ -91,16 +92,20 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         check_service: test_service(),
         requests: Vec::new(),
         headers: None,
-        context: Vec::new(),
+        context_extensions: Vec::new(),
         body: None,
     }));
     let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
     let global = GlobalLimit {
         check_service: test_service(),
         domain: "shop".to_owned(),
-        descriptors: vec![Descriptor { requests: Vec::new(), entries: vec![entry], hits: 1 }],
-        answer: FixedAnswer::default(),
-        tells: false,
+        descriptors: vec![Descriptor {
+            requests: Vec::new(),
+            entries: vec![entry],
+            hits_addend: 1,
+        }],
+        response: FixedResponse::default(),
+        rate_limit_headers: false,
     };
     let all = RateLimits::default;
     let connections = Some(hourly_rate(1000));
@@ -348,7 +353,7 @@ fn http2_in_clear_text_is_judged_as_well() {
     run(async {
         let app = application_of_http2().await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
-        let in_clear = |plan| WorkloadPlan { plaintext: Plaintext::Accept, ..plan };
+        let in_clear = |plan| WorkloadPlan { mtls: MtlsMode::Permissive, ..plan };
         mesh.enforce_with(&in_clear);
         assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
         mesh.enforce_with(&|plan| in_clear(WorkloadPlan { inbound: denies_some(), ..plan }));
@@ -361,7 +366,7 @@ fn http2_in_clear_text_is_judged_as_well() {
 /// Makes the client's sidecar answer each request with a fault.
 pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     let mut service = service_config(protocol, &[mesh.server_endpoint()]);
-    let abort = Abort { share_ppm: 1_000_000, answer: FixedAnswer::default(), grpc: None };
+    let abort = Abort { share_ppm: 1_000_000, response: FixedResponse::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use leno_identity::{ExternalCertificate, ExternalSubject, join_client_config};
 use leno_model::{
-    Access, Entry, ExternalPrincipalId, Name, Opening, PathMatch, Plaintext, Proof, Protocol,
+    Access, Entry, ExternalPrincipalId, MtlsMode, Name, Opening, PathMatch, Proof, Protocol,
     RequestMatch, SecretName, Sponsor, WorkloadPlan, WorkloadPort,
 };
 use rustls::ClientConfig;
@@ -29,7 +29,7 @@ impl Mesh {
         let ports = vec![WorkloadPort { name: None, port, protocol }];
         let served = BTreeMap::from([(port, test_service())]);
         let plan = WorkloadPlan { ports, served, openings, ..proxy_config("ratings", access) };
-        self.server.apply_config(WorkloadPlan { plaintext: Plaintext::Refuse, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadPlan { mtls: MtlsMode::Strict, ..plan }, Vec::new());
     }
 
     fn ingress_rule(&self, entry: Entry, range: &str) -> Opening {
@@ -52,7 +52,7 @@ impl Mesh {
         let roots = self.server.worker.world.credential().unwrap().roots().clone();
         let server = service_account("ratings");
         let id = leno_model::SpiffeId {
-            trust_domain: proxy_config("ratings", Access::Permissive).trust_domain,
+            trust_domain: proxy_config("ratings", Access::AllowAll).trust_domain,
             account: server,
         };
         let config = join_client_config(&roots, &id, &[b"http/1.1"]).unwrap();
@@ -70,7 +70,7 @@ impl Mesh {
         name: &str,
         alpn: &'static [u8],
     ) -> std::io::Result<Client<TlsStream<TcpStream>>> {
-        let trust_domain = proxy_config("ratings", Access::Permissive).trust_domain;
+        let trust_domain = proxy_config("ratings", Access::AllowAll).trust_domain;
         let secret = SecretName::new("bookinfo", "batch-tls").unwrap();
         let (id, names) =
             (ExternalPrincipalId { trust_domain, secret }, [Name::new(name).unwrap()]);
@@ -117,14 +117,14 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")
 }
 
-const NOBODY: Access = Access::Strict(Vec::new());
+const NOBODY: Access = Access::AllowListed(Vec::new());
 
 #[test]
 fn an_address_that_is_named_is_let_in_and_no_other() {
     run(async {
         let (_app, mesh) = start_mesh().await;
-        // Also in strict mode with policies that name no client.
-        for access in [Access::Permissive, NOBODY] {
+        // Also with `defaultPolicy: deny`, and policies that name no client.
+        for access in [Access::AllowAll, NOBODY] {
             mesh.set_rules(access.clone(), vec![mesh.ingress_rule(Entry::Http, "10.0.0.0/8")]);
             let mut other = Client::connect(mesh.inbound).await;
             other.send_bytes(GET).await;
@@ -146,7 +146,7 @@ fn only_the_requests_that_are_named_are_let_in() {
         let path = PathMatch::Exact("/open".to_owned());
         let request =
             RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() };
-        for access in [Access::Permissive, NOBODY] {
+        for access in [Access::AllowAll, NOBODY] {
             let opening = mesh.ingress_rule(Entry::Http, "127.0.0.1/32");
             mesh.set_rules(
                 access,
@@ -219,7 +219,7 @@ fn a_external_principal_is_let_in_where_it_is_named_and_nowhere_else() {
             ..mesh.ingress_rule(Entry::Https { proof, server_names: Vec::new() }, "127.0.0.1/32")
         };
         // A mesh that allows every member does not therefore allow external principals.
-        for access in [Access::Permissive, NOBODY] {
+        for access in [Access::AllowAll, NOBODY] {
             mesh.set_rules(access.clone(), Vec::new());
             assert_eq!(
                 mesh.asked_by_external_principal("batch.corp.example").await,

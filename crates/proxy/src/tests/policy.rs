@@ -1,4 +1,4 @@
-//! Authorization in strict mode, and the effect of policy changes.
+//! Authorization with `defaultPolicy: deny`, and the effect of policy changes.
 
 use leno_model::{
     Access, AccessRule, InboundPolicy, PathMatch, PolicyAction, PolicyName, PolicyRule, PortSet,
@@ -29,7 +29,7 @@ fn no_ports() -> PortSet {
 }
 
 fn reads_access(source: &str, path: &str) -> Access {
-    Access::Strict(vec![access_rule(source, &[path], no_ports())])
+    Access::AllowListed(vec![access_rule(source, &[path], no_ports())])
 }
 
 #[test]
@@ -37,13 +37,13 @@ fn a_strict_server_answers_as_its_policies_say() {
     run(async {
         let app = Application::with_response(OK).await;
         for (access, verdict) in [
-            (Access::Permissive, (200, None)),
+            (Access::AllowAll, (200, None)),
             (reads_access("productpage", "/ratings"), (200, None)),
-            (Access::Strict(Vec::new()), (403, Some("denied"))),
+            (Access::AllowListed(Vec::new()), (403, Some("denied"))),
             (reads_access("reviews", "/ratings"), (403, Some("denied"))),
             (reads_access("productpage", "/other"), (404, Some("no-policy-route"))),
             (
-                Access::Strict(vec![
+                Access::AllowListed(vec![
                     access_rule("productpage", &["/other"], no_ports()),
                     access_rule("reviews", &["/ratings"], no_ports()),
                 ]),
@@ -51,7 +51,7 @@ fn a_strict_server_answers_as_its_policies_say() {
             ),
             // A rule that allows bytes at a port allows no request.
             (
-                Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]),
+                Access::AllowListed(vec![access_rule("productpage", &[], PortSet::All)]),
                 (404, Some("no-policy-route")),
             ),
         ] {
@@ -76,10 +76,10 @@ fn a_denial_names_the_policy_that_allows_it_to_others() {
             access_rule("productpage", &["/other"], no_ports()),
             access_rule("reviews", &["/ratings"], no_ports()),
         ];
-        let mesh = Mesh::with_access(app.address, Access::Strict(rules)).await;
+        let mesh = Mesh::with_access(app.address, Access::AllowListed(rules)).await;
         let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert!(answer.body_text().contains("bookinfo/reviews-reads"), "{}", answer.body_text());
-        let reason = "denied;side=ours;workload=\"bookinfo/ratings-1\"";
+        let reason = "denied;side=mesh;workload=\"bookinfo/ratings-1\"";
         assert_eq!(answer.field_value("leno-reason"), Some(reason));
     });
 }
@@ -93,16 +93,23 @@ fn bytes_need_a_policy_of_their_own() {
         .await;
         let port = app.address.port();
         for (access, allowed) in [
-            (Access::Permissive, true),
-            (Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]), true),
+            (Access::AllowAll, true),
+            (Access::AllowListed(vec![access_rule("productpage", &[], PortSet::All)]), true),
             (
-                Access::Strict(vec![access_rule("productpage", &[], PortSet::Only(vec![port]))]),
+                Access::AllowListed(vec![access_rule(
+                    "productpage",
+                    &[],
+                    PortSet::Only(vec![port]),
+                )]),
                 true,
             ),
-            (Access::Strict(vec![access_rule("productpage", &[], PortSet::Only(vec![1]))]), false),
-            (Access::Strict(vec![access_rule("reviews", &[], PortSet::All)]), false),
-            (Access::Strict(vec![access_rule("productpage", &["/"], no_ports())]), false),
-            (Access::Strict(Vec::new()), false),
+            (
+                Access::AllowListed(vec![access_rule("productpage", &[], PortSet::Only(vec![1]))]),
+                false,
+            ),
+            (Access::AllowListed(vec![access_rule("reviews", &[], PortSet::All)]), false),
+            (Access::AllowListed(vec![access_rule("productpage", &["/"], no_ports())]), false),
+            (Access::AllowListed(Vec::new()), false),
         ] {
             let before = app.accepted.get();
             let setup = Setup { access, protocol: Protocol::Tcp, ..Setup::default() };
@@ -131,11 +138,11 @@ fn a_change_decides_the_next_request_of_connections_and_links_that_are_open() {
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         for (access, status) in [
             (None, 200),
-            (Some(Access::Strict(Vec::new())), 403),
+            (Some(Access::AllowListed(Vec::new())), 403),
             (Some(reads_access("productpage", "/ratings")), 200),
             (Some(reads_access("reviews", "/ratings")), 403),
             (Some(reads_access("productpage", "/other")), 404),
-            (Some(Access::Permissive), 200),
+            (Some(Access::AllowAll), 200),
         ] {
             if let Some(access) = access {
                 mesh.set_access(access);
@@ -155,7 +162,7 @@ fn a_port_that_left_the_plan_is_not_served_on_links_that_are_open() {
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        mesh.server.apply_config(proxy_config("ratings", Access::Permissive), Vec::new());
+        mesh.server.apply_config(proxy_config("ratings", Access::AllowAll), Vec::new());
         assert_eq!(client.send_request(GET).await.verdict(), (404, Some("unknown-service")));
     });
 }
@@ -181,17 +188,17 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
         let audited = || {
             let mut page = String::new();
             mesh.server.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
-            let is = |line: &&str| line.starts_with("leno_audited_denials_total{");
+            let is = |line: &&str| line.starts_with("leno_dry_run_denials_total{");
             page.lines().filter(is).map(str::to_owned).collect::<Vec<_>>()
         };
         let rules = || vec![deny_rule(vec![RequestMatch::default()])];
-        for (is_audited, rules, verdict) in [
+        for (is_dry_run, rules, verdict) in [
             (true, Vec::new(), (200, None)),
             (true, rules(), (200, None)),
             (false, rules(), (403, Some("denied-by-policy"))),
         ] {
-            mesh.enforce_all(Access::Strict(Vec::new()), InboundPolicy { is_audited, rules });
-            assert_eq!(client.send_request(GET).await.verdict(), verdict, "{is_audited}");
+            mesh.enforce_all(Access::AllowListed(Vec::new()), InboundPolicy { is_dry_run, rules });
+            assert_eq!(client.send_request(GET).await.verdict(), verdict, "{is_dry_run}");
         }
         wait_until(|| mesh.server.ended_count() == 3).await;
         let counted = audited();
@@ -212,7 +219,7 @@ fn a_denial_names_the_rule() {
         let mesh = Mesh::permissive(app.address).await;
         let inbound =
             InboundPolicy { rules: vec![deny_rule(Vec::new())], ..InboundPolicy::default() };
-        mesh.enforce_all(Access::Permissive, inbound);
+        mesh.enforce_all(Access::AllowAll, inbound);
         let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (403, Some("denied-by-policy")));
         let named = "(AccessPolicy bookinfo/guard rule closed)";
@@ -238,19 +245,19 @@ fn an_open_stream_of_bytes_ends_when_it_is_not_allowed_any_more() {
             assert_eq!(client.read_exactly(1).await, b"a");
             client
         };
-        let all = || Access::Strict(vec![access_rule("productpage", &[], PortSet::All)]);
+        let all = || Access::AllowListed(vec![access_rule("productpage", &[], PortSet::All)]);
         let rules = || vec![deny_rule(Vec::new())];
         for (access, inbound) in [
-            (Access::Strict(Vec::new()), InboundPolicy::default()),
+            (Access::AllowListed(Vec::new()), InboundPolicy::default()),
             (all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
         ] {
-            mesh.set_access(Access::Permissive);
+            mesh.set_access(Access::AllowAll);
             let mut client = open().await;
-            // Requests that remain allowed, or are only audited, continue.
+            // Requests that remain allowed, or are denied in a dry run only, continue.
             mesh.set_access(all());
             mesh.enforce_all(
-                Access::Strict(Vec::new()),
-                InboundPolicy { is_audited: true, rules: rules() },
+                Access::AllowListed(Vec::new()),
+                InboundPolicy { is_dry_run: true, rules: rules() },
             );
             client.send_bytes("b").await;
             assert_eq!(client.read_exactly(1).await, b"b");

@@ -128,7 +128,7 @@ fn a_rejected_request_is_read_to_its_end() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let mesh = super::http2::http2_mesh(app.address, Protocol::Http2).await;
-        mesh.set_access(Access::Strict(Vec::new()));
+        mesh.set_access(Access::AllowListed(Vec::new()));
         let mut client = connect_client(mesh.listener).await;
         let (response, mut body) = client.send_request(grpc_request("/"), false).unwrap();
         let response = response.await.expect("a response");
@@ -260,7 +260,7 @@ fn a_call_of_grpc_is_one_in_capitals_too() {
     run(async {
         let app = start_application(|_, _| async {}).await;
         let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
-        mesh.set_access(Access::Strict(Vec::new()));
+        mesh.set_access(Access::AllowListed(Vec::new()));
         let request = Request::post("http://ratings.bookinfo:9080/shop.Cart/Add");
         let request = request.header("content-type", "Application/gRPC").body(()).unwrap();
         let response = send_request(&mesh, request).await;
@@ -288,8 +288,8 @@ fn requests_are_seen_on_a_port_without_a_declared_protocol() {
             wait_until(|| sidecar.ended_count() == 1).await;
             assert_eq!(sidecar.series_summaries()[0].labels.protocol, "http");
         }
-        // Strict mode responds as well.
-        mesh.set_access(Access::Strict(Vec::new()));
+        // `defaultPolicy: deny` responds as well.
+        mesh.set_access(Access::AllowListed(Vec::new()));
         let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
         assert_eq!(mesh.server.failure_counts(), [("denied", 1)].into());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::Response;
 use leno_model::{
-    Access, AccessLog, CircuitBreaker, CircuitLimits, Each, FixedAnswer, LogForm, Protocol, Rate,
-    RateRule, Reach, ServiceView, Sight,
+    Access, AccessLog, CircuitBreaker, CircuitLimits, FixedResponse, LogForm, Protocol, Rate,
+    RateLimitKey, RateRule, Reach, ServiceView, Sight,
 };
 use leno_outside::Value as Attribute;
 use serde_json::Value;
@@ -40,7 +40,7 @@ enum By {
 const CASES: [Case; 7] = [
     Case {
         reason: "denied",
-        arrange: |mesh| mesh.set_access(Access::Strict(Vec::new())),
+        arrange: |mesh| mesh.set_access(Access::AllowListed(Vec::new())),
         by: By::Server,
     },
     Case {
@@ -85,9 +85,9 @@ fn one_an_hour(mesh: &Mesh) {
         requests: Vec::new(),
         peers: Vec::new(),
         rate: Rate { count: 1, time: Duration::from_secs(3600), size: 1 },
-        each: Each::Nothing,
-        is_last: false,
-        answer: FixedAnswer::default(),
+        key: RateLimitKey::Nothing,
+        stop: false,
+        response: FixedResponse::default(),
     });
     mesh.set_guards(Vec::new(), vec![limits]);
 }

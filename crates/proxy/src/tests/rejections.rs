@@ -20,7 +20,7 @@ use crate::access_log;
 /// Creates a mesh in which the server's sidecar rejects all requests of the client.
 async fn denying_mesh(protocol: Protocol) -> (Application, Mesh) {
     let app = Application::with_response(OK).await;
-    let access = Access::Strict(Vec::new());
+    let access = Access::AllowListed(Vec::new());
     let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
     (app, mesh)
 }
@@ -100,7 +100,7 @@ async fn start_claiming(answers: &'static str) -> Application {
     start_application(move |request, mut respond| async move {
         read_body(request.into_body()).await;
         let mut fields = HeaderMap::new();
-        fields.insert("leno-reason", format!("{CLAIMED};side=ours").parse().unwrap());
+        fields.insert("leno-reason", format!("{CLAIMED};side=mesh").parse().unwrap());
         if answers != "403" {
             fields.insert("grpc-status", "7".parse().unwrap());
         }
@@ -123,7 +123,7 @@ fn an_application_cannot_claim_a_rejection() {
     run(async {
         for reason in ["denied", CLAIMED] {
             let head = format!(
-                "HTTP/1.1 403 Forbidden\r\nleno-reason: {reason};side=ours\r\ncontent-length: 0\r\n\r\n"
+                "HTTP/1.1 403 Forbidden\r\nleno-reason: {reason};side=mesh\r\ncontent-length: 0\r\n\r\n"
             );
             let app = Application::respond_with(move |_| head.clone()).await;
             let mut mesh = Mesh::permissive(app.address).await;
@@ -152,7 +152,7 @@ fn an_application_cannot_claim_a_rejection() {
                 client.send_request(request, true).unwrap().0.await.unwrap().into_parts();
             let trailers = read_body(body).await.1.unwrap_or_default();
             let passed_on = head.headers.get("leno-reason").or(trailers.get("leno-reason"));
-            assert_eq!(passed_on.unwrap(), &format!("{CLAIMED};side=ours"), "{about}");
+            assert_eq!(passed_on.unwrap(), &format!("{CLAIMED};side=mesh"), "{about}");
             expect_unclaimed(&mut mesh, &about).await;
         }
     });
@@ -190,7 +190,7 @@ pub(super) async fn start_peer(
 #[test]
 fn only_the_mark_of_a_verified_sidecar_makes_a_rejection() {
     run(async {
-        let head = "HTTP/1.1 429 Too Many Requests\r\nleno-reason: rate-limited;side=ours\r\n\
+        let head = "HTTP/1.1 429 Too Many Requests\r\nleno-reason: rate-limited;side=mesh\r\n\
                     content-length: 0\r\n\r\n";
         let later = head.replace("rate-limited", "reason-of-a-later-release");
         for (head, marked, expected) in [

@@ -47,7 +47,7 @@ async fn expect_failures(
 fn a_policy_of_the_server_rejects() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mesh = Mesh::with_access(app.address, Access::Strict(Vec::new())).await;
+        let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
         expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 403, "denied")).await;
     });
 }
@@ -100,7 +100,7 @@ fn an_application_cannot_claim_a_rejection_by_the_mark() {
         for protocol in [Protocol::Http, Protocol::Detect] {
             for (status, more) in [(403, ""), (429, "close, "), (401, "keep-alive, x, ")] {
                 let head = format!(
-                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\nconnection: {more}leno-rejected\r\n\
+                    "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=mesh\r\nconnection: {more}leno-rejected\r\n\
                      Connection: Leno-Rejected\r\nleno-rejected: 1\r\ncontent-length: 0\r\n\r\n"
                 );
                 let app = Application::respond_with(move |_| head.clone()).await;
@@ -130,7 +130,7 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
     run(async {
         let head = |reason: &str, mark: &str| {
             format!(
-                "HTTP/1.1 429 No\r\nleno-reason: {reason};side=ours\r\n{mark}content-length: 0\r\n\r\n"
+                "HTTP/1.1 429 No\r\nleno-reason: {reason};side=mesh\r\n{mark}content-length: 0\r\n\r\n"
             )
         };
         let mark = "connection: leno-rejected\r\n";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Access, InboundPolicy, Plaintext, PolicyRule, Protocol, WorkloadPlan};
+use leno_model::{Access, InboundPolicy, MtlsMode, PolicyRule, Protocol, WorkloadPlan};
 use leno_telemetry::Count;
 
 use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, wait_until};
@@ -101,9 +101,10 @@ fn a_silent_client_that_may_send_nothing_is_rejected_at_once() {
         let mut inbound = denies_some();
         let all = PolicyRule { requests: Vec::new(), ..inbound.rules[0].clone() };
         inbound.rules.push(all);
-        for (access, inbound) in
-            [(Access::Permissive, inbound), (Access::Strict(Vec::new()), InboundPolicy::default())]
-        {
+        for (access, inbound) in [
+            (Access::AllowAll, inbound),
+            (Access::AllowListed(Vec::new()), InboundPolicy::default()),
+        ] {
             mesh.enforce_all(access, inbound);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.read_end().await, End::Reset);
@@ -117,8 +118,8 @@ fn clients_without_mutual_tls_are_awaited_as_well() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        let plaintext = Plaintext::Accept;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), plaintext, ..plan });
+        let mtls = MtlsMode::Permissive;
+        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), mtls, ..plan });
         let silent = async |number| {
             let client = Client::connect(mesh.inbound).await;
             wait_until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;

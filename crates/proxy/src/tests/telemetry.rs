@@ -146,8 +146,8 @@ fn connections_are_counted_while_they_are_open() {
             (Count::UpstreamOpened, 1),
             (Count::UpstreamHandshake, 1),
             (Count::UpstreamConnected, 1),
-            (Count::LeaseOpened, 1),
-            (Count::LeaseReused, 1),
+            (Count::CheckoutOpened, 1),
+            (Count::CheckoutReused, 1),
         ] {
             assert_eq!(mesh.client.telemetry.count(count), expected, "{count:?}");
         }
@@ -198,7 +198,7 @@ fn a_line_of_the_log_tells_what_happened_and_no_query() {
 fn a_line_of_the_log_names_the_reason_of_a_refusal() {
     run(async {
         let app = Application::with_response(OK).await;
-        let strict = leno_model::Access::Strict(Vec::new());
+        let strict = leno_model::Access::AllowListed(Vec::new());
         let mut mesh = Mesh::with_access(app.address, strict).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
@@ -219,6 +219,6 @@ fn a_log_that_nobody_reads_costs_lines_and_no_requests() {
         for _ in 0..LINES_MAX + 76 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(mesh.client.telemetry.count(Count::AccessLogDropped), 76);
+        assert_eq!(mesh.client.telemetry.count(Count::AccessLogLinesDropped), 76);
     });
 }

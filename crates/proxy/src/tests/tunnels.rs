@@ -133,7 +133,7 @@ fn a_client_of_http1_may_send_after_the_end_of_the_applications_direction() {
     run(async {
         let app = EndsFirst::over_http1().await;
         let mesh = Mesh::permissive(app.application.address).await;
-        mesh.accept_plaintext(Access::Permissive);
+        mesh.accept_plaintext(Access::AllowAll);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
         let outside = absolute(&app.application.address.to_string());

@@ -4,14 +4,14 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, HealthCheck, HealthProbe, Protocol, Reason, Removal};
+use leno_model::{Endpoint, HealthCheck, HealthProbe, PortOutlierDetection, Protocol, Reason};
 use leno_telemetry::Count;
-use leno_traffic::removal::{Ending, Failed, classify_check};
+use leno_traffic::outlier::{Ending, Failed, classify_check};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::watch::Watch;
-use super::{Lease, Upstream, Wait};
+use super::{Checkout, Upstream, Wait};
 use crate::check_service::{NoAnswer, read_response};
 use crate::http::body::Piece;
 use crate::http::grpc::health;
@@ -26,13 +26,13 @@ impl Checking {
     /// Starts to check the endpoints of an outlier detector under construction.
     pub(super) fn start(
         worker: &Rc<Worker>,
-        (watch, removal): (Weak<Watch>, Arc<Removal>),
+        (watch, outlier_detection): (Weak<Watch>, Arc<PortOutlierDetection>),
         check: HealthCheck,
     ) -> Self {
         // Sidecars that receive a policy at the same time start with different endpoints.
         let first = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
         let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
-        let checks = Checks { worker, watch, removal, check, first };
+        let checks = Checks { worker, watch, outlier_detection, check, first };
         let asking = async move { while checks.run_round().await.is_some() {} };
         Self(tokio::task::spawn_local(asking).abort_handle())
     }
@@ -49,7 +49,7 @@ struct Checks {
     worker: Weak<Worker>,
     watch: Weak<Watch>,
     /// The policy of the outlier detector.
-    removal: Arc<Removal>,
+    outlier_detection: Arc<PortOutlierDetection>,
     check: Rc<HealthCheck>,
     /// The index of the first endpoint of each round, modulo their number.
     first: usize,
@@ -90,7 +90,7 @@ impl Checks {
         }
         let config = worker.world.current_config()?;
         worker.retire_removed(&config);
-        let port = config.plans.watched_by(&self.removal)?;
+        let port = config.plans.watched_by(&self.outlier_detection)?;
         let now = worker.world.age();
         watch.update_endpoints(&worker, (&port.endpoints, config.version), now);
         if port.protocol != Protocol::Tcp {
@@ -133,7 +133,7 @@ impl Asked {
         };
         let heard = classify_check(ending);
         let count = match heard {
-            Failed::No => Count::HealthChecksWell,
+            Failed::No => Count::HealthChecksOk,
             Failed::Yes => Count::HealthChecksFailed,
             Failed::Unknown => Count::HealthChecksUnknown,
         };
@@ -152,8 +152,8 @@ impl Asked {
             }
             HealthProbe::Grpc { service } => {
                 match upstream.acquire(&self.worker, None, Wait::Whole).await? {
-                    Lease::Link(link) => self.send_call(&link, service).await,
-                    Lease::Http1(_) | Lease::Http2(_) => Err(Reason::Unsupported),
+                    Checkout::Link(link) => self.send_call(&link, service).await,
+                    Checkout::Http1(_) | Checkout::Http2(_) => Err(Reason::Unsupported),
                 }
             }
         }
@@ -162,11 +162,11 @@ impl Asked {
     async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<Ending, Reason> {
         let head = self.request_head("GET", path, "");
         let status = match upstream.acquire(&self.worker, None, Wait::Whole).await? {
-            Lease::Link(link) => {
+            Checkout::Link(link) => {
                 let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
                 discard_response(&stream).await?
             }
-            Lease::Http1(connection) => {
+            Checkout::Http1(connection) => {
                 let reused = connection.reused;
                 let to = (upstream, connection);
                 let asked = plain::over_http1(&self.worker, to, head.into(), Vec::new()).await;
@@ -176,9 +176,9 @@ impl Asked {
                     reason => reason,
                 })?
             }
-            Lease::Http2(lease) => {
+            Checkout::Http2(checkout) => {
                 let to = (upstream, None);
-                plain::over_http2(&self.worker, to, lease, head.into(), Vec::new()).await?
+                plain::over_http2(&self.worker, to, checkout, head.into(), Vec::new()).await?
             }
         };
         Ok(Ending::Answered { status, grpc: None })

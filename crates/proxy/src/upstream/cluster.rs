@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_model::{Balancing, Endpoint, EndpointId, Reason};
 use leno_traffic::balance::{Balancer, SlowStart};
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_traffic::traffic_policy::PortTrafficPolicy;
 
 use super::Upstream;
@@ -52,10 +52,10 @@ impl UpstreamCluster {
         slow_start_endpoints: PortSlowStart,
         known: impl Iterator<Item = &'a Rc<Self>> + Clone,
     ) -> Rc<Self> {
-        let watch = traffic_policy.removal.as_ref().map(|removal| {
+        let watch = traffic_policy.outlier_detection.as_ref().map(|outlier_detection| {
             let mut known = known.clone().filter_map(|cluster| cluster.watch.as_ref());
-            let shared = known.find(|watch| watch.is_for(removal)).cloned();
-            shared.unwrap_or_else(|| Watch::start(worker, removal))
+            let shared = known.find(|watch| watch.is_for(outlier_detection)).cloned();
+            shared.unwrap_or_else(|| Watch::start(worker, outlier_detection))
         });
         let balance = traffic_policy.balancing.as_ref().map(|balancing| {
             let mut known = known.clone().filter_map(|cluster| cluster.balance.as_ref());
@@ -144,11 +144,11 @@ impl UpstreamCluster {
     /// Waits for a connection, subject to the limit of pending requests.
     pub(crate) async fn wait_for_connection<T>(
         &self,
-        lease: impl Future<Output = Result<T, Reason>>,
+        checkout: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
         match &self.gates {
-            None => lease.await,
-            Some(gates) => gates.wait_for_connection(lease).await,
+            None => checkout.await,
+            Some(gates) => gates.wait_for_connection(checkout).await,
         }
     }
 

@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::cluster::UpstreamCluster;
-use super::{Http1Upstream, Lease, Speaks, Upstream};
+use super::{Checkout, Http1Upstream, Speaks, Upstream};
 use crate::config::Config;
 use crate::connections::Counted;
 use crate::dial::{dial_address, dial_reason};
@@ -85,13 +85,13 @@ pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: Wait,
-) -> Result<Lease, Reason> {
+) -> Result<Checkout, Reason> {
     upstream.extend_wait(wait);
-    let mut leased = pin!(acquire_retrying(upstream, worker));
+    let mut checked_out = pin!(acquire_retrying(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != Wait::Whole {
-        if let Ok(leased) = tokio::time::timeout(max_wait, &mut leased).await {
-            return leased;
+        if let Ok(checked_out) = tokio::time::timeout(max_wait, &mut checked_out).await {
+            return checked_out;
         }
         // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
         if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
@@ -101,35 +101,38 @@ pub(crate) async fn acquire_connection(
     }
     let max_wait = max_wait.saturating_mul(2);
     // Connecting has a limit of its own: after this wait the endpoint is busy.
-    tokio::time::timeout(max_wait, leased).await.unwrap_or(Err(Reason::UpstreamRefused))
+    tokio::time::timeout(max_wait, checked_out).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
-async fn acquire_retrying(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Result<Lease, Reason> {
+async fn acquire_retrying(
+    upstream: &Rc<Upstream>,
+    worker: &Rc<Worker>,
+) -> Result<Checkout, Reason> {
     let mut attempts = 0;
     while attempts < ATTEMPTS_MAX {
-        if let Some(lease) = upstream.http2.wait_for_room().await {
-            return Ok(Lease::Http2(lease));
+        if let Some(checkout) = upstream.http2.wait_for_room().await {
+            return Ok(Checkout::Http2(checkout));
         }
         let attempt = join_attempt(upstream, worker);
         let outcome = tokio::select! {
             biased;
             outcome = attempt.wait_for_end() => outcome,
-            Some(lease) = upstream.http2.room_on_open() => return Ok(Lease::Http2(lease)),
+            Some(checkout) = upstream.http2.room_on_open() => return Ok(Checkout::Http2(checkout)),
         };
         // Even after a failed attempt, a suspended link may have resumed.
         if let Some(link) = upstream.open_link() {
-            return Ok(Lease::Link(link));
+            return Ok(Checkout::Link(link));
         }
         if let Err(reason) = outcome {
             // The peer may accept only a few connections.
-            let lease = upstream.http2.room_on_open().await.ok_or(reason)?;
-            return Ok(Lease::Http2(lease));
+            let checkout = upstream.http2.room_on_open().await.ok_or(reason)?;
+            return Ok(Checkout::Http2(checkout));
         }
-        if let Some(lease) = upstream.http2.acquire_ready() {
-            return Ok(Lease::Http2(lease));
+        if let Some(checkout) = upstream.http2.acquire_ready() {
+            return Ok(Checkout::Http2(checkout));
         }
         if let Some(connection) = attempt.foreign.take() {
-            return Ok(Lease::Http1(Box::new(connection)));
+            return Ok(Checkout::Http1(Box::new(connection)));
         }
         // If other requests took the room of a connection that is still open, there is progress.
         if !upstream.http2.is_open() {
@@ -144,17 +147,17 @@ pub(crate) async fn foreign_http1(
     upstream: &Upstream,
     worker: &Worker,
     wait: Wait,
-) -> Result<Lease, Reason> {
+) -> Result<Checkout, Reason> {
     if let Some(connection) = upstream.foreign.take_recent() {
-        worker.shard.add(Count::LeaseReused, 1);
-        return Ok(Lease::Http1(connection));
+        worker.shard.add(Count::CheckoutReused, 1);
+        return Ok(Checkout::Http1(connection));
     }
-    worker.shard.add(Count::LeaseOpened, 1);
+    worker.shard.add(Count::CheckoutOpened, 1);
     let shaken = open_tls(upstream, worker, Offer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
-    Ok(Lease::Http1(Box::new(own_connection(tls, expires, worker))))
+    Ok(Checkout::Http1(Box::new(own_connection(tls, expires, worker))))
 }
 
 /// Returns an HTTP/1.1 connection for one client, or a shared one if the peer has no such connections.
@@ -162,7 +165,7 @@ pub(crate) async fn acquire_exclusive(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: Wait,
-) -> Result<Lease, Reason> {
+) -> Result<Checkout, Reason> {
     if upstream.is_plain() {
         return match declared_protocol(upstream, worker) {
             Speaks::Http1 => {
@@ -170,13 +173,13 @@ pub(crate) async fn acquire_exclusive(
                 connected.map(|mut connection| {
                     // No other proxy normalizes its responses.
                     connection.reader.is_tolerant = true;
-                    Lease::Http1(Box::new(connection))
+                    Checkout::Http1(Box::new(connection))
                 })
             }
             Speaks::Http2 => acquire_plaintext(upstream, worker, (Speaks::Http2, wait)).await,
         };
     }
-    worker.shard.add(Count::LeaseOpened, 1);
+    worker.shard.add(Count::CheckoutOpened, 1);
     let shaken = open_tls(upstream, worker, Offer::Alone);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
@@ -190,7 +193,7 @@ pub(crate) async fn acquire_exclusive(
     let marks_rejections = spoken == Some(ALPN_ALONE);
     let mut connection = Box::new(own_connection(tls, expires, worker));
     connection.marks_rejections = marks_rejections;
-    Ok(Lease::Http1(connection))
+    Ok(Checkout::Http1(connection))
 }
 
 fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
@@ -205,26 +208,26 @@ pub(crate) async fn acquire_plaintext(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     (spoken, wait): (Speaks, Wait),
-) -> Result<Lease, Reason> {
+) -> Result<Checkout, Reason> {
     let address = upstream.endpoint.address;
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let leased = match spoken {
+    let checked_out = match spoken {
         Speaks::Http2 => {
-            upstream.http2.acquire_within(address, worker, max_wait).await.map(Lease::Http2)
+            upstream.http2.acquire_within(address, worker, max_wait).await.map(Checkout::Http2)
         }
         Speaks::Http1 => {
-            worker.shard.add(Count::LeaseOpened, 1);
+            worker.shard.add(Count::CheckoutOpened, 1);
             upstream.is_foreign.set(true);
             let connected = connect_application(address, worker, max_wait).await;
             connected.map(|mut connection| {
                 // No other proxy normalizes its responses.
                 connection.reader.is_tolerant = true;
-                Lease::Http1(Box::new(connection))
+                Checkout::Http1(Box::new(connection))
             })
         }
     };
-    record_outcome(upstream, worker, leased.as_ref().map(drop).map_err(|reason| *reason));
-    leased
+    record_outcome(upstream, worker, checked_out.as_ref().map(drop).map_err(|reason| *reason));
+    checked_out
 }
 
 /// Returns an exclusive connection to an endpoint without a sidecar, for opaque bytes.
@@ -233,7 +236,7 @@ pub(crate) async fn plain_bytes(
     worker: &Rc<Worker>,
     wait: Wait,
 ) -> Result<Http1Upstream, Reason> {
-    worker.shard.add(Count::LeaseOpened, 1);
+    worker.shard.add(Count::CheckoutOpened, 1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let connected = connect_application(upstream.endpoint.address, worker, max_wait).await;
     record_outcome(upstream, worker, connected.as_ref().map(drop).map_err(|reason| *reason));

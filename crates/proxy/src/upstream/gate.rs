@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leno_model::{FixedAnswer, Reason};
+use leno_model::{FixedResponse, Reason};
 use leno_telemetry::{Count, Shard};
-use leno_traffic::circuit::{Circuit, Shown, Ticket, Trigger, Turn};
-use leno_traffic::removal::{Ending, Failed, classify_ending};
+use leno_traffic::circuit::{Circuit, Shown, Ticket, Transition, Trigger};
+use leno_traffic::outlier::{Ending, Failed, classify_ending};
 use leno_traffic::traffic_policy::{
     Bounded, Entry, PortBreaker, PortTrafficPolicy, ServicePort, UnderWay,
 };
 
 use super::cluster::UpstreamCluster;
 use crate::conditions::OpenCircuit;
-use crate::hits;
+use crate::rule_matches;
 use crate::worker::Worker;
 use crate::world::World;
 
@@ -84,8 +84,8 @@ impl Gate {
         };
         let upgraded = matches!(ending, Ending::Answered { status: 101, .. });
         let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
-        let turn = circuit.record_result(ticket, Shown { failed, took }, now);
-        self.report_transition(turn);
+        let transition = circuit.record_result(ticket, Shown { failed, took }, now);
+        self.report_transition(transition);
     }
 
     fn release_ticket(&self, ticket: Option<Ticket>) {
@@ -105,7 +105,11 @@ impl Gate {
 
     /// Counts a rejection, and returns its reason.
     fn turned_away(&self, reason: Reason) -> Reason {
-        hits::count_whole_policy(&self.shard, &self.breaker.breaker.policy, &self.breaker.hits);
+        rule_matches::count_whole_policy(
+            &self.shard,
+            &self.breaker.breaker.policy,
+            &self.breaker.match_slot,
+        );
         reason
     }
 
@@ -113,20 +117,21 @@ impl Gate {
         self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
     }
 
-    fn report_transition(&self, turn: Option<Turn>) {
+    fn report_transition(&self, transition: Option<Transition>) {
         let policy = &self.breaker.breaker.policy;
         let ServicePort { service, port } = &self.breaker.subject;
-        match turn {
+        match transition {
             None => {}
-            Some(Turn::Opened(trigger)) => {
+            Some(Transition::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
-                let open_for = self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_for);
+                let open_for =
+                    self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
                 let open_for = tracing::field::debug(open_for.unwrap_or_default());
                 let trigger = trigger.as_str();
                 tracing::warn!(%service, port, %policy, trigger, open_for, "circuit opened");
             }
-            Some(Turn::Closed) => {
+            Some(Transition::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);
                 self.world.conditions.remove_circuit(self.number);
                 tracing::info!(%service, port, %policy, "circuit closed");
@@ -144,8 +149,8 @@ impl Gate {
             policy: breaker.policy.clone(),
             trigger,
             since: Instant::now(),
-            open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_for).unwrap_or_default(),
-            status: breaker.rule.answer.status.unwrap_or(Reason::CircuitOpen.status()),
+            open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_duration).unwrap_or_default(),
+            status: breaker.rule.response.status.unwrap_or(Reason::CircuitOpen.status()),
         };
         self.world.conditions.add_circuit(self.number, circuit);
     }
@@ -235,21 +240,25 @@ impl Gates {
     /// Waits for a connection that is not available at once, subject to the limit of pending requests.
     pub(crate) async fn wait_for_connection<T>(
         &self,
-        lease: impl Future<Output = Result<T, Reason>>,
+        checkout: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
-        let mut lease = pin!(lease);
-        let first = std::future::poll_fn(|cx| Poll::Ready(lease.as_mut().poll(cx))).await;
+        let mut checkout = pin!(checkout);
+        let first = std::future::poll_fn(|cx| Poll::Ready(checkout.as_mut().poll(cx))).await;
         match first {
-            Poll::Ready(leased) => leased,
+            Poll::Ready(checked_out) => checked_out,
             Poll::Pending => {
                 let _held = self.acquire_slots(|under_way| &under_way.pending)?;
-                lease.await
+                checkout.await
             }
         }
     }
 
     /// Returns the response while a circuit is open, if its policy has one.
-    pub(crate) fn fixed_response(&self, reason: Reason, now: Duration) -> Option<Arc<FixedAnswer>> {
+    pub(crate) fn fixed_response(
+        &self,
+        reason: Reason,
+        now: Duration,
+    ) -> Option<Arc<FixedResponse>> {
         if reason != Reason::CircuitOpen {
             return None;
         }

@@ -31,7 +31,7 @@ pub(crate) fn pick_endpoint(
 ) -> Result<Rc<Upstream>, Reason> {
     let list = priorities.serving_endpoints(worker, cluster, avoid);
     if priorities.has_yielded(list) {
-        worker.shard.add(Count::PreferencesYielded, 1);
+        worker.shard.add(Count::PreferenceFallbacks, 1);
     }
     let endpoints: &[Arc<Endpoint>] = list;
     let now = Instant::now();

@@ -5,21 +5,21 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, HealthCheck, Removal, RemovalAlgorithm};
+use leno_model::{Endpoint, HealthCheck, OutlierAlgorithm, PortOutlierDetection};
 use leno_telemetry::{Count, Gauge, Shard};
-use leno_traffic::removal::{
-    Cause, Ending, Event, Failed, Removed, Seen, Standing, classify_ending,
+use leno_traffic::outlier::{
+    Cause, Ending, Event, Failed, OutlierDetector, Seen, Standing, classify_ending,
 };
 
 use super::Upstream;
 use super::check::Checking;
-use crate::removed::{Entry, RemovedEndpoints};
+use crate::ejected::{EjectedEndpoints, Entry};
 use crate::worker::Worker;
 
 /// The outlier detector of one port under one policy.
 pub(crate) struct Watch {
     /// The policy; held, so that its address stays unique.
-    removal: Arc<Removal>,
+    outlier_detection: Arc<PortOutlierDetection>,
     /// Active health checks, if the policy configures them.
     _checking: Option<Checking>,
     /// The configuration version of the endpoints.
@@ -27,12 +27,12 @@ pub(crate) struct Watch {
     state: RefCell<State>,
     shard: Rc<Shard>,
     /// The list of ejected endpoints, shared with the admin interface.
-    list: Arc<RemovedEndpoints>,
+    list: Arc<EjectedEndpoints>,
     number: u64,
 }
 
 struct State {
-    removed: Removed,
+    detector: OutlierDetector,
     endpoints: Arc<[Arc<Endpoint>]>,
     /// In the order of `endpoints`.
     upstreams: Vec<Rc<Upstream>>,
@@ -44,36 +44,44 @@ struct State {
 
 impl Watch {
     /// Creates a detector; no endpoint is ejected yet.
-    pub(crate) fn start(worker: &Rc<Worker>, removal: &Arc<Removal>) -> Rc<Self> {
+    pub(crate) fn start(
+        worker: &Rc<Worker>,
+        outlier_detection: &Arc<PortOutlierDetection>,
+    ) -> Rc<Self> {
         Rc::new_cyclic(|watch: &Weak<Self>| {
-            let check = health_check(removal).cloned();
-            let start = |check| Checking::start(worker, (watch.clone(), removal.clone()), check);
-            Self::new(worker, removal, check.map(start))
+            let check = health_check(outlier_detection).cloned();
+            let start =
+                |check| Checking::start(worker, (watch.clone(), outlier_detection.clone()), check);
+            Self::new(worker, outlier_detection, check.map(start))
         })
     }
 
-    fn new(worker: &Worker, removal: &Arc<Removal>, checking: Option<Checking>) -> Self {
+    fn new(
+        worker: &Worker,
+        outlier_detection: &Arc<PortOutlierDetection>,
+        checking: Option<Checking>,
+    ) -> Self {
         let state = State {
-            removed: Removed::new(&removal.algorithm, 0),
+            detector: OutlierDetector::new(&outlier_detection.algorithm, 0),
             endpoints: Arc::new([]),
             upstreams: Vec::new(),
             out: Vec::new(),
             events: Vec::new(),
         };
         Self {
-            removal: removal.clone(),
+            outlier_detection: outlier_detection.clone(),
             _checking: checking,
             version: Cell::new(0),
             state: RefCell::new(state),
             shard: worker.shard.clone(),
-            list: worker.removed.clone(),
-            number: worker.removed.next_number(),
+            list: worker.ejected.clone(),
+            number: worker.ejected.next_number(),
         }
     }
 
     /// True if it was created for this policy of this port.
-    pub(crate) fn is_for(&self, removal: &Arc<Removal>) -> bool {
-        Arc::ptr_eq(&self.removal, removal)
+    pub(crate) fn is_for(&self, outlier_detection: &Arc<PortOutlierDetection>) -> bool {
+        Arc::ptr_eq(&self.outlier_detection, outlier_detection)
     }
 
     /// Updates the endpoints to those of this configuration version, and advances time.
@@ -93,7 +101,7 @@ impl Watch {
             }
         }
         let state = &mut *state;
-        state.removed.advance_time(now, worker.random_number(), &mut state.events);
+        state.detector.advance_time(now, worker.random_number(), &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -104,20 +112,20 @@ impl Watch {
         let state = self.state.borrow();
         state
             .slot_of(upstream)
-            .is_none_or(|slot| state.removed.endpoint_state(slot) != Standing::Out)
+            .is_none_or(|slot| state.detector.endpoint_state(slot) != Standing::Out)
     }
 
     /// True if an endpoint stays in service only because of the ejection limits.
     pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
-        state.slot_of(upstream).is_some_and(|slot| state.removed.is_spared(slot))
+        state.slot_of(upstream).is_some_and(|slot| state.detector.is_spared(slot))
     }
 
     /// Begins an attempt at an endpoint. Returns true if it is a probe.
     pub(crate) fn start_attempt(&self, upstream: &Upstream) -> bool {
         let mut state = self.state.borrow_mut();
         let slot = state.slot_of(upstream);
-        slot.is_some_and(|slot| state.removed.start_request(slot))
+        slot.is_some_and(|slot| state.detector.start_request(slot))
     }
 
     /// Records the outcome of an attempt. Returns true if it is conclusive.
@@ -130,14 +138,14 @@ impl Watch {
     ) -> bool {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        let failed = match classify_ending(state.removed.failure_classes(), ending) {
+        let failed = match classify_ending(state.detector.failure_classes(), ending) {
             Failed::Unknown => return false,
             Failed::Yes => true,
             Failed::No => false,
         };
         let seen = Seen { failed, probe, now, draw: worker.random_number() };
         let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
-        state.removed.record_outcome(slot, seen, &mut state.events);
+        state.detector.record_outcome(slot, seen, &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -149,7 +157,7 @@ impl Watch {
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
-        state.removed.record_check(slot, heard, now, &mut state.events);
+        state.detector.record_check(slot, heard, now, &mut state.events);
         if !state.events.is_empty() {
             self.report_events(state);
         }
@@ -159,19 +167,19 @@ impl Watch {
     pub(crate) fn release_probe(&self, upstream: &Upstream) {
         let mut state = self.state.borrow_mut();
         if let Some(slot) = state.slot_of(upstream) {
-            state.removed.release_request(slot, true);
+            state.detector.release_request(slot, true);
         }
     }
 
     /// Reports events to the log, the counters and the list.
     fn report_events(&self, state: &mut State) {
         for event in std::mem::take(&mut state.events) {
-            let (Event::Removed { slot, .. } | Event::Returned { slot }) = event;
+            let (Event::Ejected { slot, .. } | Event::Unejected { slot }) = event;
             let Some(endpoint) = state.endpoints.get(slot) else { continue };
             let (service, port) = (&endpoint.id.service, endpoint.id.port);
-            let (workload, policy) = (&endpoint.id.workload, &self.removal.policy);
+            let (workload, policy) = (&endpoint.id.workload, &self.outlier_detection.policy);
             match event {
-                Event::Removed { cause, pause, .. } => {
+                Event::Ejected { cause, pause, .. } => {
                     self.shard.add(count_of(cause), 1);
                     state.out.retain(|(out, ..)| *out != slot);
                     state.out.push((slot, cause, Instant::now()));
@@ -180,12 +188,12 @@ impl Watch {
                         pause.map_or("until it is healthy".to_owned(), |it| format!("{it:?}"));
                     tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint ejected");
                 }
-                Event::Returned { .. } => {
+                Event::Unejected { .. } => {
                     if let Some(upstream) = state.upstreams.get(slot) {
                         upstream.forget_times();
                     }
-                    self.shard.add(Count::EndpointReturns, 1);
-                    tracing::info!(%workload, %service, port, %policy, "endpoint returned");
+                    self.shard.add(Count::EndpointUnejections, 1);
+                    tracing::info!(%workload, %service, port, %policy, "endpoint unejected");
                 }
             }
         }
@@ -195,20 +203,20 @@ impl Watch {
     /// Updates the list and the gauge of ejected endpoints.
     fn update_list(&self, state: &mut State) {
         let before = self.list.count(self.number);
-        let State { removed, out, endpoints, .. } = state;
-        out.retain(|(slot, ..)| removed.endpoint_state(*slot) != Standing::In);
+        let State { detector, out, endpoints, .. } = state;
+        out.retain(|(slot, ..)| detector.endpoint_state(*slot) != Standing::In);
         let entry = |(slot, cause, since): &(usize, Cause, Instant)| {
             let endpoint = endpoints.get(*slot)?.clone();
             Some(Entry {
                 endpoint,
-                policy: self.removal.policy.clone(),
+                policy: self.outlier_detection.policy.clone(),
                 cause: *cause,
                 since: *since,
             })
         };
         let entries: Vec<Entry> = out.iter().filter_map(entry).collect();
-        self.shard.raise(Gauge::EndpointsRemoved, entries.len() as u64);
-        self.shard.lower(Gauge::EndpointsRemoved, before as u64);
+        self.shard.raise(Gauge::EndpointsEjected, entries.len() as u64);
+        self.shard.lower(Gauge::EndpointsEjected, before as u64);
         self.list.set_entries(self.number, entries);
     }
 }
@@ -216,10 +224,10 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        state.removed.update_endpoints(&[]);
+        state.detector.update_endpoints(&[]);
         state.out.clear();
         let before = self.list.count(self.number);
-        self.shard.lower(Gauge::EndpointsRemoved, before as u64);
+        self.shard.lower(Gauge::EndpointsEjected, before as u64);
         self.list.set_entries(self.number, Vec::new());
     }
 }
@@ -248,7 +256,7 @@ impl State {
             known.is_same_place(endpoint).then_some(found)
         };
         let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
-        self.removed.update_endpoints(&places);
+        self.detector.update_endpoints(&places);
         let moved = |(slot, cause, since): (usize, Cause, Instant)| {
             let place = places.iter().position(|place| *place == Some(slot))?;
             Some((place, cause, since))
@@ -266,19 +274,19 @@ impl State {
 }
 
 /// Returns the active health check of a policy.
-fn health_check(removal: &Removal) -> Option<&HealthCheck> {
-    match &removal.algorithm {
-        RemovalAlgorithm::Native(rule) => rule.health_check.as_deref(),
-        RemovalAlgorithm::Sermant(_) => None,
+fn health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck> {
+    match &outlier_detection.algorithm {
+        OutlierAlgorithm::Native(rule) => rule.health_check.as_deref(),
+        OutlierAlgorithm::Sermant(_) => None,
     }
 }
 
 fn count_of(cause: Cause) -> Count {
     match cause {
-        Cause::Rate => Count::EndpointRemovedForRate,
-        Cause::Consecutive => Count::EndpointRemovedForRow,
-        Cause::Probe => Count::EndpointRemovedForProbe,
-        Cause::Check => Count::EndpointRemovedForCheck,
+        Cause::Rate => Count::EndpointEjectedForRate,
+        Cause::Consecutive => Count::EndpointEjectedForConsecutive,
+        Cause::Probe => Count::EndpointEjectedForProbe,
+        Cause::Check => Count::EndpointEjectedForCheck,
     }
 }
 

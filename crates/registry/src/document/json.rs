@@ -229,7 +229,7 @@ impl Reader<'_> {
         Failure::Syntax(Unreadable {
             mark: self.mark,
             problem: format!("is not JSON (expected {expected}, found {found})"),
-            remedy: super::CORRECT_SYNTAX.to_owned(),
+            hint: super::CORRECT_SYNTAX.to_owned(),
         })
     }
 }

@@ -45,8 +45,8 @@ pub(super) fn merge_entries(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>,
             if before.contains(&name) {
                 let problem =
                     format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
-                let remedy = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
-                return Err(Unreadable::limit_exceeded(mark, problem, remedy));
+                let hint = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
+                return Err(Unreadable::limit_exceeded(mark, problem, hint));
             }
             if !own.contains(&name) && known.insert(name) {
                 entries.push((key, value));

@@ -128,13 +128,13 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
 
 fn check_hint(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
     let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
-    let Some(kind) = kinds.iter().position(|words| note.remedy.contains(words)) else {
-        assert_eq!(note.replacement, None, "{}", note.remedy);
+    let Some(kind) = kinds.iter().position(|words| note.hint.contains(words)) else {
+        assert_eq!(note.replacement, None, "{}", note.hint);
         return;
     };
     hints[kind] += 1;
     let replacement = note.replacement.as_ref();
-    let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", note.remedy));
+    let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", note.hint));
     let mut followed = document.clone();
     // Documents embedded in a text are not changed.
     if !apply_replacement(&mut followed, &note.field, replacement) {
@@ -144,21 +144,21 @@ fn check_hint(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]
     let path = path_after(&note.field, replacement);
     for other in kinds::find_problems(None, &followed).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
-        let is_said = note.remedy.contains(&other.problem)
+        let is_said = note.hint.contains(&other.problem)
             || all.iter().any(|note| note.field == path && note.problem == other.problem);
-        assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.remedy, other.problem);
+        assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.hint, other.problem);
     }
 }
 
 #[test]
 fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
     let text = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: r}\n\
-        spec: {targetRefs: [{kind: Service, name: api}], rules: [{name: a, requests: 5, in: 1}]}\n";
+        spec: {targetRefs: [{kind: Service, name: api}], rules: [{name: a, requests: 5, per: 1}]}\n";
     let document = parse_documents(text).unwrap().remove(0);
     let notes = reported_problems(&document);
-    let note = notes.iter().find(|note| note.field.ends_with(".in")).unwrap();
+    let note = notes.iter().find(|note| note.field.ends_with(".per")).unwrap();
     assert_eq!(note.problem, "1 is not a duration");
-    assert!(note.remedy.contains("unit"), "{}", note.remedy);
+    assert!(note.hint.contains("unit"), "{}", note.hint);
 }
 
 /// Returns a document of `kind` with this `spec` in flow style.
@@ -174,26 +174,26 @@ const TARGET: &str = "targetRefs: [{kind: Service, name: api}]";
 #[test]
 fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
     let fault = |delay: &str| format!("{{{TARGET}, rules: [{{name: a, {delay}}}]}}");
-    for (document, remedy) in [
+    for (document, hint) in [
         (
             document_with_spec("AccessPolicy", "{deny: [{requests: [{path: /admin}]}]}"),
             "write a map, such as {type: PathPrefix, value: \"/admin\"}",
         ),
         (
             document_with_spec("FaultInjection", &fault("delay: 100ms")),
-            "write a map, such as {time: \"100ms\"}",
+            "write a map, such as {fixedDelay: \"100ms\"}",
         ),
         (
             document_with_spec("FaultInjection", &fault("delay: 100")),
-            "write a map, such as {time: 100ms}",
+            "write a map, such as {fixedDelay: 100ms}",
         ),
         (
             document_with_spec("FaultInjection", &fault("abort: 503")),
-            "write a map, such as {status: 503}",
+            "write a map, such as {httpStatus: 503}",
         ),
         (
             document_with_spec("FaultInjection", &fault("abort: x")),
-            "write a map; its fields are `status`, `grpcStatus`, `body`, `headers` and `percent`",
+            "write a map; its fields are `httpStatus`, `grpcStatus`, `body`, `headers` and `percent`",
         ),
         (
             document_with_spec("Hedging", "{targetRefs: [api], after: 1s}"),
@@ -202,7 +202,7 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
     ] {
         let notes = reported_problems(&document);
         let [note] = &notes[..] else { panic!("{}", notes.len()) };
-        assert_eq!(note.remedy, remedy, "{}: {}", note.field, note.problem);
+        assert_eq!(note.hint, hint, "{}: {}", note.field, note.problem);
     }
 }
 
@@ -221,14 +221,14 @@ fn every_map_in_a_hint_is_accepted() {
                     continue;
                 }
                 for note in reported_problems(&spoiled) {
-                    assert_ne!(note.replacement.as_ref().map(|_| &note.remedy), Some(&note.remedy));
-                    let Some((_, map)) = note.remedy.split_once("such as {") else { continue };
+                    assert_ne!(note.replacement.as_ref().map(|_| &note.hint), Some(&note.hint));
+                    let Some((_, map)) = note.hint.split_once("such as {") else { continue };
                     let map = parse_documents(&format!("{{{map}\n")).unwrap().remove(0);
                     let mut followed = spoiled.clone();
                     assert!(set_value(&mut followed, &note.field, &map), "{}", note.field);
                     let left = kinds::find_problems(None, &followed);
                     let left = left.iter().find(|left| left.field.starts_with(&note.field));
-                    assert!(left.is_none(), "{}: {}", note.field, note.remedy);
+                    assert!(left.is_none(), "{}: {}", note.field, note.hint);
                     proposed += 1;
                 }
             }
@@ -269,7 +269,7 @@ fn a_misspelled_key_is_one_rejection() {
         ),
         (
             "RateLimit",
-            format!("{{{TARGET}, ruls: [{{name: a, requests: 1, in: 1s}}]}}"),
+            format!("{{{TARGET}, ruls: [{{name: a, requests: 1, per: 1s}}]}}"),
             "spec.ruls",
         ),
         (
@@ -282,22 +282,22 @@ fn a_misspelled_key_is_one_rejection() {
     for (kind, spec, field) in cases {
         let notes = reported_problems(&document_with_spec(kind, &spec));
         let all: Vec<_> =
-            notes.iter().map(|it| format!("{}: {}; {}", it.field, it.problem, it.remedy)).collect();
+            notes.iter().map(|it| format!("{}: {}; {}", it.field, it.problem, it.hint)).collect();
         assert_eq!(notes.len(), 1, "{all:?}");
         assert_eq!(notes[0].field, field, "{all:?}");
-        assert!(notes[0].remedy.starts_with("did you mean"), "{all:?}");
+        assert!(notes[0].hint.starts_with("did you mean"), "{all:?}");
     }
     let notes = reported_problems(&document_with_spec(
         "Hedging",
         "{targetRef: {kind: Service, name: api}, after: 1s}",
     ));
-    let remedy = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
-    assert_eq!(notes[0].remedy, remedy);
+    let hint = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
+    assert_eq!(notes[0].hint, hint);
     // The misspelled key does not explain an unrelated mistake.
     assert_eq!(
         reported_problems(&document_with_spec(
             "RateLimit",
-            "{ruls: [{name: a, requests: 1, in: 1s}]}"
+            "{ruls: [{name: a, requests: 1, per: 1s}]}"
         ))
         .len(),
         2
@@ -309,7 +309,7 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
     let fault = |percent: &str| {
         document_with_spec(
             "FaultInjection",
-            &format!("{{{TARGET}, rules: [{{delay: {{time: 1s, percent: {percent}}}}}]}}"),
+            &format!("{{{TARGET}, rules: [{{delay: {{fixedDelay: 1s, percent: {percent}}}}}]}}"),
         )
     };
     let sampling = |text: &str| {
@@ -320,7 +320,7 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
             ),
         )
     };
-    for (document, remedy) in [
+    for (document, hint) in [
         (fault("'50%'"), "write 50, without quotes or a tag"),
         (fault("50 %"), "write 50, without quotes or a tag"),
         (fault("'12.5'"), "write 12.5, without quotes or a tag"),
@@ -332,15 +332,17 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
         (sampling("'0.5'"), "did you mean `0.5%`?"),
     ] {
         let notes = reported_problems(&document);
-        let remedies: Vec<&str> = notes.iter().map(|note| note.remedy.as_str()).collect();
-        assert_eq!(remedies, [remedy]);
+        let hints: Vec<&str> = notes.iter().map(|note| note.hint.as_str()).collect();
+        assert_eq!(hints, [hint]);
     }
 }
 
 #[test]
 fn words_of_other_systems_lead_to_the_kind_here() {
-    for (word, kind) in [("OutlierDetection", "OutlierRemoval"), ("RateLimitPolicy", "RateLimit")] {
+    for (word, kind) in
+        [("PassiveHealthCheck", "OutlierDetection"), ("RateLimitPolicy", "RateLimit")]
+    {
         let notes = reported_problems(&document_with_spec(word, "{}"));
-        assert_eq!(notes[0].remedy, format!("did you mean `{kind}`?"));
+        assert_eq!(notes[0].hint, format!("did you mean `{kind}`?"));
     }
 }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use leno_model::{CheckService, CheckServiceAddress, Name, Server, ServiceName, Unanswered};
+use leno_model::{CheckService, CheckServiceAddress, FailureMode, Name, Server, ServiceName};
 
 use super::request_test::only_one;
 use super::service_policy::time_or;
 use crate::field::{Field, Fields};
 
-/// Reads the fields `service` or `url`, `timeout` and `onFailure`.
+/// Reads the fields `service` or `url`, `timeout` and `failureMode`.
 pub(super) fn read(
     fields: &Fields<'_>,
     namespace: &Name,
-    (timeout, unanswered): (Duration, Unanswered),
+    (timeout, failure_mode): (Duration, FailureMode),
 ) -> Option<CheckService> {
     let at = match only_one(fields, &["service", "url"])? {
         "service" => read_service(fields.find("service")?, namespace),
@@ -20,11 +20,11 @@ pub(super) fn read(
     };
     let timeout =
         time_or(fields, "timeout", (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX), timeout);
-    let unanswered = match fields.find("onFailure") {
-        Some(field) => field.read_choice(Unanswered::ALL),
-        None => Some(unanswered),
+    let failure_mode = match fields.find("failureMode") {
+        Some(field) => field.read_choice(FailureMode::ALL),
+        None => Some(failure_mode),
     };
-    Some(CheckService { at: at?, timeout: timeout?, unanswered: unanswered? })
+    Some(CheckService { at: at?, timeout: timeout?, failure_mode: failure_mode? })
 }
 
 fn read_service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use leno_model::{CircuitBreaker, CircuitLimits, Name, PolicyScope, Slow, TooMany, Trip};
 
-use super::answer;
-use super::outlier_removal::read_failure_classes;
+use super::outlier_detection::read_failure_classes;
+use super::response;
 use super::service_policy::{
     number_or, percent_or, read_duration_within, read_limit, read_targets, time_or,
 };
 use crate::field::Field;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
-    let fields = spec.read_fields(&["targetRefs", "limits", "connectTimeout", "trip", "answer"])?;
+    let fields =
+        spec.read_fields(&["targetRefs", "limits", "connectTimeout", "trip", "response"])?;
     let scope = read_targets(&fields, namespace);
     let mut rule = CircuitBreaker::default();
     if let Some(field) = fields.find("limits") {
@@ -24,11 +25,11 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
     if let Some(field) = fields.find("trip") {
         rule.trip = Some(read_trip(field)?);
     }
-    match fields.find("answer") {
+    match fields.find("response") {
         Some(field) if rule.trip.is_none() => {
-            field.reject("has no effect without `trip`", "add `trip`, or remove `answer`");
+            field.reject("has no effect without `trip`", "add `trip`, or remove `response`");
         }
-        Some(field) => rule.answer = answer::read(field)?,
+        Some(field) => rule.response = response::read(field)?,
         None => {}
     }
     if rule == CircuitBreaker::default() {
@@ -53,44 +54,49 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
         "failures",
         "grpcStatuses",
         "window",
-        "steps",
+        "buckets",
         "minimumRequests",
         "percent",
-        "consecutive",
+        "consecutiveFailures",
         "slow",
-        "openFor",
-        "probes",
+        "openDuration",
+        "halfOpenRequests",
     ])?;
     let slow = match fields.find("slow") {
         Some(field) => Some(read_slow(field)?),
         None => None,
     };
-    let consecutive = read_limit(&fields, "consecutive", 1)?;
+    let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
     let share =
         |percent: u8| TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
     let failed = match fields.find("percent") {
-        None if slow.is_some() || consecutive.is_some() => TooMany::default(),
+        None if slow.is_some() || consecutive_failures.is_some() => TooMany::default(),
         _ => share(percent_or(&fields, "percent", 1, 50)?),
     };
     Some(Trip {
         failures: read_failure_classes(&fields)?,
         window: time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10))?,
-        steps: u8::try_from(number_or(&fields, "steps", (1, 60), 10)?).ok()?,
+        buckets: u8::try_from(number_or(&fields, "buckets", (1, 60), 10)?).ok()?,
         requests_min: number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20)?,
         failed,
-        consecutive,
+        consecutive_failures,
         slow,
-        open_for: time_or(&fields, "openFor", (OPEN_MIN, TIME_MAX), Duration::from_secs(30))?,
-        probes: number_or(&fields, "probes", (1, 1000), 1)?,
+        open_duration: time_or(
+            &fields,
+            "openDuration",
+            (OPEN_MIN, TIME_MAX),
+            Duration::from_secs(30),
+        )?,
+        half_open_requests: number_or(&fields, "halfOpenRequests", (1, 1000), 1)?,
     })
 }
 
 fn read_slow(field: &Field<'_>) -> Option<Slow> {
-    let fields = field.read_fields(&["from", "percent"])?;
-    let from = fields.require("from").and_then(slow_from);
+    let fields = field.read_fields(&["threshold", "percent"])?;
+    let threshold = fields.require("threshold").and_then(slow_threshold);
     let percent = percent_or(&fields, "percent", 1, 50)?;
     let too_many = TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
-    Some(Slow { from: from?, too_many })
+    Some(Slow { threshold: threshold?, too_many })
 }
 
 /// Reads the connect timeout.
@@ -99,7 +105,7 @@ pub(super) fn connect_timeout(field: &Field<'_>) -> Option<Duration> {
 }
 
 /// Reads the duration from which a response counts as slow.
-pub(super) fn slow_from(field: &Field<'_>) -> Option<Duration> {
+pub(super) fn slow_threshold(field: &Field<'_>) -> Option<Duration> {
     read_duration_within(field, Duration::from_millis(1), TIME_MAX)
 }
 

@@ -16,7 +16,7 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     let list = fields.require("allowOrigins")?;
     let origins: Vec<OriginPattern> = list.read_each(WORDS_MAX, |field| {
         let refuse = |error: InvalidOrigin| {
-            field.reject(format!("{} is not an origin", field.quoted_value()), error.remedy);
+            field.reject(format!("{} is not an origin", field.quoted_value()), error.hint);
         };
         OriginPattern::new(field.read_text()?).map_err(refuse).ok()
     });

@@ -67,10 +67,10 @@ fn reject_ineffective(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPoli
 pub(super) fn read_unique<'a, T: PartialEq>(
     fields: &Fields<'a>,
     key: &str,
-    remedy: &str,
+    hint: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
-    read_unique_elements(fields.require(key)?, remedy, read)
+    read_unique_elements(fields.require(key)?, hint, read)
 }
 
 fn if_any<'a, T: PartialEq>(
@@ -86,11 +86,11 @@ fn if_any<'a, T: PartialEq>(
 
 fn read_unique_elements<'a, T: PartialEq>(
     field: &Field<'a>,
-    remedy: &str,
+    hint: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {
     let mut all = Vec::new();
-    let elements = not_empty(field, remedy)?;
+    let elements = not_empty(field, hint)?;
     let count = elements.len();
     for element in elements {
         let Some(one) = read(&element) else { continue };

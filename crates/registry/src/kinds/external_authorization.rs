@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Authorization, LongerBody, Name, PolicyScope, ShownBody, Unanswered};
+use leno_model::{Authorization, FailureMode, LongerBody, Name, PolicyScope, ShownBody};
 
 use super::access_policy::read_elements;
 use super::check_service;
@@ -17,19 +17,19 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "service",
         "url",
         "timeout",
-        "onFailure",
+        "failureMode",
         "matches",
         "headers",
-        "context",
+        "contextExtensions",
         "body",
     ])?;
     let scope = read_targets(&fields, namespace);
     let check_service =
-        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Deny));
+        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, FailureMode::Deny));
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = read_headers(&fields);
-    let context = read_context(&fields);
+    let context_extensions = read_context(&fields);
     let body = match fields.find("body") {
         Some(field) => read_sent_body(field).map(Some),
         None => Some(None),
@@ -37,7 +37,13 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
     let (check_service, requests, headers) = (check_service?, requests?, headers?);
     Some((
         scope?,
-        Authorization { check_service, requests, headers, context: context?, body: body? },
+        Authorization {
+            check_service,
+            requests,
+            headers,
+            context_extensions: context_extensions?,
+            body: body?,
+        },
     ))
 }
 
@@ -56,28 +62,31 @@ fn read_headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
 }
 
 fn read_context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
-    let Some(field) = fields.find("context") else { return Some(Vec::new()) };
+    let Some(field) = fields.find("contextExtensions") else { return Some(Vec::new()) };
     let Value::Map(map) = field.value() else {
         field.reject(format!("is {}, not a map", field.quoted_value()), "write `NAME: TEXT`");
         return None;
     };
-    if map.len() > CONTEXT_MAX {
-        field.reject(format!("has {} entries", map.len()), format!("use at most {CONTEXT_MAX}"));
+    if map.len() > CONTEXT_EXTENSIONS_MAX {
+        field.reject(
+            format!("has {} entries", map.len()),
+            format!("use at most {CONTEXT_EXTENSIONS_MAX}"),
+        );
         return None;
     }
     Some(field.read_text_map().into_iter().collect())
 }
 
 fn read_sent_body(field: &Field<'_>) -> Option<ShownBody> {
-    let fields = field.read_fields(&["maxBytes", "allowPartial", "asBytes"])?;
+    let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
-    let bytes_max = match fields.find("maxBytes") {
+    let bytes_max = match fields.find("maxRequestBytes") {
         Some(field) => field.read_number(1, ShownBody::BYTES_MAX),
         None => Some(ShownBody::BYTES_DEFAULT),
     };
-    let (is_begun, as_bytes) = (flag("allowPartial"), flag("asBytes"));
+    let (is_begun, pack_as_bytes) = (flag("allowPartialMessage"), flag("packAsBytes"));
     let longer = if is_begun? { LongerBody::Begun } else { LongerBody::Refused };
-    Some(ShownBody { bytes_max: bytes_max?, longer, as_bytes: as_bytes? })
+    Some(ShownBody { bytes_max: bytes_max?, longer, pack_as_bytes: pack_as_bytes? })
 }
 
 /// Envoy's default.
@@ -85,4 +94,4 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_millis(200);
 /// More than a check service needs.
 const HEADERS_MAX: usize = 64;
 /// More than a check service needs to identify a rule.
-const CONTEXT_MAX: usize = 32;
+const CONTEXT_EXTENSIONS_MAX: usize = 32;

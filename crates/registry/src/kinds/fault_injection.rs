@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use leno_model::{Abort, Delay, FaultRule, FixedAnswer, Name, PolicyScope};
+use leno_model::{Abort, Delay, FaultRule, FixedResponse, Name, PolicyScope};
 
 use super::access_policy::{read_elements, read_peer};
-use super::answer::{read_body, read_headers};
 use super::http_route::read_match;
-use super::outlier_removal::GRPC;
+use super::outlier_detection::GRPC;
+use super::response::{read_body, read_headers};
 use super::service_policy::{read_duration_within, read_targets};
 use crate::document::Value;
 use crate::field::{Field, Fields};
@@ -58,20 +58,22 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
 }
 
 fn read_delay(field: &Field<'_>) -> Option<Delay> {
-    let example = vec![("time", Some("100ms"))];
-    let fields = field.fields_such_as(&["time", "percent"], &[vec![("time", None)], example])?;
+    let example = vec![("fixedDelay", Some("100ms"))];
+    let fields =
+        field.fields_such_as(&["fixedDelay", "percent"], &[vec![("fixedDelay", None)], example])?;
     let least = Duration::from_millis(1);
-    let time =
-        fields.require("time").and_then(|it| read_duration_within(it, least, Delay::TIME_MAX));
+    let time = fields
+        .require("fixedDelay")
+        .and_then(|it| read_duration_within(it, least, Delay::TIME_MAX));
     Some(Delay { share_ppm: read_percent(&fields)?, time: time? })
 }
 
 fn read_abort(field: &Field<'_>) -> Option<Abort> {
-    let fields = field.read_fields(&["status", "grpcStatus", "body", "headers", "percent"])?;
-    let status = match fields.find("status") {
+    let fields = field.read_fields(&["httpStatus", "grpcStatus", "body", "headers", "percent"])?;
+    let status = match fields.find("httpStatus") {
         Some(field) => {
             let status = u16::try_from(field.read_number(200, 599)?).ok()?;
-            if !FixedAnswer::may_have(status) {
+            if !FixedResponse::may_have(status) {
                 field.reject("has no body", "use a status that permits a body, such as 503");
                 return None;
             }
@@ -84,14 +86,14 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
         None => None,
     };
     if status.is_none() && grpc.is_none() {
-        field.reject("has no status", "add `status`, `grpcStatus` or both");
+        field.reject("has no status", "add `httpStatus`, `grpcStatus` or both");
     }
-    let answer = FixedAnswer {
+    let response = FixedResponse {
         status,
         body: read_body(&fields, "body")?,
         headers: read_headers(&fields, "headers"),
     };
-    Some(Abort { share_ppm: read_percent(&fields)?, answer, grpc })
+    Some(Abort { share_ppm: read_percent(&fields)?, response, grpc })
 }
 
 /// Reads `percent` of the requests, with up to four decimals; 100 % if absent.
@@ -108,10 +110,10 @@ pub(super) fn read_percent(fields: &Fields<'_>) -> Option<u32> {
         Value::Text(text) => {
             let number = text.trim_end_matches('%').trim_end();
             if share(number).is_some() {
-                let remedy = format!("write {number}, without quotes or a tag");
+                let hint = format!("write {number}, without quotes or a tag");
                 field.reject_with_replacement(
                     problem,
-                    remedy,
+                    hint,
                     Replacement::Number(number.to_owned()),
                 );
                 return None;

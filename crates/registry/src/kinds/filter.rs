@@ -205,11 +205,11 @@ fn editable_header(field: &Field<'_>, text: &str) -> Option<String> {
         return None;
     }
     if !HeaderEdits::may_edit(&name) {
-        let remedy = match name.as_str() {
+        let hint = match name.as_str() {
             "host" => "use a URLRewrite with `hostname`",
             _ => "remove it",
         };
-        field.reject(format!("{name:?} is a header of the protocol and cannot be changed"), remedy);
+        field.reject(format!("{name:?} is a header of the protocol and cannot be changed"), hint);
         return None;
     }
     Some(name)

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use leno_model::{
-    Descriptor, DescriptorEntry, DescriptorValue, FixedAnswer, GlobalLimit, Name, Unanswered,
+    Descriptor, DescriptorEntry, DescriptorValue, FailureMode, FixedResponse, GlobalLimit, Name,
 };
 
 use super::access_policy::read_elements;
 use super::http_route::{header_name, read_match};
 use super::request_test::only_one;
 use super::service_policy::number_or;
-use super::{answer, check_service};
+use super::{check_service, response};
 use crate::field::Field;
 
 pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
@@ -18,14 +18,14 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         "service",
         "url",
         "timeout",
-        "onFailure",
+        "failureMode",
         "domain",
         "descriptors",
-        "answer",
-        "tellClients",
+        "response",
+        "rateLimitHeaders",
     ])?;
     let check_service =
-        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, Unanswered::Allow));
+        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, FailureMode::Allow));
     let domain = fields.require("domain").and_then(read_compared_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.read_list(DESCRIPTORS_MAX)?;
@@ -35,20 +35,20 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         }
         elements.iter().map(read_descriptor).collect::<Option<Vec<_>>>()
     });
-    let answer = match fields.find("answer") {
-        Some(field) => answer::read(field)?,
-        None => FixedAnswer::default(),
+    let response = match fields.find("response") {
+        Some(field) => response::read(field)?,
+        None => FixedResponse::default(),
     };
-    let tells = match fields.find("tellClients") {
+    let rate_limit_headers = match fields.find("rateLimitHeaders") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
     let (check_service, domain, descriptors) = (check_service?, domain?, descriptors?);
-    Some(GlobalLimit { check_service, domain, descriptors, answer, tells })
+    Some(GlobalLimit { check_service, domain, descriptors, response, rate_limit_headers })
 }
 
 fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
-    let fields = element.read_fields(&["matches", "entries", "hits"])?;
+    let fields = element.read_fields(&["matches", "entries", "hitsAddend"])?;
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let field = fields.require("entries")?;
@@ -58,17 +58,17 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
         return None;
     }
     let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
-    let hits = number_or(&fields, "hits", (1, HITS_MAX), 1);
-    Some(Descriptor { requests: requests?, entries: entries?, hits: hits? })
+    let hits_addend = number_or(&fields, "hitsAddend", (1, HITS_MAX), 1);
+    Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 
-/// Reads `{key, text}`, `{key, header}`, or `{key, from}` with a word.
+/// Reads `{key, value}`, `{key, header}`, or `{key, from}` with a word.
 fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
-    let fields = element.read_fields(&["key", "text", "header", "from"])?;
-    let which = only_one(&fields, &["text", "header", "from"])?;
+    let fields = element.read_fields(&["key", "value", "header", "from"])?;
+    let which = only_one(&fields, &["value", "header", "from"])?;
     let field = fields.find(which)?;
     let value = match which {
-        "text" => DescriptorValue::Text(read_compared_text(field)?),
+        "value" => DescriptorValue::Text(read_compared_text(field)?),
         "header" => DescriptorValue::Header(header_name(field, field.read_text()?)?),
         _ => field.read_choice(&[
             ("client", DescriptorValue::Client),

@@ -204,10 +204,10 @@ fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
 }
 
 /// Reads a non-empty list.
-pub(super) fn not_empty<'a>(field: &Field<'a>, remedy: &str) -> Option<Vec<Field<'a>>> {
+pub(super) fn not_empty<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'a>>> {
     let elements = field.read_list(LIST_MAX)?;
     if elements.is_empty() {
-        field.reject("is empty", remedy);
+        field.reject("is empty", hint);
         return None;
     }
     Some(elements)

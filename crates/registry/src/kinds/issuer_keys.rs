@@ -10,21 +10,21 @@ use super::request_test::only_one;
 use super::service_policy::time_or;
 use crate::field::{Field, Fields};
 
-/// Reads one of `inline`, `file`, and `url` with `refresh`.
+/// Reads one of `inline`, `file`, and `url` with `refreshInterval`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
         field.reject("is a text, not a map", "write a map with the text as `inline`");
         return None;
     }
     if let Some(path) = field.plain_text().and_then(path_of) {
-        let remedy = format!("write a map with its path: {{file: \"{path}\"}}");
-        field.reject(format!("is {}, not a map", field.quoted_value()), remedy);
+        let hint = format!("write a map with its path: {{file: \"{path}\"}}");
+        field.reject(format!("is {}, not a map", field.quoted_value()), hint);
         return None;
     }
-    let fields = field.read_fields(&["inline", "file", "url", "refresh"])?;
+    let fields = field.read_fields(&["inline", "file", "url", "refreshInterval"])?;
     let key = only_one(&fields, &["inline", "file", "url"])?;
-    if let (Some(refresh), false) = (fields.find("refresh"), key == "url") {
-        refresh.reject("applies to `url` only", "remove it; files are watched");
+    if let (Some(refresh_interval), false) = (fields.find("refreshInterval"), key == "url") {
+        refresh_interval.reject("applies to `url` only", "remove it; files are watched");
     }
     match key {
         "inline" => read_inline(fields.find("inline")?),
@@ -41,13 +41,15 @@ fn is_url(text: &str) -> bool {
 fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
     let path = field.read_path()?;
     let text = field.read_text()?;
-    let remedy = match path_of(text) {
+    let hint = match path_of(text) {
         Some(path) => format!("write the path alone: \"{path}\""),
         None if !is_url(text) => return Some(path),
-        None if KeyServer::parse(text, REFRESH_DEFAULT).is_ok() => "write it as `url`".to_owned(),
+        None if KeyServer::parse(text, REFRESH_INTERVAL_DEFAULT).is_ok() => {
+            "write it as `url`".to_owned()
+        }
         None => "write the path of a file, as in `/etc/leno/keys.json`".to_owned(),
     };
-    field.reject(format!("{} is a URL, not the path of a file", field.quoted_value()), remedy);
+    field.reject(format!("{} is a URL, not the path of a file", field.quoted_value()), hint);
     None
 }
 
@@ -91,10 +93,10 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
 }
 
 fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
-    let bounds = (KeyServer::REFRESH_MIN, KeyServer::REFRESH_MAX);
-    let refresh = time_or(fields, "refresh", bounds, REFRESH_DEFAULT);
+    let bounds = (KeyServer::REFRESH_INTERVAL_MIN, KeyServer::REFRESH_INTERVAL_MAX);
+    let refresh_interval = time_or(fields, "refreshInterval", bounds, REFRESH_INTERVAL_DEFAULT);
     let field = fields.find("url")?;
-    match KeyServer::parse(field.read_text()?, refresh?) {
+    match KeyServer::parse(field.read_text()?, refresh_interval?) {
         Ok(server) => {
             if server.server.scheme == Scheme::Http && !is_here(&server.server.host) {
                 field.warn(
@@ -115,7 +117,7 @@ fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
         }
         Err(why) => {
             let text = field.read_text().unwrap_or_default();
-            let remedy = match (&why, path_of(text)) {
+            let hint = match (&why, path_of(text)) {
                 (_, Some(path)) => format!("write its path as `file`: \"{path}\""),
                 (InvalidEndpoint::Scheme, None) if text.starts_with(['/', '.']) => {
                     "write the path of a file as `file`".to_owned()
@@ -123,10 +125,8 @@ fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
                 _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`"
                     .to_owned(),
             };
-            field.reject(
-                format!("{} is not a valid JWKS endpoint: {why}", field.shown_url()),
-                remedy,
-            );
+            field
+                .reject(format!("{} is not a valid JWKS endpoint: {why}", field.shown_url()), hint);
             None
         }
     }
@@ -140,4 +140,4 @@ fn is_here(host: &str) -> bool {
 /// Limit of the path length repeated in a hint.
 const SHOWN_MAX: usize = 256;
 /// Envoy's default.
-const REFRESH_DEFAULT: Duration = Duration::from_secs(300);
+const REFRESH_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);

@@ -64,11 +64,11 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "audiences",
         "jwks",
         "from",
-        "leeway",
+        "clockSkew",
         "requireExpiration",
         "maxAge",
-        "forwardClaims",
-        "forwardToken",
+        "claimToHeaders",
+        "forwardOriginalToken",
     ])?;
     let issuer = fields.require("issuer").and_then(read_compared_text);
     let aud = read_elements(&fields, "audiences", "or leave it out for any", read_compared_text);
@@ -85,8 +85,12 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
             read_token_location,
         ),
     };
-    let leeway =
-        time_or(&fields, "leeway", (Duration::ZERO, JwtIssuer::LEEWAY_MAX), LEEWAY_DEFAULT);
+    let clock_skew = time_or(
+        &fields,
+        "clockSkew",
+        (Duration::ZERO, JwtIssuer::CLOCK_SKEW_MAX),
+        CLOCK_SKEW_DEFAULT,
+    );
     let requires_expiration = match fields.find("requireExpiration") {
         Some(field) => field.read_boolean()?,
         None => true,
@@ -95,16 +99,17 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         Some(_) => Some(time_or(&fields, "maxAge", MAX_AGES, JwtIssuer::MAX_AGE_MAX)?),
         None => None,
     };
-    let forwards = read_elements(&fields, "forwardClaims", "or leave it out", read_claim_header)?;
+    let claim_to_headers =
+        read_elements(&fields, "claimToHeaders", "or leave it out", read_claim_header)?;
     let twice = |(index, it): (usize, &ClaimHeader)| {
-        forwards.iter().take(index).any(|known| known.header == it.header)
+        claim_to_headers.iter().take(index).any(|known| known.header == it.header)
     };
     if let (Some(field), true) =
-        (fields.find("forwardClaims"), forwards.iter().enumerate().any(twice))
+        (fields.find("claimToHeaders"), claim_to_headers.iter().enumerate().any(twice))
     {
         field.reject("has two claims in one header", "use another header for one of them");
     }
-    let passes_token = match fields.find("forwardToken") {
+    let forward_original_token = match fields.find("forwardOriginalToken") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
@@ -113,11 +118,11 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         aud: aud?,
         keys: keys?,
         places: places?,
-        leeway: leeway?,
+        clock_skew: clock_skew?,
         requires_expiration,
         max_age,
-        forwards,
-        passes_token,
+        claim_to_headers,
+        forward_original_token,
     })
 }
 
@@ -166,6 +171,6 @@ const ISSUERS_MAX: usize = 16;
 /// The bounds of a token's maximum age.
 const MAX_AGES: (Duration, Duration) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
 /// Envoy's default.
-const LEEWAY_DEFAULT: Duration = Duration::from_secs(60);
+const CLOCK_SKEW_DEFAULT: Duration = Duration::from_secs(60);
 /// Longer than any issuer or claim.
 const TEXT_BYTES_MAX: usize = 512;

@@ -155,7 +155,7 @@ mod tests {
     /// Applies the replacement of the only diagnostic.
     fn apply_proposal(notes: &[Note]) -> Option<String> {
         let [note] = notes else { panic!("one mistake has one note") };
-        let text = note.remedy.strip_prefix("did you mean `")?.strip_suffix("`?")?;
+        let text = note.hint.strip_prefix("did you mean `")?.strip_suffix("`?")?;
         Some(text.to_owned())
     }
 
@@ -201,8 +201,8 @@ mod tests {
         ] {
             let notes = read(path, decoded_path).unwrap_err();
             assert_eq!(apply_proposal(&notes).as_deref(), proposal, "{path}");
-            let is_complete = proposal.is_some() || notes[0].remedy == EXPRESSION;
-            assert!(is_complete, "{path}: {}", notes[0].remedy);
+            let is_complete = proposal.is_some() || notes[0].hint == EXPRESSION;
+            assert!(is_complete, "{path}: {}", notes[0].hint);
         }
     }
 }

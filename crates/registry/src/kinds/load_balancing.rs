@@ -9,15 +9,15 @@ use super::service_policy::{number_or, percent_or, read_duration_within, read_ta
 use crate::field::{Field, Fields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
-    let fields = spec.read_fields(&["targetRefs", "algorithm", "choices", "key", "warmUp"])?;
+    let fields = spec.read_fields(&["targetRefs", "algorithm", "choiceCount", "key", "warmup"])?;
     let scope = read_targets(&fields, namespace);
     let algorithm = read_algorithm(&fields);
-    let warm_up = match fields.find("warmUp") {
+    let warm_up = match fields.find("warmup") {
         Some(field) => Some(read_warm_up(field)?),
         None => None,
     };
     let algorithm = algorithm?;
-    if let (Some(field), Some(_)) = (fields.find("warmUp"), algorithm.hash_key()) {
+    if let (Some(field), Some(_)) = (fields.find("warmup"), algorithm.hash_key()) {
         field.reject(
             "is not supported with a key, which selects its endpoint regardless of age",
             "remove it, or use another algorithm",
@@ -32,7 +32,7 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
         None => Algorithm::PeakEwma,
     };
     let compares = matches!(word, Algorithm::PeakEwma | Algorithm::LeastRequest);
-    if let (Some(field), false) = (fields.find("choices"), compares) {
+    if let (Some(field), false) = (fields.find("choiceCount"), compares) {
         field.reject("requires PeakEwma or LeastRequest", "remove it, or use one of these");
     }
     let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
@@ -41,7 +41,7 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     }
     let choices = || {
         let most = LoadBalancing::CHOICES_MAX.into();
-        u8::try_from(number_or(fields, "choices", (2, most), 2)?).ok()
+        u8::try_from(number_or(fields, "choiceCount", (2, most), 2)?).ok()
     };
     Some(match word {
         Algorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },
@@ -90,10 +90,11 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
 }
 
 fn read_warm_up(field: &Field<'_>) -> Option<WarmUp> {
-    let fields = field.read_fields(&["time", "minPercent"])?;
+    let fields = field.read_fields(&["duration", "minimumPercent"])?;
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = fields.require("time").and_then(|field| read_duration_within(field, least, most));
-    let percent_min = percent_or(&fields, "minPercent", 1, 10)?;
+    let time =
+        fields.require("duration").and_then(|field| read_duration_within(field, least, most));
+    let percent_min = percent_or(&fields, "minimumPercent", 1, 10)?;
     Some(WarmUp { time: time?, percent_min })
 }
 

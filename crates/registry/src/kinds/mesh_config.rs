@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Admission, Egress, Floor, MeshConfig, Name, Plaintext, RevokedWorkload, ServiceAccount,
-    TrafficMode, TrustDomain, Uid, WorkloadName, repository_of,
+    Admission, DefaultPolicy, Egress, Floor, MeshConfig, MtlsMode, Name, RevokedWorkload,
+    ServiceAccount, TrustDomain, Uid, WorkloadName, repository_of,
 };
 
 use super::sight;
@@ -15,7 +15,7 @@ use crate::suggest::one_of;
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     const KNOWN: &[&str] = &[
         "trustDomain",
-        "trafficMode",
+        "defaultPolicy",
         "revoked",
         "namespaces",
         "tracing",
@@ -23,7 +23,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         "metrics",
         "egress",
         "apiServerEgress",
-        "plaintext",
+        "mtls",
         "floor",
     ];
     let fields = spec.read_fields(KNOWN)?;
@@ -44,8 +44,8 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
             "list the namespaces that need it in spec.floor.exceptNamespaces",
         );
     }
-    config.mode = admission.mode.unwrap_or(config.mode);
-    config.plaintext = admission.plaintext.unwrap_or(config.plaintext);
+    config.default_policy = admission.default_policy.unwrap_or(config.default_policy);
+    config.mtls = admission.mtls.unwrap_or(config.mtls);
     if let Some(field) = fields.find("egress") {
         config.egress = field.read_choice(&named_choices(Egress::ALL, Egress::as_str))?;
     }
@@ -103,17 +103,17 @@ fn read_uid(field: &Field<'_>) -> Option<Uid> {
 
 /// Reads the inbound authorization settings of a mesh, namespace or workload.
 pub(super) fn read_admission(fields: &Fields<'_>) -> Option<Admission> {
-    let mode = match fields.find("trafficMode") {
+    let default_policy = match fields.find("defaultPolicy") {
         Some(field) => {
-            Some(field.read_choice(&named_choices(TrafficMode::ALL, TrafficMode::as_str))?)
+            Some(field.read_choice(&named_choices(DefaultPolicy::ALL, DefaultPolicy::as_str))?)
         }
         None => None,
     };
-    let plaintext = match fields.find("plaintext") {
-        Some(field) => Some(field.read_choice(&named_choices(Plaintext::ALL, Plaintext::as_str))?),
+    let mtls = match fields.find("mtls") {
+        Some(field) => Some(field.read_choice(&named_choices(MtlsMode::ALL, MtlsMode::as_str))?),
         None => None,
     };
-    Some(Admission { mode, plaintext })
+    Some(Admission { default_policy, mtls })
 }
 
 fn named_choices<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
@@ -123,18 +123,18 @@ fn named_choices<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&
 fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admission>> {
     let mut namespaces = BTreeMap::new();
     for element in field.read_list(NAMESPACES_MAX)? {
-        let Some(fields) = element.read_fields(&["name", "trafficMode", "plaintext"]) else {
+        let Some(fields) = element.read_fields(&["name", "defaultPolicy", "mtls"]) else {
             continue;
         };
         let name = fields.require("name").and_then(Field::read_label);
         let admission = read_admission(&fields);
         let (Some(name), Some(admission)) = (name, admission) else { continue };
         if admission == Admission::default() {
-            element.reject("has no settings", "add `trafficMode` or `plaintext`");
+            element.reject("has no settings", "add `defaultPolicy` or `mtls`");
         }
         if !floor.except_namespaces.contains(&name) {
-            let remedy = format!("add {name} to spec.floor.exceptNamespaces");
-            refuse_below_floor(&fields, floor, admission, &remedy);
+            let hint = format!("add {name} to spec.floor.exceptNamespaces");
+            refuse_below_floor(&fields, floor, admission, &hint);
         }
         if namespaces.insert(name, admission).is_some() {
             element.reject("names a namespace that is already listed", "remove one of the two");
@@ -144,18 +144,12 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
 }
 
 fn read_floor(field: &Field<'_>) -> Option<Floor> {
-    const KNOWN: &[&str] = &[
-        "trafficMode",
-        "plaintext",
-        "injection",
-        "exclusions",
-        "sidecarImages",
-        "exceptNamespaces",
-    ];
+    const KNOWN: &[&str] =
+        &["defaultPolicy", "mtls", "injection", "exclusions", "sidecarImages", "exceptNamespaces"];
     let fields = field.read_fields(KNOWN)?;
-    let mode = match fields.find("trafficMode") {
+    let default_policy = match fields.find("defaultPolicy") {
         Some(field) => {
-            Some(field.read_choice(&named_choices(TrafficMode::ALL, TrafficMode::as_str))?)
+            Some(field.read_choice(&named_choices(DefaultPolicy::ALL, DefaultPolicy::as_str))?)
         }
         None => None,
     };
@@ -165,10 +159,10 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         None => Some(false),
     };
     let floor = Floor {
-        mode,
-        plaintext_refused: is_set("plaintext", Plaintext::Refuse.as_str())?,
+        default_policy,
+        mtls_strict: is_set("mtls", MtlsMode::Strict.as_str())?,
         injection_required: is_set("injection", "required")?,
-        exclusions_refused: is_set("exclusions", "refuse")?,
+        exclusions_forbidden: is_set("exclusions", "forbidden")?,
         sidecar_images: fields
             .read_each("sidecarImages", FLOOR_IMAGES_MAX, read_repository)
             .into_iter()
@@ -211,13 +205,13 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
 }
 
 /// Rejects settings of the same object below the minimum.
-fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, remedy: &str) {
+fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, hint: &str) {
     for overruled in floor.overruled_settings(admission) {
         if let Some(field) = fields.find(overruled.field) {
             let in_force = overruled.in_force;
             field.reject(
                 format!("is below spec.floor.{}", overruled.field),
-                format!("use {in_force}, or {remedy}"),
+                format!("use {in_force}, or {hint}"),
             );
         }
     }

@@ -1,14 +1,14 @@
 //! Reader of the `leno.dev/v1alpha1` `RateLimit` kind.
 
 use leno_model::{
-    AdaptiveConcurrency, Concurrency, Each, FixedAnswer, Name, PolicyScope, Rate, RateLimits,
-    RateRule,
+    AdaptiveConcurrency, Concurrency, FixedResponse, Name, PolicyScope, Rate, RateLimitKey,
+    RateLimits, RateRule,
 };
 
 use super::access_policy::{read_elements, read_peer};
 use super::http_route::{header_name, read_match};
 use super::service_policy::{number_or, read_duration_within, read_targets};
-use super::{answer, global_limit};
+use super::{global_limit, response};
 use crate::document::Value;
 use crate::field::{Field, Fields};
 
@@ -18,7 +18,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
     let scope = read_targets(&fields, namespace);
     let connections = match fields.find("connections") {
         Some(field) => {
-            let fields = field.read_fields(&["count", "in", "burst"])?;
+            let fields = field.read_fields(&["count", "per", "burst"])?;
             Some(read_rate(&fields, "count")?)
         }
         None => None,
@@ -57,27 +57,40 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
 }
 
 fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
-    let fields = field.read_fields(&["requests", "adaptive", "answer"])?;
+    let fields = field.read_fields(&["requests", "adaptive", "response"])?;
     let requests = fields.require("requests")?.read_number(1, Rate::COUNT_MAX)?;
     let adaptive = match fields.find("adaptive") {
         Some(field) => {
-            let fields = field.read_fields(&["least", "slowerPercent"])?;
-            let least = number_or(&fields, "least", (1, requests), LEAST_DEFAULT.min(requests))?;
-            let percent = number_or(&fields, "slowerPercent", (1, SLOWER_MAX), SLOWER_DEFAULT)?;
-            Some(AdaptiveConcurrency { least, slower_percent: u16::try_from(percent).ok()? })
+            let fields = field.read_fields(&["minConcurrency", "latencyTolerancePercent"])?;
+            let min_concurrency = number_or(
+                &fields,
+                "minConcurrency",
+                (1, requests),
+                MIN_CONCURRENCY_DEFAULT.min(requests),
+            )?;
+            let percent = number_or(
+                &fields,
+                "latencyTolerancePercent",
+                (1, LATENCY_TOLERANCE_MAX),
+                LATENCY_TOLERANCE_DEFAULT,
+            )?;
+            Some(AdaptiveConcurrency {
+                min_concurrency,
+                latency_tolerance_percent: u16::try_from(percent).ok()?,
+            })
         }
         None => None,
     };
-    let answer = match fields.find("answer") {
-        Some(field) => answer::read(field)?,
-        None => FixedAnswer::default(),
+    let response = match fields.find("response") {
+        Some(field) => response::read(field)?,
+        None => FixedResponse::default(),
     };
-    Some(Concurrency { requests, adaptive, answer })
+    Some(Concurrency { requests, adaptive, response })
 }
 
 fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {
     let fields = element.read_fields(&[
-        "name", "matches", "from", "each", "buckets", "requests", "in", "burst", "last", "answer",
+        "name", "matches", "from", "key", "maxKeys", "requests", "per", "burst", "stop", "response",
     ])?;
     let name = match fields.find("name") {
         Some(field) => field.read_name()?.to_string(),
@@ -88,45 +101,45 @@ fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<
     let peers = read_elements(&fields, "from", "or omit it for all clients", |field| {
         read_peer(field, namespace)
     });
-    let each = read_each(&fields);
+    let key = read_key(&fields);
     let rate = read_rate(&fields, "requests");
-    let is_last = match fields.find("last") {
+    let stop = match fields.find("stop") {
         Some(field) => field.read_boolean()?,
         None => false,
     };
-    let answer = match fields.find("answer") {
-        Some(field) => answer::read(field)?,
-        None => FixedAnswer::default(),
+    let response = match fields.find("response") {
+        Some(field) => response::read(field)?,
+        None => FixedResponse::default(),
     };
     let (requests, peers) = (requests?, peers?);
-    Some(RateRule { name, requests, peers, each: each?, rate: rate?, is_last, answer })
+    Some(RateRule { name, requests, peers, key: key?, rate: rate?, stop, response })
 }
 
-/// Reads `each: client`, or `each: {header: NAME}`.
-fn read_each(fields: &Fields<'_>) -> Option<Each> {
-    let Some(field) = fields.find("each") else {
-        if let Some(buckets) = fields.find("buckets") {
+/// Reads `key: client`, or `key: {header: NAME}`.
+fn read_key(fields: &Fields<'_>) -> Option<RateLimitKey> {
+    let Some(field) = fields.find("key") else {
+        if let Some(buckets) = fields.find("maxKeys") {
             buckets.reject(
                 "requires several buckets, but there is only one",
-                "add `each`, or remove it",
+                "add `key`, or remove it",
             );
         }
-        return Some(Each::Nothing);
+        return Some(RateLimitKey::Nothing);
     };
-    let buckets = number_or(fields, "buckets", (1, Rate::BUCKETS_MAX), BUCKETS_DEFAULT)?;
+    let buckets = number_or(fields, "maxKeys", (1, Rate::BUCKETS_MAX), BUCKETS_DEFAULT)?;
     if let Value::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
         let name = header_name(&header, header.read_text()?)?;
-        return Some(Each::Header { name, buckets });
+        return Some(RateLimitKey::Header { name, buckets });
     }
-    field.read_choice(&[("client", ())]).map(|()| Each::Client { buckets })
+    field.read_choice(&[("client", ())]).map(|()| RateLimitKey::Client { buckets })
 }
 
 /// Reads the rate (count per window) and the burst.
 fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
     let within = fields
-        .require("in")
+        .require("per")
         .and_then(|field| read_duration_within(field, Rate::TIME_MIN, Rate::TIME_MAX));
     let (count, time) = (count?, within?);
     let size = number_or(fields, "burst", (1, Rate::SIZE_MAX), count)?;
@@ -134,10 +147,10 @@ fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
 }
 
 /// Few enough for an application with very little capacity.
-const LEAST_DEFAULT: u32 = 4;
+const MIN_CONCURRENCY_DEFAULT: u32 = 4;
 /// Few clients notice 50 % more latency.
-const SLOWER_DEFAULT: u32 = 50;
-const SLOWER_MAX: u32 = 1000;
+const LATENCY_TOLERANCE_DEFAULT: u32 = 50;
+const LATENCY_TOLERANCE_MAX: u32 = 1000;
 /// Limit of rules per policy.
 const RULES_MAX: usize = 64;
 /// Enough for the clients of a service, at about 100 KiB.

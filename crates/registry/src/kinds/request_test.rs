@@ -9,7 +9,7 @@ use crate::field::{Field, Fields};
 
 /// Reads `match`; all parts must match.
 pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
-    let fields = field.read_fields(&["path", "methods", "headers", "query", "cookies"])?;
+    let fields = field.read_fields(&["path", "methods", "headers", "queryParams", "cookies"])?;
     let path = match fields.find("path") {
         Some(path) => read_path(path),
         None => Some(PathMatch::Any),
@@ -20,7 +20,7 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
         path: path?,
         methods: fields.read_each("methods", LIST_MAX, read_method),
         headers: headers.unwrap_or_default(),
-        query: tests("query"),
+        query: tests("queryParams"),
         cookies: tests("cookies"),
         ..TagMatch::default()
     })
@@ -134,8 +134,8 @@ pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k 
     match given.as_slice() {
         [key] => Some(key),
         [] => {
-            let remedy = format!("set one of `{}`", keys.join("`, `"));
-            fields.map_field().reject("is incomplete", remedy);
+            let hint = format!("set one of `{}`", keys.join("`, `"));
+            fields.map_field().reject("is incomplete", hint);
             None
         }
         several => {

@@ -19,13 +19,13 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
     let source = fields.require("source").and_then(|it| read_source(it, &name.namespace));
     let services = read_unique(&fields, "destinations", "name the services", read_service);
     let retried = fields.require("retryPolicy").and_then(read_policy);
-    let (rule, answer_timeout) = retried?;
+    let (rule, response_timeout) = retried?;
     Some(RetryPolicy {
         name,
         source: source?,
         services: services?,
         rule,
-        answer_timeout,
+        response_timeout,
         created: 0,
     })
 }

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use leno_model::{
-    LaneRule, Name, Otherwise, STEMS_MAX, SermantRouteRule, SermantRules, ServiceName,
+    FallbackPolicy, LaneRule, Name, STEMS_MAX, SermantRouteRule, SermantRules, ServiceName,
     TagRouteName, TagRules, TagScope,
 };
 
@@ -214,7 +214,7 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
         return None;
     }
     if !rules.rules.rules.is_empty() {
-        rules.rules.otherwise = vec![Otherwise::Default, Otherwise::Any];
+        rules.rules.fallback_policy = vec![FallbackPolicy::Default, FallbackPolicy::Any];
     }
     Some(rules)
 }

@@ -58,15 +58,15 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
 }
 
 fn refuse_unsupported(fields: &Fields<'_>) {
-    for (key, remedy) in UNSUPPORTED {
-        fields.reject_unsupported(key, "is not supported", remedy);
+    for (key, hint) in UNSUPPORTED {
+        fields.reject_unsupported(key, "is not supported", hint);
     }
-    let only = |key: &str, value: &str, remedy: &str| {
+    let only = |key: &str, value: &str, hint: &str| {
         if let Some(field) = fields.find(key)
             && let Some(text) = field.read_text()
             && text != value
         {
-            field.reject(format!("{} is not supported", field.quoted_value()), remedy);
+            field.reject(format!("{} is not supported", field.quoted_value()), hint);
         }
     };
     only(

@@ -11,7 +11,7 @@ use super::http_route::parse_duration;
 use super::upstream_rate_limit::Burst;
 use super::{
     Head, circuit_breaker, external_authorization, fault_injection, hedging, jwt_validation,
-    load_balancing, outlier_removal, rate_limit, refuse_other_kinds, sermant_removal,
+    load_balancing, outlier_detection, rate_limit, refuse_other_kinds, sermant_removal,
     traffic_warmup, upstream_traffic_setting,
 };
 use crate::document::Value;
@@ -24,9 +24,9 @@ pub(super) fn read(
 ) -> Option<ServicePolicy> {
     let name = ServicePolicyName { kind, namespace: head.namespace, name: head.name };
     let (scope, rule) = match kind {
-        ServicePolicyKind::OutlierRemoval => {
-            let (scope, rule) = outlier_removal::read(&name.namespace, spec)?;
-            (scope, ServiceRule::OutlierRemoval(rule))
+        ServicePolicyKind::OutlierDetection => {
+            let (scope, rule) = outlier_detection::read(&name.namespace, spec)?;
+            (scope, ServiceRule::OutlierDetection(rule))
         }
         ServicePolicyKind::SermantRemoval => {
             let rule = sermant_removal::read(spec)?;

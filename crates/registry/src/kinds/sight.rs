@@ -85,13 +85,13 @@ fn read_endpoint(
     match Collector::parse(signal, protocol, endpoint.read_text()?) {
         Ok(collector) => Some(collector),
         Err(why) => {
-            let remedy = match protocol {
+            let hint = match protocol {
                 CollectorProtocol::OtlpHttp => "correct it, as in `http://127.0.0.1:4318`",
                 CollectorProtocol::OtlpGrpc => "correct it, as in `http://127.0.0.1:4317`",
                 CollectorProtocol::Zipkin => "correct it, as in `http://127.0.0.1:9411`",
             };
             endpoint
-                .reject(format!("{} is not a valid endpoint: {why}", endpoint.shown_url()), remedy);
+                .reject(format!("{} is not a valid endpoint: {why}", endpoint.shown_url()), hint);
             None
         }
     }
@@ -130,10 +130,10 @@ fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
         InvalidTemplate::Unknown(name) => match closest_word(name, LOG_FIELDS) {
             Some(word) => {
                 let corrected = text.replacen(&format!("{{{name}"), &format!("{{{word}"), 1);
-                let remedy = format!("did you mean `{word}`?");
+                let hint = format!("did you mean `{word}`?");
                 field.reject_with_replacement(
                     error.to_string(),
-                    remedy,
+                    hint,
                     Replacement::Text(corrected),
                 );
             }

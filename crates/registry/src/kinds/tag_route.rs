@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, FieldTest, Name, Otherwise, RuleOrigin, ServiceName, Sticky, TagDialect,
-    TagMatch, TagRoute, TagRouteName, TagRule, TagRules, TagScope, TagSet, TagSplit, TagTarget,
-    TagValue, ValueTest, Weights,
+    CallerRule, Callers, FallbackPolicy, FieldTest, Name, RuleOrigin, ServiceName, Sticky,
+    TagDialect, TagMatch, TagRoute, TagRouteName, TagRule, TagRules, TagScope, TagSet, TagSplit,
+    TagTarget, TagValue, ValueTest, Weights,
 };
 
 use super::Head;
@@ -16,28 +16,34 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
-    let fields =
-        spec.read_fields(&["service", "port", "scope", "otherwise", "rules", "sameTag"])?;
+    let fields = spec.read_fields(&[
+        "service",
+        "port",
+        "scope",
+        "fallbackPolicy",
+        "rules",
+        "preferSameTag",
+    ])?;
     let name = TagRouteName { namespace: head.namespace, name: head.name };
     let scope = read_scope(&fields, &name.namespace);
-    let otherwise = fields.find("otherwise").map(read_otherwise);
+    let fallback_policy = fields.find("fallbackPolicy").map(read_fallback_policy);
     let elements =
         fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX)).unwrap_or_default();
-    if !elements.is_empty() && otherwise.is_none() {
-        fields.require("otherwise")?;
+    if !elements.is_empty() && fallback_policy.is_none() {
+        fields.require("fallbackPolicy")?;
     }
-    let otherwise = otherwise.flatten().unwrap_or_default();
+    let fallback_policy = fallback_policy.flatten().unwrap_or_default();
     let mut rules = Vec::new();
     for (index, element) in elements.iter().enumerate() {
         let origin = rule_origin(&name, index);
-        rules.extend(read_rule(element, origin, &otherwise));
+        rules.extend(read_rule(element, origin, &fallback_policy));
     }
     rules.sort_by_key(|rule: &TagRule| Reverse(rule.precedence));
-    let by_caller = read_same_tag(&fields, &name);
-    if elements.is_empty() && fields.find("sameTag").is_none_or(is_empty_list) {
-        spec.reject("has no rules", "add `rules` or `sameTag`");
+    let by_caller = read_prefer_same_tag(&fields, &name);
+    if elements.is_empty() && fields.find("preferSameTag").is_none_or(is_empty_list) {
+        spec.reject("has no rules", "add `rules` or `preferSameTag`");
     }
-    let rules = TagRules { rules, otherwise, by_caller };
+    let rules = TagRules { rules, fallback_policy, by_caller };
     Some(TagRoute { name, scope: scope?, rules, created: 0 })
 }
 
@@ -70,9 +76,12 @@ fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
 }
 
 /// Reads one fallback, or several in order of preference. `fail` applies if all are empty.
-fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
-    const WORDS: &[(&str, Option<Otherwise>)] =
-        &[("any", Some(Otherwise::Any)), ("default", Some(Otherwise::Default)), ("fail", None)];
+fn read_fallback_policy(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
+    const WORDS: &[(&str, Option<FallbackPolicy>)] = &[
+        ("any", Some(FallbackPolicy::Any)),
+        ("default", Some(FallbackPolicy::Default)),
+        ("fail", None),
+    ];
     let words = match field.value() {
         Value::List(_) => {
             let words = field.read_each(WORDS.len(), |word| word.read_choice(WORDS));
@@ -84,7 +93,7 @@ fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
         _ => vec![field.read_choice(WORDS)?],
     };
     let (last, before) = words.split_last()?;
-    if before.iter().any(|word| *word != Some(Otherwise::Default)) || before.contains(last) {
+    if before.iter().any(|word| *word != Some(FallbackPolicy::Default)) || before.contains(last) {
         field.reject(
             "has an unreachable value",
             "use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`",
@@ -94,14 +103,18 @@ fn read_otherwise(field: &Field<'_>) -> Option<Vec<Otherwise>> {
     Some(words.into_iter().flatten().collect())
 }
 
-fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -> Option<TagRule> {
+fn read_rule(
+    element: &Field<'_>,
+    origin: RuleOrigin,
+    fallback_policy: &[FallbackPolicy],
+) -> Option<TagRule> {
     let fields = element.read_fields(&[
         "precedence",
         "from",
         "match",
         "split",
         "fallback",
-        "otherwise",
+        "fallbackPolicy",
         "sticky",
     ])?;
     let precedence = match fields.find("precedence") {
@@ -121,15 +134,15 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin, otherwise: &[Otherwise]) -
         Some(field) => read_split(field)?,
         None => TagSplit::default(),
     };
-    let otherwise = match fields.find("otherwise") {
-        Some(field) => read_otherwise(field)?,
-        None => otherwise.to_vec(),
+    let fallback_policy = match fields.find("fallbackPolicy") {
+        Some(field) => read_fallback_policy(field)?,
+        None => fallback_policy.to_vec(),
     };
     let sticky = match fields.find("sticky") {
         Some(field) => Some(read_sticky(field)?),
         None => None,
     };
-    Some(TagRule { origin, precedence, from, matches, split, fallback, otherwise, sticky })
+    Some(TagRule { origin, precedence, from, matches, split, fallback, fallback_policy, sticky })
 }
 
 fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
@@ -195,8 +208,8 @@ fn read_sticky(field: &Field<'_>) -> Option<Sticky> {
     }
 }
 
-fn read_same_tag(fields: &Fields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
-    let elements = fields.find("sameTag").and_then(|list| list.read_list(TARGETS_MAX));
+fn read_prefer_same_tag(fields: &Fields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
+    let elements = fields.find("preferSameTag").and_then(|list| list.read_list(TARGETS_MAX));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate();
     rules

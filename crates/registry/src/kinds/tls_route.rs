@@ -54,11 +54,11 @@ pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
 pub(super) fn read_host(
     field: &Field<'_>,
     parse: impl FnOnce(&str) -> Option<HostPattern>,
-    remedy: &'static str,
+    hint: &'static str,
 ) -> Option<HostPattern> {
     let is_ascii = field.plain_text().is_none_or(str::is_ascii);
     let international = "write it as the DNS has it, such as xn--mller-kva.example";
-    field.read_with(parse, "a host name", if is_ascii { remedy } else { international })
+    field.read_with(parse, "a host name", if is_ascii { hint } else { international })
 }
 
 /// Reads host names without duplicates.
@@ -66,8 +66,8 @@ pub(super) fn read_patterns(field: &Field<'_>) -> Option<Vec<HostPattern>> {
     let elements = field.read_list(HOSTNAMES_MAX)?;
     let mut hostnames: Vec<HostPattern> = Vec::new();
     for element in &elements {
-        let remedy = "use one in lower case such as shop.example.com or *.example.com";
-        let Some(pattern) = read_host(element, host_pattern, remedy) else {
+        let hint = "use one in lower case such as shop.example.com or *.example.com";
+        let Some(pattern) = read_host(element, host_pattern, hint) else {
             continue;
         };
         if hostnames.contains(&pattern) {

@@ -71,8 +71,8 @@ fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
 
 /// Reads a service name as clients write it, or as `NAMESPACE/NAME`.
 fn read_service(field: &Field<'_>, own: &Name) -> Option<ServiceName> {
-    let remedy = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
-    field.read_with(|text| parse_service(text, own), "the name of a service", remedy)
+    let hint = "use one such as reviews, reviews.shop.svc.cluster.local or shop/reviews";
+    field.read_with(|text| parse_service(text, own), "the name of a service", hint)
 }
 
 /// Parses `S`, `S.N`, `S.N.svc`, `S.N.svc.cluster`, `S.N.svc.cluster.local` and `N/S`.

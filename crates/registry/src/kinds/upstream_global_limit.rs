@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, FieldMatch,
-    FixedAnswer, GlobalLimit, PathMatch, RequestMatch, Server, Unanswered, ValueMatch,
+    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, FailureMode,
+    FieldMatch, FixedResponse, GlobalLimit, PathMatch, RequestMatch, Server, ValueMatch,
 };
 
 use super::http_route::header_name;
@@ -33,8 +33,8 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     let (least, most) = (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX);
     let timeout = time_or(&fields, "timeout", (least, most), TIMEOUT_DEFAULT);
     let opens = flag_or(&fields, "failOpen", true)?;
-    let unanswered = if opens { Unanswered::Allow } else { Unanswered::Deny };
-    let check_service = CheckService { at: at?, timeout: timeout?, unanswered };
+    let failure_mode = if opens { FailureMode::Allow } else { FailureMode::Deny };
+    let check_service = CheckService { at: at?, timeout: timeout?, failure_mode };
     let status = match fields.find("responseStatusCode") {
         Some(field) => Some(u16::try_from(field.read_number(400, 599)?).ok()?),
         None => None,
@@ -43,8 +43,8 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         check_service,
         domain: fields.require("domain").and_then(Field::read_text)?.to_owned(),
         descriptors: read_descriptors(&fields, &RequestMatch::default())?,
-        answer: FixedAnswer { status, ..FixedAnswer::default() },
-        tells: flag_or(&fields, "enableXRateLimitHeaders", false)?,
+        response: FixedResponse { status, ..FixedResponse::default() },
+        rate_limit_headers: flag_or(&fields, "enableXRateLimitHeaders", false)?,
     })
 }
 
@@ -67,7 +67,7 @@ fn read_descriptor(element: &Field<'_>, like: &RequestMatch) -> Option<Descripto
     let mut request = like.clone();
     let entries: Option<Vec<_>> = list.iter().map(|it| read_entry(it, &mut request)).collect();
     let requests = if request == RequestMatch::default() { Vec::new() } else { vec![request] };
-    Some(Descriptor { requests, entries: entries?, hits: 1 })
+    Some(Descriptor { requests, entries: entries?, hits_addend: 1 })
 }
 
 /// Reads one of the four descriptor entry types and adds its conditions to `request`.

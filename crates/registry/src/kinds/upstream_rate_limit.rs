@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leno_model::{Descriptor, Each, FixedAnswer, PathMatch, Rate, RateLimits, RateRule};
+use leno_model::{Descriptor, FixedResponse, PathMatch, Rate, RateLimitKey, RateLimits, RateRule};
 
-use super::answer::read_headers;
+use super::response::read_headers;
 use super::upstream_global_limit as global;
 use crate::field::{Field, Fields};
 
@@ -128,11 +128,7 @@ fn read_route<'a>(
     }
     if let Some(local) = local {
         let rule = read_requests(local, (format!("httpRoutes[{index}]"), burst))?;
-        rules.push(RateRule {
-            requests: vec![global::at_path(path.clone())],
-            is_last: true,
-            ..rule
-        });
+        rules.push(RateRule { requests: vec![global::at_path(path.clone())], stop: true, ..rule });
     }
     Some((path, global.cloned()))
 }
@@ -188,10 +184,10 @@ fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<Ra
         name,
         requests: Vec::new(),
         peers: Vec::new(),
-        each: Each::Nothing,
+        key: RateLimitKey::Nothing,
         rate: read_rate(&fields, "requests", burst)?,
-        is_last: false,
-        answer: FixedAnswer { status, body: None, headers },
+        stop: false,
+        response: FixedResponse { status, body: None, headers },
     })
 }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, FixedAnswer, Name, PolicyScope, RateLimits, RouteParent,
+    CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RateLimits, RouteParent,
     ServiceName, Slow, TooMany, Trip,
 };
 
-use super::answer::read_body;
 use super::circuit_breaker::{
-    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, connect_timeout, slow_from,
+    COUNT_MAX, OPEN_MIN, TIME_MAX, WINDOW_MIN, connect_timeout, slow_threshold,
 };
+use super::response::read_body;
 use super::service_policy::{read_duration_within, read_limit, read_share};
 use super::upstream_rate_limit::{self, Burst};
 use crate::field::{Field, Fields};
@@ -74,13 +74,13 @@ fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
     rule.limits.pending = read_limit(&fields, "maxPendingRequests", 1)?.filter(is_bounded);
     rule.limits.retries = read_limit(&fields, "maxRetries", 0)?.filter(is_bounded);
     if let Some(field) = fields.find("circuitBreaking") {
-        let (trip, answer) = read_circuit_breaking(field)?;
-        (rule.trip, rule.answer) = (Some(trip), answer);
+        let (trip, response) = read_circuit_breaking(field)?;
+        (rule.trip, rule.response) = (Some(trip), response);
     }
     Some(())
 }
 
-fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
+fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
     let fields = field.read_fields(&[
         "statTimeWindow",
         "minRequestAmount",
@@ -96,7 +96,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
     let window = fields
         .require("statTimeWindow")
         .and_then(|it| read_duration_within(it, WINDOW_MIN, TIME_MAX));
-    let open_for = fields
+    let open_duration = fields
         .require("degradedTimeWindow")
         .and_then(|it| read_duration_within(it, OPEN_MIN, TIME_MAX));
     let requests_min =
@@ -109,7 +109,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
     let status = match fields.find("degradedStatusCode") {
         Some(field) => {
             let status = u16::try_from(field.read_number(200, 599)?).ok()?;
-            if !FixedAnswer::may_have(status) {
+            if !FixedResponse::may_have(status) {
                 field.reject("has no body", "use a status that permits a body, such as 409");
                 return None;
             }
@@ -129,30 +129,30 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedAnswer)> {
         },
         window,
         // Buckets of one second, as in the original implementation.
-        steps: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
+        buckets: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
         requests_min: requests_min?,
         failed,
-        consecutive: None,
+        consecutive_failures: None,
         slow,
-        open_for: open_for?,
-        probes: 1,
+        open_duration: open_duration?,
+        half_open_requests: 1,
     };
     let body = Some(body.unwrap_or_else(|| BODY_DEFAULT.to_owned()));
-    Some((trip, FixedAnswer { status: Some(status), body, headers: Vec::new() }))
+    Some((trip, FixedResponse { status: Some(status), body, headers: Vec::new() }))
 }
 
 fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
     let too_many = too_many(fields, ("slowAmountThreshold", "slowRatioThreshold"))?;
-    let from = match fields.find("slowTimeThreshold") {
+    let threshold = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if too_many == TooMany::default() {
                 field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
-            slow_from(field)?
+            slow_threshold(field)?
         }
         None => SLOW_DEFAULT,
     };
-    Some((too_many != TooMany::default()).then_some(Slow { from, too_many }))
+    Some((too_many != TooMany::default()).then_some(Slow { threshold, too_many }))
 }
 
 /// Reads the thresholds for an amount and for a ratio.

@@ -349,8 +349,8 @@ const FIELDS: &[&str] = &[
     "user",
     "readiness",
     "outbound",
-    "trafficMode",
-    "plaintext",
+    "defaultPolicy",
+    "mtls",
     "weight",
 ];
 /// The default account, as in Kubernetes.

@@ -1,8 +1,8 @@
 //! Warnings about inbound authorization: modes and rules of access policies.
 
 use leno_model::{
-    AccessPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol, ServiceAccount,
-    TrafficMode, Workload, WorkloadPort,
+    AccessPolicy, DefaultPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol,
+    ServiceAccount, Workload, WorkloadPort,
 };
 
 use super::suggestion::{known, suggest_name};
@@ -27,7 +27,7 @@ impl World<'_> {
                     problem: "no pod with a sidecar is in the namespace, so no sidecar enforces \
                               them"
                         .to_owned(),
-                    remedy: format!(
+                    hint: format!(
                         "`kubectl label namespace {name} leno.dev/injection=enabled` and restart its workloads, or \
                          remove the annotations"
                     ),
@@ -53,10 +53,10 @@ impl World<'_> {
         }
     }
 
-    /// Warns about a strict workload to which no policy allows access.
+    /// Warns about a workload that denies by default and to which no policy allows access.
     pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut Lint<'_>) {
         let account = &workload.account;
-        let mode = self.config.mode_of(workload);
+        let default_policy = self.config.mode_of(workload);
         let allows = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             let allows = rules.any(|rule| rule.action == PolicyAction::Allow);
@@ -64,15 +64,15 @@ impl World<'_> {
         };
         let is_mentioned =
             self.mentioned.contains(account) || self.access_policies.iter().any(allows);
-        if mode != TrafficMode::Strict || is_mentioned {
+        if default_policy != DefaultPolicy::Deny || is_mentioned {
             return;
         }
-        let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == mode);
+        let all_strict = self.workloads.iter().all(|it| self.config.mode_of(it) == default_policy);
         let calls = if all_strict { "the workload may call no service and " } else { "" };
         lint.add_warning(
             "spec.serviceAccount".to_owned(),
             format!(
-                "no policy mentions the account {account}: in strict mode {calls}no client may \
+                "no policy mentions the account {account}: with default policy deny {calls}no client may \
                  call it"
             ),
             "add it as a source or destination of a TrafficTarget, or in an AccessPolicy",
@@ -132,12 +132,12 @@ impl World<'_> {
             }
         }
         let modes = || workloads.iter().map(|workload| self.config.mode_of(workload));
-        let permissive = || modes().all(|mode| mode == TrafficMode::Permissive);
+        let permissive = || modes().all(|default_policy| default_policy == DefaultPolicy::Allow);
         if rule.action == PolicyAction::Allow && !workloads.is_empty() && permissive() {
             lint.add_warning(
                 field.to_owned(),
-                "has no effect: permissive mode already allows it".to_owned(),
-                "set `trafficMode` to strict or audit, or remove the rule",
+                "has no effect: default policy allow already allows it".to_owned(),
+                "set `defaultPolicy` to deny or dry-run, or remove the rule",
             );
         }
         let ports = || workloads.iter().flat_map(|workload| &workload.ports);
@@ -203,11 +203,11 @@ mod tests {
     use super::*;
     use crate::lint_objects;
 
-    /// In Kubernetes, annotations of a Namespace set its mode; a MeshConfig may be absent.
+    /// In Kubernetes, annotations of a Namespace set its default policy; a MeshConfig may be absent.
     #[test]
     fn a_namespace_without_members_is_named_with_the_object_that_sets_its_mode() {
         let st = Name::new("st").unwrap();
-        let admission = Admission { mode: Some(TrafficMode::Strict), plaintext: None };
+        let admission = Admission { default_policy: Some(DefaultPolicy::Deny), mtls: None };
         let mut config = MeshConfig::default();
         config.namespaces.insert(st.clone(), admission);
         let of = |config: &MeshConfig| {

@@ -113,7 +113,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
         }
         ServiceRule::RateLimit(limits) => {
             let mut rules = limits.rules.iter();
-            let first = rules.position(|it| it.is_last && all(&it.requests, it.peers.len()));
+            let first = rules.position(|it| it.stop && all(&it.requests, it.peers.len()));
             (first, limits.rules.len())
         }
         _ => (None, 0),

@@ -51,7 +51,7 @@ impl World<'_> {
         }
         let is_setting = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
         let under_way = "limit concurrent requests instead";
-        for (bounds, field, setting, remedy) in [
+        for (bounds, field, setting, hint) in [
             (
                 breaker,
                 "spec.limits.connections",
@@ -64,7 +64,7 @@ impl World<'_> {
                 lint.add_warning(
                     if is_setting { setting } else { field }.to_owned(),
                     "has no effect: requests of these ports share links".to_owned(),
-                    remedy,
+                    hint,
                 );
             }
         }

@@ -16,7 +16,7 @@ pub(crate) fn check_manifest(bytes: &[u8]) {
         assert_eq!(refusal.at.file.as_deref(), Some(NAME));
         // A field missing at the end is reported after the last line.
         assert!(refusal.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)), "{refusal}");
-        assert!(!refusal.problem.is_empty() && !refusal.remedy.is_empty(), "{refusal}");
+        assert!(!refusal.problem.is_empty() && !refusal.hint.is_empty(), "{refusal}");
         assert!(refusal.to_string().starts_with(NAME));
     }
     assert_eq!(read_str(NAME, &text), (objects.clone(), rejected));

@@ -100,7 +100,7 @@ fn refuses_what_could_be_read_two_ways() {
 fn check_warnings(spec: &str, mode: &str, expected: &Expect) {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trafficMode: {mode}}}\n---\n\
+         spec: {{defaultPolicy: {mode}}}\n---\n\
          apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {{name: stock-1, namespace: shop}}\n\
          spec: {{serviceAccount: stock, ports: [{{port: 80, protocol: HTTP}}, \
@@ -119,25 +119,25 @@ fn rules_that_can_never_decide_are_remarked() {
     check_warnings(
         "{serviceAccounts: [stock], deny: [{requests: [{methods: [DELETE]}]}], \
          allow: [{from: [{serviceAccount: \"web*\"}], ports: [80, 5432]}]}",
-        "strict",
+        "deny",
         &expect![[""]],
     );
     check_warnings(
         "{serviceAccounts: [stock, stok], deny: [{from: [{namespace: else}]}, \
          {ports: [5432], requests: [{methods: [GET]}]}, {ports: [81]}, {name: all}, {name: again}], \
          allow: [{from: [{serviceAccount: web}]}]}",
-        "permissive",
+        "allow",
         &expect![[r#"
             AccessPolicy shop/guard: spec.serviceAccounts[1]: no workload runs under the account shop/stok; did you mean `stock`?
             AccessPolicy shop/guard: spec.deny[0].from[0]: no workload runs under an account that matches else/*; correct the names, or add a Workload with such an account
             AccessPolicy shop/guard: spec.deny[1].requests: cannot match single requests: on TCP ports it denies every connection with HTTP; remove `requests`, or use ports that speak HTTP
             AccessPolicy shop/guard: spec.deny[2].ports[0]: no workload of the policy has a port 81; use ports of the workload, not of the service
             AccessPolicy shop/guard: spec.deny[4]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
-            AccessPolicy shop/guard: spec.allow[0]: has no effect: permissive mode already allows it; set `trafficMode` to strict or audit, or remove the rule
+            AccessPolicy shop/guard: spec.allow[0]: has no effect: default policy allow already allows it; set `defaultPolicy` to deny or dry-run, or remove the rule
             AccessPolicy shop/guard: spec.allow[0]: has no effect: the rule all applies first to all of its requests; remove one of the two, or change `from`, `requests` or `ports`
         "#]],
     );
-    check_warnings("{allow: [{requests: [{methods: [GET]}]}]}", "strict", &expect![[""]]);
+    check_warnings("{allow: [{requests: [{methods: [GET]}]}]}", "deny", &expect![[""]]);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a_rule_that_protects_one_exact_path_is_remarked() {
         "{serviceAccounts: [stock], deny: [{requests: [{path: {value: /ops}}]}, \
          {requests: [{methods: [PUT]}, {path: {type: Exact, value: /admin}}]}], \
          allow: [{requests: [{path: {type: Exact, value: /items}}]}]}",
-        "strict",
+        "deny",
         &expect![[r#"
             AccessPolicy shop/guard: spec.deny[1].requests[1].path.type: denies /admin and no path below it, where an application may serve the same resource; PathPrefix is safer; use Exact only for exactly this path
         "#]],

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    CheckServiceAddress, DescriptorValue, FixedAnswer, Guard, LongerBody, PathMatch, ServiceRule,
-    ShownBody, Unanswered,
+    CheckServiceAddress, DescriptorValue, FailureMode, FixedResponse, Guard, LongerBody, PathMatch,
+    ServiceRule, ShownBody,
 };
 
 use crate::service_policies::{check_refusals_of, read_policy};
@@ -17,12 +17,12 @@ fn reads_the_documented_authorization_with_all_its_parts() {
     let ServiceRule::Guard(Guard::Authorization(rule)) = policy.rule else { panic!("no guard") };
     assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
-    assert_eq!(rule.check_service.unanswered, Unanswered::Deny);
+    assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
     assert_eq!(rule.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     assert_eq!(rule.requests[0].methods, ["POST"]);
     assert_eq!(rule.headers.unwrap(), ["authorization", "x-request-id"]);
-    assert_eq!(rule.context, [("policy".to_owned(), "writers".to_owned())]);
-    let body = ShownBody { bytes_max: 16384, longer: LongerBody::Refused, as_bytes: false };
+    assert_eq!(rule.context_extensions, [("policy".to_owned(), "writers".to_owned())]);
+    let body = ShownBody { bytes_max: 16384, longer: LongerBody::Refused, pack_as_bytes: false };
     assert_eq!(rule.body, Some(body));
 }
 
@@ -38,17 +38,22 @@ fn what_is_not_said_is_as_envoy_has_it() {
     };
     assert_eq!(rule.check_service.at.to_string(), "https://authz.example:9001");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
-    assert_eq!(rule.check_service.unanswered, Unanswered::Deny);
-    assert_eq!((rule.headers, rule.requests.len(), rule.context.len()), (None, 0, 0));
+    assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
+    assert_eq!((rule.headers, rule.requests.len(), rule.context_extensions.len()), (None, 0, 0));
     assert_eq!(rule.body, None);
-    for (body, bytes_max, longer, as_bytes) in [
+    for (body, bytes_max, longer, pack_as_bytes) in [
         ("{}", 65536, LongerBody::Refused, false),
-        ("{maxBytes: 1, allowPartial: true, asBytes: true}", 1, LongerBody::Begun, true),
+        (
+            "{maxRequestBytes: 1, allowPartialMessage: true, packAsBytes: true}",
+            1,
+            LongerBody::Begun,
+            true,
+        ),
     ] {
         let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
         let rule = of("ExternalAuthorization", &spec).rule;
         let Some(Guard::Authorization(rule)) = rule.server_check() else { panic!("no guard") };
-        assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, as_bytes }));
+        assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, pack_as_bytes }));
     }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \
@@ -57,9 +62,9 @@ fn what_is_not_said_is_as_envoy_has_it() {
     let global = limits.global.unwrap();
     assert_eq!(global.check_service.at.to_string(), "default/rl port 8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(20));
-    assert_eq!(global.check_service.unanswered, Unanswered::Allow);
-    assert_eq!((global.descriptors[0].hits, global.tells), (1, false));
-    assert_eq!(global.answer, FixedAnswer::default());
+    assert_eq!(global.check_service.failure_mode, FailureMode::Allow);
+    assert_eq!((global.descriptors[0].hits_addend, global.rate_limit_headers), (1, false));
+    assert_eq!(global.response, FixedResponse::default());
 }
 
 #[test]
@@ -69,15 +74,15 @@ fn reads_the_documented_global_limit_with_all_its_parts() {
     assert!(limits.rules.is_empty() && limits.connections.is_none());
     let global = limits.global.as_ref().unwrap();
     assert!(matches!(&global.check_service.at, CheckServiceAddress::Service { port: 8081, .. }));
-    assert_eq!((global.domain.as_str(), global.tells), ("bookinfo", true));
+    assert_eq!((global.domain.as_str(), global.rate_limit_headers), ("bookinfo", true));
     let [clients, writes] = &global.descriptors[..] else { panic!("two descriptors") };
     let values: Vec<_> = clients.entries.iter().map(|it| (&*it.key, it.value.clone())).collect();
     assert_eq!(values, [("client", DescriptorValue::Client), ("path", DescriptorValue::Path)]);
-    assert_eq!((writes.hits, writes.requests[0].methods.len()), (5, 1));
+    assert_eq!((writes.hits_addend, writes.requests[0].methods.len()), (5, 1));
     let values: Vec<_> = writes.entries.iter().map(|it| it.value.clone()).collect();
     let header = DescriptorValue::Header("x-user".to_owned());
     assert_eq!(values, [DescriptorValue::Text("writes".to_owned()), header]);
-    assert_eq!(global.answer.body.as_deref(), Some("Later, please."));
+    assert_eq!(global.response.body.as_deref(), Some("Later, please."));
 }
 
 #[test]
@@ -89,15 +94,15 @@ fn refuses_what_cannot_be_asked() {
         "{targetRefs: [{name: a}], url: \"http://a:1/check\"}",
         "{targetRefs: [{name: a}], service: {name: a}}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", timeout: 2m}",
-        "{targetRefs: [{name: a}], url: \"http://a:1\", onFailure: open}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", failureMode: open}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", matches: []}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [\"a b\"]}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", headers: [a, A]}",
-        "{targetRefs: [{name: a}], url: \"http://a:1\", context: [a]}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", contextExtensions: [a]}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", tokens: true}",
         "{targetRefs: [{name: a}], url: \"http://a:1\", body: true}",
-        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {maxBytes: 1048577}}",
-        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {allowPartial: 1, asBytes: yes}}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {maxRequestBytes: 1048577}}",
+        "{targetRefs: [{name: a}], url: \"http://a:1\", body: {allowPartialMessage: 1, packAsBytes: yes}}",
         "{url: \"http://a:1\"}",
     ];
     check_refusals_of(
@@ -111,16 +116,16 @@ fn refuses_what_cannot_be_asked() {
             spec.url: "http://a:1/check" is not a valid server: a path may contain only visible characters without `?` and `#`, and gRPC has no path; correct it, as in `http://127.0.0.1:9000`
             spec.service.port: is missing; add `port`
             spec.timeout: "2m" is out of range; use a time with a unit, from 1ms to 1m, such as "5s"
-            spec.onFailure: "open" is not a supported value; use `deny` or `allow`
+            spec.failureMode: "open" is not a supported value; use `deny` or `allow`
             spec.matches: is empty, which is ambiguous; add an element, or leave it out for all requests
             spec.headers[0]: "a b" is not the name of a header; use letters, digits and `-`
             spec.headers[1]: is listed twice; remove one of the two
-            spec.context: is a list, not a map; write `NAME: TEXT`
-            spec.tokens: is an unknown field; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `onFailure`, `matches`, `headers`, `context` or `body`
-            spec.body: is true, not a map; write a map, such as {allowPartial: true}
-            spec.body.maxBytes: 1048577 is out of range; use a number from 1 to 1048576
-            spec.body.allowPartial: 1 is neither true nor false; use true or false
-            spec.body.asBytes: "yes" is neither true nor false; use true or false
+            spec.contextExtensions: is a list, not a map; write `NAME: TEXT`
+            spec.tokens: is an unknown field; remove it, or use `targetRefs`, `service`, `url`, `timeout`, `failureMode`, `matches`, `headers`, `contextExtensions` or `body`
+            spec.body: is true, not a map; write a map, such as {allowPartialMessage: true}
+            spec.body.maxRequestBytes: 1048577 is out of range; use a number from 1 to 1048576
+            spec.body.allowPartialMessage: 1 is neither true nor false; use true or false
+            spec.body.packAsBytes: "yes" is neither true nor false; use true or false
             spec.targetRefs: is missing; add `targetRefs`
         "#]],
     );
@@ -136,11 +141,11 @@ fn refuses_what_describes_no_request() {
         format!("{{{rest}, descriptors: [{{}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: []}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: b, from: path}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b, from: path}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a, from: query}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{text: b}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: \"\"}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{key: a, text: b}}], hits: 0}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: \"\"}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b}}], hitsAddend: 0}}]}}"),
     ];
     let specs = specs.map(|spec| format!("{{targetRefs: [{{name: a}}], global: {spec}}}"));
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
@@ -156,12 +161,12 @@ fn refuses_what_describes_no_request() {
             spec.global.descriptors: is empty; add a descriptor
             spec.global.descriptors[0].entries: is missing; add `entries`
             spec.global.descriptors[0].entries: is empty; add an entry, such as `{key: client, from: client}`
-            spec.global.descriptors[0].entries[0]: is incomplete; set one of `text`, `header`, `from`
-            spec.global.descriptors[0].entries[0]: has `text` and `from` together; keep one of them
+            spec.global.descriptors[0].entries[0]: is incomplete; set one of `value`, `header`, `from`
+            spec.global.descriptors[0].entries[0]: has `value` and `from` together; keep one of them
             spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
             spec.global.descriptors[0].entries[0].key: is missing; add `key`
             spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
-            spec.global.descriptors[0].hits: 0 is out of range; use a number from 1 to 1000000
+            spec.global.descriptors[0].hitsAddend: 0 is out of range; use a number from 1 to 1000000
         "#]],
     );
 }

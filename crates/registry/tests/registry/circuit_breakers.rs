@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    CircuitLimits, FailureClasses, FixedAnswer, Object, PolicyScope, ServiceRule, Slow, TooMany,
+    CircuitLimits, FailureClasses, FixedResponse, Object, PolicyScope, ServiceRule, Slow, TooMany,
     Trip,
 };
 use leno_registry::{lint_objects, read_str};
@@ -39,17 +39,17 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
             ..FailureClasses::default()
         },
         window: secs(10),
-        steps: 10,
+        buckets: 10,
         requests_min: 20,
         failed: too_many_share(500_000),
-        consecutive: None,
-        slow: Some(Slow { from: secs(3), too_many: too_many_share(800_000) }),
-        open_for: secs(30),
-        probes: 3,
+        consecutive_failures: None,
+        slow: Some(Slow { threshold: secs(3), too_many: too_many_share(800_000) }),
+        open_duration: secs(30),
+        half_open_requests: 3,
     };
     assert_eq!(rule.trip, Some(trip));
     let body = Some("Ratings are busy.".to_owned());
-    assert_eq!(rule.answer, FixedAnswer { status: Some(503), body, headers: Vec::new() });
+    assert_eq!(rule.response, FixedResponse { status: Some(503), body, headers: Vec::new() });
 }
 
 #[test]
@@ -63,10 +63,10 @@ fn what_is_given_takes_the_place_of_the_default() {
         rule.trip.unwrap()
     };
     assert_eq!(trip("{}").failed, too_many_share(500_000));
-    let row = trip("{consecutive: 3}");
-    assert_eq!((row.failed, row.consecutive), (TooMany::default(), Some(3)));
-    assert_eq!(trip("{slow: {from: 1s}}").failed, TooMany::default());
-    assert_eq!(trip("{slow: {from: 1s}, percent: 10}").failed, too_many_share(100_000));
+    let row = trip("{consecutiveFailures: 3}");
+    assert_eq!((row.failed, row.consecutive_failures), (TooMany::default(), Some(3)));
+    assert_eq!(trip("{slow: {threshold: 1s}}").failed, TooMany::default());
+    assert_eq!(trip("{slow: {threshold: 1s}, percent: 10}").failed, too_many_share(100_000));
 }
 
 #[test]
@@ -99,13 +99,13 @@ spec:
         let limits = CircuitLimits { requests: Some(7), retries: Some(0), ..Default::default() };
         assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
         let trip = rule.trip.as_ref().unwrap();
-        assert_eq!((trip.window, trip.steps, trip.open_for), (secs(60), 60, secs(20)));
+        assert_eq!((trip.window, trip.buckets, trip.open_duration), (secs(60), 60, secs(20)));
         assert_eq!(trip.requests_min, 50);
         assert_eq!(trip.failed, TooMany { share_ppm: Some(305_000), number: Some(9) });
         let too_many = TooMany { share_ppm: None, number: Some(4) };
-        assert_eq!(trip.slow, Some(Slow { from: secs(5), too_many }));
-        assert_eq!(rule.answer.status, Some(409));
-        assert_eq!(rule.answer.body.as_deref(), Some("Coming soon ..."));
+        assert_eq!(trip.slow, Some(Slow { threshold: secs(5), too_many }));
+        assert_eq!(rule.response.status, Some(409));
+        assert_eq!(rule.response.body.as_deref(), Some("Coming soon ..."));
     }
 }
 
@@ -120,13 +120,13 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
         with("limits: {pending: 0}"),
         with("limits: {streams: 1}"),
         with("connectTimeout: 0s"),
-        with("trip: {openFor: 0s}"),
+        with("trip: {openDuration: 0s}"),
         with("trip: {percent: 0}"),
         with("trip: {slow: {}}"),
-        with("trip: {slow: {from: 1s, percent: 101}}"),
+        with("trip: {slow: {threshold: 1s, percent: 101}}"),
         with("trip: {failures: []}"),
-        with("trip: {}, answer: {status: 200}"),
-        with("limits: {requests: 1}, answer: {status: 429}"),
+        with("trip: {}, response: {status: 200}"),
+        with("limits: {requests: 1}, response: {status: 429}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_refusals_of(
@@ -141,13 +141,13 @@ fn refuses_a_circuit_breaker_that_means_nothing() {
             spec.limits.streams: is an unknown field; remove it, or use `connections`, `requests`, `pending` or `retries`
             spec: has no effect; add `limits`, `connectTimeout` or `trip`
             spec.connectTimeout: "0s" is out of range; use a time with a unit, from 1ms to 1h, such as "5s"
-            spec.trip.openFor: "0s" is out of range; use a time with a unit, from 10ms to 24h, such as "5s"
+            spec.trip.openDuration: "0s" is out of range; use a time with a unit, from 10ms to 24h, such as "5s"
             spec.trip.percent: 0 is out of range; use a number from 1 to 100
-            spec.trip.slow.from: is missing; add `from`
+            spec.trip.slow.threshold: is missing; add `threshold`
             spec.trip.slow.percent: 101 is out of range; use a number from 1 to 100
             spec.trip: has no failure conditions; list classes in `failures` or `grpcStatuses`, or remove both for the default
-            spec.answer.status: 200 is out of range; use a number from 400 to 599
-            spec.answer: has no effect without `trip`; add `trip`, or remove `answer`
+            spec.response.status: 200 is out of range; use a number from 400 to 599
+            spec.response: has no effect without `trip`; add `trip`, or remove `response`
         "#]],
     );
 }

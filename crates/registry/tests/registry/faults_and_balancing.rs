@@ -20,7 +20,7 @@ fn reads_a_fault_injection_with_all_its_parts() {
     assert_eq!(jason.delay, Some(Delay { share_ppm: all, time: Duration::from_secs(7) }));
     assert_eq!(jason.abort, None);
     assert_eq!(some.delay, Some(Delay { share_ppm: 100_000, time: Duration::from_millis(200) }));
-    let Some(Abort { share_ppm, answer, grpc }) = &some.abort else { panic!("{some:?}") };
+    let Some(Abort { share_ppm, response: answer, grpc }) = &some.abort else { panic!("{some:?}") };
     assert_eq!((*share_ppm, answer.status, *grpc), (5_000, Some(503), Some(14)));
     assert_eq!(answer.body.as_deref(), Some("not now"));
     assert_eq!(some.peers[0].to_string(), "bookinfo/reviews*");
@@ -34,16 +34,16 @@ fn refuses_a_fault_injection_that_means_nothing() {
         "{targetRefs: [{name: a}], rules: []}".to_owned(),
         rule("name: a"),
         rule("delay: {}"),
-        rule("delay: {time: 0s}"),
-        rule("delay: {time: 11m}"),
-        rule("delay: {time: 1s, percent: 0}"),
-        rule("delay: {time: 1s, percent: 100.1}"),
-        rule("delay: {time: 1s, percent: \"5\"}"),
+        rule("delay: {fixedDelay: 0s}"),
+        rule("delay: {fixedDelay: 11m}"),
+        rule("delay: {fixedDelay: 1s, percent: 0}"),
+        rule("delay: {fixedDelay: 1s, percent: 100.1}"),
+        rule("delay: {fixedDelay: 1s, percent: \"5\"}"),
         rule("abort: {}"),
-        rule("abort: {status: 204}"),
-        rule("abort: {status: 600}"),
+        rule("abort: {httpStatus: 204}"),
+        rule("abort: {httpStatus: 600}"),
         rule("abort: {grpcStatus: OK}"),
-        rule("abort: {status: 503}, matches: []"),
+        rule("abort: {httpStatus: 503}, matches: []"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_refusals_of(
@@ -54,15 +54,15 @@ fn refuses_a_fault_injection_that_means_nothing() {
             spec.rules: is missing; add `rules`
             spec.rules: is empty; add a rule, or remove the policy
             spec.rules[0]: injects no fault; add `delay` or `abort`
-            spec.rules[0].delay.time: is missing; add `time`
-            spec.rules[0].delay.time: "0s" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
-            spec.rules[0].delay.time: "11m" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
+            spec.rules[0].delay.fixedDelay: is missing; add `fixedDelay`
+            spec.rules[0].delay.fixedDelay: "0s" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
+            spec.rules[0].delay.fixedDelay: "11m" is out of range; use a time with a unit, from 1ms to 10m, such as "5s"
             spec.rules[0].delay.percent: 0 is not a percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
             spec.rules[0].delay.percent: 100.1 is not a percentage; use a number above 0, up to 100, with at most four decimals, such as 12.5
             spec.rules[0].delay.percent: "5" is not a percentage; write 5, without quotes or a tag
-            spec.rules[0].abort: has no status; add `status`, `grpcStatus` or both
-            spec.rules[0].abort.status: has no body; use a status that permits a body, such as 503
-            spec.rules[0].abort.status: 600 is out of range; use a number from 200 to 599
+            spec.rules[0].abort: has no status; add `httpStatus`, `grpcStatus` or both
+            spec.rules[0].abort.httpStatus: has no body; use a status that permits a body, such as 503
+            spec.rules[0].abort.httpStatus: 600 is out of range; use a number from 200 to 599
             spec.rules[0].abort.grpcStatus: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
             spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
         "#]],
@@ -84,10 +84,13 @@ fn reads_every_algorithm() {
     let cookie = || HashKey::Cookie("session".to_owned());
     for (spec, expected) in [
         ("", BalanceAlgorithm::PeakEwma { choices: 2 }),
-        (", choices: 3", BalanceAlgorithm::PeakEwma { choices: 3 }),
+        (", choiceCount: 3", BalanceAlgorithm::PeakEwma { choices: 3 }),
         (", algorithm: PeakEwma", BalanceAlgorithm::PeakEwma { choices: 2 }),
         (", algorithm: LeastRequest", BalanceAlgorithm::LeastRequest { choices: 2 }),
-        (", algorithm: LeastRequest, choices: 16", BalanceAlgorithm::LeastRequest { choices: 16 }),
+        (
+            ", algorithm: LeastRequest, choiceCount: 16",
+            BalanceAlgorithm::LeastRequest { choices: 16 },
+        ),
         (", algorithm: RoundRobin", BalanceAlgorithm::RoundRobin),
         (", algorithm: Random", BalanceAlgorithm::Random),
         (", algorithm: RingHash, key: {cookie: session}", BalanceAlgorithm::RingHash(cookie())),
@@ -100,7 +103,7 @@ fn reads_every_algorithm() {
         assert_eq!(read_balancing(spec), plain(expected), "{spec}");
     }
     let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
-    assert_eq!(read_balancing(", algorithm: Random, warmUp: {time: 1m}").warm_up, warm_up);
+    assert_eq!(read_balancing(", algorithm: Random, warmup: {duration: 1m}").warm_up, warm_up);
 }
 
 #[test]
@@ -108,17 +111,17 @@ fn refuses_what_an_algorithm_cannot_do() {
     let specs = [
         "{algorithm: Random}",
         "{targetRefs: [{name: a}], algorithm: Fair}",
-        "{targetRefs: [{name: a}], choices: 1}",
-        "{targetRefs: [{name: a}], algorithm: Random, choices: 2}",
+        "{targetRefs: [{name: a}], choiceCount: 1}",
+        "{targetRefs: [{name: a}], algorithm: Random, choiceCount: 2}",
         "{targetRefs: [{name: a}], algorithm: Random, key: {source: true}}",
         "{targetRefs: [{name: a}], algorithm: Maglev}",
         "{targetRefs: [{name: a}], algorithm: Maglev, key: {}}",
         "{targetRefs: [{name: a}], algorithm: Maglev, key: {header: a, cookie: b}}",
         "{targetRefs: [{name: a}], algorithm: Maglev, key: {cookie: \"a b\"}}",
         "{targetRefs: [{name: a}], algorithm: Maglev, key: {source: false}}",
-        "{targetRefs: [{name: a}], algorithm: RingHash, key: {source: true}, warmUp: {time: 1s}}",
-        "{targetRefs: [{name: a}], warmUp: {time: 0s}}",
-        "{targetRefs: [{name: a}], warmUp: {time: 1s, minPercent: 0}}",
+        "{targetRefs: [{name: a}], algorithm: RingHash, key: {source: true}, warmup: {duration: 1s}}",
+        "{targetRefs: [{name: a}], warmup: {duration: 0s}}",
+        "{targetRefs: [{name: a}], warmup: {duration: 1s, minimumPercent: 0}}",
     ];
     check_refusals_of(
         "leno.dev",
@@ -127,17 +130,17 @@ fn refuses_what_an_algorithm_cannot_do() {
         &expect![[r#"
             spec.targetRefs: is missing; add `targetRefs`
             spec.algorithm: "Fair" is not a supported value; use `PeakEwma`, `LeastRequest`, `RoundRobin`, `Random`, `RingHash` or `Maglev`
-            spec.choices: 1 is out of range; use a number from 2 to 16
-            spec.choices: requires PeakEwma or LeastRequest; remove it, or use one of these
+            spec.choiceCount: 1 is out of range; use a number from 2 to 16
+            spec.choiceCount: requires PeakEwma or LeastRequest; remove it, or use one of these
             spec.key: requires RingHash or Maglev; remove it, or use one of these
             spec.key: is missing; add `key`
             spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
             spec.key: must have exactly one key; use one of `header`, `cookie` and `source: true`
             spec.key.cookie: "a b" is not the name of a cookie; use letters, digits and `-`
             spec.key.source: has no key; use `source: true`, or another key
-            spec.warmUp: is not supported with a key, which selects its endpoint regardless of age; remove it, or use another algorithm
-            spec.warmUp.time: "0s" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
-            spec.warmUp.minPercent: 0 is out of range; use a number from 1 to 100
+            spec.warmup: is not supported with a key, which selects its endpoint regardless of age; remove it, or use another algorithm
+            spec.warmup.duration: "0s" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
+            spec.warmup.minimumPercent: 0 is out of range; use a number from 1 to 100
         "#]],
     );
 }
@@ -199,7 +202,7 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
     // A migrated warm-up equals a LoadBalancing with only that setting.
     let plain = read_policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
-         spec: {targetRefs: [{kind: Service, name: stock}], warmUp: {time: 2m, minPercent: 5}}}",
+         spec: {targetRefs: [{kind: Service, name: stock}], warmup: {duration: 2m, minimumPercent: 5}}}",
     );
     let ServiceRule::LoadBalancing(plain) = plain.rule else { panic!("{plain:?}") };
     assert_eq!(

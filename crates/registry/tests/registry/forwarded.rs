@@ -51,16 +51,16 @@ fn lint_warnings(text: &str) -> String {
 fn each_kind(targets: &str) -> String {
     [
         policy_for("CircuitBreaker", "breaker", targets, "limits: {requests: 2}"),
-        policy_for("OutlierRemoval", "removal", targets, "consecutive: 5"),
+        policy_for("OutlierDetection", "removal", targets, "consecutiveFailures: 5"),
         policy_for("LoadBalancing", "balancing", targets, "algorithm: RoundRobin"),
         policy_for("Hedging", "hedging", targets, "after: 50ms"),
         policy_for(
             "FaultInjection",
             "faults",
             targets,
-            "rules: [{abort: {status: 500, percent: 50}}]",
+            "rules: [{abort: {httpStatus: 500, percent: 50}}]",
         ),
-        policy_for("RateLimit", "limit", targets, "rules: [{requests: 5, in: 1s}]"),
+        policy_for("RateLimit", "limit", targets, "rules: [{requests: 5, per: 1s}]"),
     ]
     .concat()
 }
@@ -71,7 +71,7 @@ fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
     assert_eq!(lint_warnings(&canary_manifests(to_both, &each_kind("api"))), "");
     // A share for the service itself, clients without a match, and policies of a backend.
     let back = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
-    let theirs = policy_for("OutlierRemoval", "theirs", "next", "consecutive: 5");
+    let theirs = policy_for("OutlierDetection", "theirs", "next", "consecutiveFailures: 5");
     assert_eq!(
         lint_warnings(&canary_manifests(back, &format!("{}{theirs}", each_kind("api")))),
         ""
@@ -82,7 +82,7 @@ fn policies_of_a_called_service_have_an_effect_where_routes_forward() {
 fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
     let away = "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
     let own = [
-        policy_for("OutlierRemoval", "own-removal", "next", "consecutive: 5"),
+        policy_for("OutlierDetection", "own-removal", "next", "consecutiveFailures: 5"),
         policy_for("LoadBalancing", "own-balancing", "next", "algorithm: Random"),
     ];
     let more =
@@ -95,7 +95,7 @@ fn warns_of_policies_without_effect_where_a_route_forwards_everything() {
          metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
     let text = canary_manifests(away, &format!("{more}{lone}{split}"));
     expect![[r#"
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierRemoval default/own-removal; remove it, or the policies of the other services
+        OutlierDetection default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierDetection default/own-removal; remove it, or the policies of the other services
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
         RateLimit default/limit: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and no workload of default/lone receives any; attach it to default/next
     "#]].assert_eq(&lint_warnings(&text));
@@ -106,7 +106,7 @@ fn warns_of_policies_of_a_service_whose_route_answers_everything_itself() {
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
     expect![[r#"
         CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
+        OutlierDetection default/removal: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
@@ -135,11 +135,11 @@ fn by_request() -> String {
          retryPolicy: {retryOn: 5xx, numRetries: 2}}}\n";
     [
         policy("CircuitBreaker", "breaker", "limits: {requests: 2, pending: 1}"),
-        policy("OutlierRemoval", "removal", "consecutive: 5, failures: [5xx]"),
+        policy("OutlierDetection", "removal", "consecutiveFailures: 5, failures: [5xx]"),
         policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {header: x}"),
         policy("Hedging", "hedging", "after: 50ms"),
-        policy("FaultInjection", "faults", "rules: [{abort: {status: 500}}]"),
-        policy("RateLimit", "limit", "rules: [{requests: 5, in: 1s}]"),
+        policy("FaultInjection", "faults", "rules: [{abort: {httpStatus: 500}}]"),
+        policy("RateLimit", "limit", "rules: [{requests: 5, per: 1s}]"),
         retry.to_owned(),
     ]
     .concat()
@@ -150,7 +150,7 @@ fn warns_of_policies_that_decide_by_request_where_each_port_carries_tcp() {
     let text = format!("{}{}", service_with_ports(TCP_PORT), by_request());
     expect![[r#"
         CircuitBreaker default/breaker: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
-        OutlierRemoval default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
+        OutlierDetection default/removal: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         Hedging default/hedging: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: port 90 of default/api carries TCP, in which requests are not visible; attach it to a port that speaks HTTP, or remove it
@@ -174,9 +174,9 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
     let policy = |kind: &str, name: &str, spec: &str| policy_for(kind, name, "api", spec);
     let acting = [
         policy("CircuitBreaker", "breaker", "limits: {requests: 2, connections: 2}"),
-        policy("OutlierRemoval", "removal", "consecutive: 5"),
+        policy("OutlierDetection", "removal", "consecutiveFailures: 5"),
         policy("LoadBalancing", "balancing", "algorithm: Maglev, key: {source: true}"),
-        policy("RateLimit", "limit", "connections: {count: 5, in: 1s}"),
+        policy("RateLimit", "limit", "connections: {count: 5, per: 1s}"),
     ];
     assert_eq!(lint_warnings(&format!("{}{}", service_with_ports(TCP_PORT), acting.concat())), "");
     // A route of another service forwards requests to the port.
@@ -193,7 +193,7 @@ fn policies_that_act_on_connections_have_an_effect_on_ports_that_carry_tcp() {
 fn tag_rules(service: &str) -> String {
     format!(
         "---\n{{apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {{name: tags}}, \
-         spec: {{service: {service}, otherwise: any, rules: [{{split: [{{tags: {{app: {service}}}}}]}}]}}}}\n\
+         spec: {{service: {service}, fallbackPolicy: any, rules: [{{split: [{{tags: {{app: {service}}}}}]}}]}}}}\n\
          ---\n{{apiVersion: leno.dev/v1alpha1, kind: Lane, metadata: {{name: lane}}, \
          spec: {{service: {service}, rules: [{{marks: [{{percent: 60, headers: {{x-lane: gray}}}}]}}]}}}}\n"
     )
@@ -219,9 +219,10 @@ fn warns_of_rules_about_tags_where_a_route_forwards_everything() {
     let other = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: third}, spec: {service: third, backends: [{service: api, weight: 1}]}}\n";
     assert_eq!(lint_warnings(&canary_manifests(away, &format!("{}{other}", tag_rules("api")))), "");
-    let removal = policy_for("OutlierRemoval", "theirs", "api next", "consecutive: 5");
+    let outlier_detection =
+        policy_for("OutlierDetection", "theirs", "api next", "consecutiveFailures: 5");
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
-    let all = [removal, each_kind("api"), other.to_owned()].concat();
+    let all = [outlier_detection, each_kind("api"), other.to_owned()].concat();
     let reported = lint_warnings(&canary_manifests(redirect, &all));
     assert!(!reported.contains("has no effect: HTTPRoute default/api answers"), "{reported}");
 }

@@ -22,7 +22,7 @@ fn check_warnings(documents: &[(&str, &str)], expected: &Expect) {
         text.push_str(&format!("kind: {kind}\nmetadata: {{name: guard}}\nspec: {spec}\n"));
         text.push_str("---\napiVersion: leno.dev/v1alpha1\n");
     }
-    text.push_str("kind: MeshConfig\nmetadata: {name: mesh}\nspec: {trafficMode: strict}\n");
+    text.push_str("kind: MeshConfig\nmetadata: {name: mesh}\nspec: {defaultPolicy: deny}\n");
     let (objects, rejected) = read_str("mesh.yaml", &text);
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();

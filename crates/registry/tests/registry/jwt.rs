@@ -29,9 +29,13 @@ fn reads_the_documented_example_with_all_its_parts() {
     let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
     let header = JwtPlace::Header { name, prefix };
     assert_eq!(issuer.places, [header, JwtPlace::Query("access_token".to_owned())]);
-    assert_eq!((issuer.leeway, issuer.passes_token), (Duration::from_secs(30), false));
+    assert_eq!(
+        (issuer.clock_skew, issuer.forward_original_token),
+        (Duration::from_secs(30), false)
+    );
     assert_eq!((issuer.requires_expiration, issuer.max_age), (true, None));
-    let reported: Vec<_> = issuer.forwards.iter().map(|it| (&*it.claim, &*it.header)).collect();
+    let reported: Vec<_> =
+        issuer.claim_to_headers.iter().map(|it| (&*it.claim, &*it.header)).collect();
     assert_eq!(reported, [("sub", "x-user"), ("realm.roles", "x-roles")]);
 
     let (objects, rejected) = read_str("f.yaml", second);
@@ -80,9 +84,9 @@ fn refuses_tokens_that_nobody_could_show() {
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {inline: a, url: b}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: b}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: \"https://a#b\"}}]}".to_owned(),
-        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: \"https://a\", refresh: 500ms}}]}"
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {url: \"https://a\", refreshInterval: 500ms}}]}"
             .to_owned(),
-        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: a, refresh: 5s}}]}".to_owned(),
+        "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: a, refreshInterval: 5s}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: \"\"}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {file: ..}}]}".to_owned(),
         "{targetRefs: [{name: a}], issuers: [{issuer: a, jwks: {inline: \"a\"}}]}".to_owned(),
@@ -92,11 +96,11 @@ fn refuses_tokens_that_nobody_could_show() {
         issuer(", from: [{}]"),
         issuer(", from: [{header: a, query: b}]"),
         issuer(", from: [{query: a, prefix: b}]"),
-        issuer(", leeway: 2h"),
+        issuer(", clockSkew: 2h"),
         issuer(", maxAge: 0s"),
         issuer(", requireExpiration: 1"),
-        issuer(", forwardClaims: [{claim: a, header: content-length}]"),
-        issuer(", forwardClaims: [{claim: a, header: x-a}, {claim: b, header: X-A}]"),
+        issuer(", claimToHeaders: [{claim: a, header: content-length}]"),
+        issuer(", claimToHeaders: [{claim: a, header: x-a}, {claim: b, header: X-A}]"),
         issuer(", algorithms: [none]"),
         format!("{{targetRefs: [{{name: a}}], required: true, requiredFor: [{{method: GET}}], issuers: [{{issuer: a, jwks: {KEYS}}}]}}"),
         format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}}}, {{issuer: a, jwks: {KEYS}}}]}}"),
@@ -114,8 +118,8 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].jwks: has `inline` and `url` together; keep one of them
             spec.issuers[0].jwks.url: "b" is not a valid JWKS endpoint: an endpoint has the form `http://HOST:PORT`, or `https://HOST:PORT` for TLS; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
             spec.issuers[0].jwks.url: "https://a#b" is not a valid JWKS endpoint: an endpoint needs a host: an address, IPv6 in brackets, or a name; correct it, as in `https://accounts.example.com/.well-known/jwks.json`
-            spec.issuers[0].jwks.refresh: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
-            spec.issuers[0].jwks.refresh: applies to `url` only; remove it; files are watched
+            spec.issuers[0].jwks.refreshInterval: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
+            spec.issuers[0].jwks.refreshInterval: applies to `url` only; remove it; files are watched
             spec.issuers[0].jwks.file: "" is not the path of a file; name one
             spec.issuers[0].jwks.file: ".." is not the path of a file; name one
             spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
@@ -124,12 +128,12 @@ fn refuses_tokens_that_nobody_could_show() {
             spec.issuers[0].from[0]: is incomplete; set one of `header`, `query`
             spec.issuers[0].from[0]: has `header` and `query` together; keep one of them
             spec.issuers[0].from[0].prefix: requires `header`; remove it
-            spec.issuers[0].leeway: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
+            spec.issuers[0].clockSkew: "2h" is out of range; use a time with a unit, from 0ms to 1h, such as "5s"
             spec.issuers[0].maxAge: "0s" is out of range; use a time with a unit, from 1s to 8784h, such as "5s"
             spec.issuers[0].requireExpiration: 1 is neither true nor false; use true or false
-            spec.issuers[0].forwardClaims[0].header: "content-length" is a header of the protocol; use another header, such as `x-user`
-            spec.issuers[0].forwardClaims: has two claims in one header; use another header for one of them
-            spec.issuers[0].algorithms: is an unknown field; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `leeway`, `requireExpiration`, `maxAge`, `forwardClaims` or `forwardToken`
+            spec.issuers[0].claimToHeaders[0].header: "content-length" is a header of the protocol; use another header, such as `x-user`
+            spec.issuers[0].claimToHeaders: has two claims in one header; use another header for one of them
+            spec.issuers[0].algorithms: is an unknown field; remove it, or use `issuer`, `audiences`, `jwks`, `from`, `clockSkew`, `requireExpiration`, `maxAge`, `claimToHeaders` or `forwardOriginalToken`
             spec: has both `required` and `requiredFor`; keep one of them
             spec.issuers[1]: is listed twice; remove one of the two
         "#]],
@@ -186,12 +190,12 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
     assert_eq!(read("{file: /keys.json}").0, KeySource::File("/keys.json".into()));
     for (jwks, url, refresh) in [
         ("{url: \"https://a/b?c=d\"}", "https://a:443/b?c=d", 300),
-        ("{url: \"http://127.0.0.1:8/\", refresh: 1h}", "http://127.0.0.1:8/", 3600),
+        ("{url: \"http://127.0.0.1:8/\", refreshInterval: 1h}", "http://127.0.0.1:8/", 3600),
     ] {
         let (source, warned) = read(jwks);
         assert_eq!((source.to_string().as_str(), warned.len()), (url, 0));
         let KeySource::Server(server) = source else { panic!("{source:?}") };
-        assert_eq!(server.refresh, Duration::from_secs(refresh));
+        assert_eq!(server.refresh_interval, Duration::from_secs(refresh));
     }
     for host in ["169.254.169.254", "[::ffff:169.254.169.254]", "0.0.0.0"] {
         let (_, warned) = read(&format!("{{url: \"https://{host}/\"}}"));

@@ -64,7 +64,7 @@ spec: {matches: [{name: get}, {name: list}]}
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trafficMode: strict}
+spec: {defaultPolicy: deny}
 "#;
 
 #[test]
@@ -74,7 +74,7 @@ fn names_what_refers_to_nothing() {
         &expect![[r#"
         Workload default/web: spec.outbound[0].service: there is no Service default/wbe; did you mean `web`?
         Workload default/web: spec.outbound[1].port: the Service default/web has no port 81; use `80`, `8080` or `90`
-        Workload default/other: spec.serviceAccount: no policy mentions the account default/other: in strict mode the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
+        Workload default/other: spec.serviceAccount: no policy mentions the account default/other: with default policy deny the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         Service default/web: spec.ports[1].targetPort: no selected workload has a port 8080; use a port that the workloads list
         Service default/web: spec.ports[2].targetPort: no selected workload has a port "metrics"; use a port that the workloads list
         Service default/lost: spec.selector: selects no workload of the namespace; use labels that a Workload of the same namespace has
@@ -118,23 +118,23 @@ fn a_workload_below_the_floor_is_reported() {
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {floor: {trafficMode: audit, plaintext: refuse, exceptNamespaces: [legacy]}}
+spec: {floor: {defaultPolicy: dry-run, mtls: strict, exceptNamespaces: [legacy]}}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: a, namespace: shop}
-spec: {trafficMode: permissive, plaintext: accept}
+spec: {defaultPolicy: allow, mtls: permissive}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: b, namespace: legacy}
-spec: {trafficMode: permissive, plaintext: accept}
+spec: {defaultPolicy: allow, mtls: permissive}
 ";
     check_warnings(
         text,
         &expect![[r"
-            Workload shop/a: spec.trafficMode: is below the floor of the MeshConfig, and audit is in force; use audit, or remove the field
-            Workload shop/a: spec.plaintext: is below the floor of the MeshConfig, and refuse is in force; use refuse, or remove the field
+            Workload shop/a: spec.defaultPolicy: is below the floor of the MeshConfig, and dry-run is in force; use dry-run, or remove the field
+            Workload shop/a: spec.mtls: is below the floor of the MeshConfig, and strict is in force; use strict, or remove the field
         "]],
     );
 }
@@ -313,8 +313,8 @@ metadata: {name: web}
 spec:
   targetRefs: [{kind: Service, name: web}]
   rules:
-  - {abort: {percent: 1, status: 503}}
-  - {matches: [{path: {value: /a}}], abort: {percent: 2, status: 503}}
+  - {abort: {percent: 1, httpStatus: 503}}
+  - {matches: [{path: {value: /a}}], abort: {percent: 2, httpStatus: 503}}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: RateLimit
@@ -322,9 +322,9 @@ metadata: {name: web}
 spec:
   targetRefs: [{kind: Service, name: web}]
   rules:
-  - {requests: 5, in: 1s}
-  - {requests: 9, in: 1s, last: true}
-  - {matches: [{path: {value: /a}}], requests: 1, in: 1s}
+  - {requests: 5, per: 1s}
+  - {requests: 9, per: 1s, stop: true}
+  - {matches: [{path: {value: /a}}], requests: 1, per: 1s}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Lane
@@ -353,7 +353,7 @@ fn a_reference_to_the_wrong_namespace_names_the_right_one_and_following_it_helps
         format!(
             "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
              metadata: {{name: r, namespace: {namespace}}}\n\
-             spec: {{targetRefs: [{{kind: Service, name: api}}], rules: [{{name: a, requests: 5, in: 1s}}]}}\n"
+             spec: {{targetRefs: [{{kind: Service, name: api}}], rules: [{{name: a, requests: 5, per: 1s}}]}}\n"
         )
     };
     let warned = |namespace: &str| {

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, CollectorProtocol, ContextForm, FieldMatch, HttpGet, HttpRoute, HttpRouteGroup,
-    LogForm, MeshConfig, Name, Object, OutboundListener, PathMatch, Plaintext, PortSet, Protocol,
-    ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload, RouteKind, RouteName, RouteParent,
-    RunOptions, RunUser, Sampling, Service, ServiceAccount, ServiceName, TargetPort, TargetRule,
-    TcpRoute, TrafficMode, TrafficTarget, ValueMatch, WeightedBackend, Workload, WorkloadName,
-    WorkloadPort,
+    AccessLog, CollectorProtocol, ContextForm, DefaultPolicy, FieldMatch, HttpGet, HttpRoute,
+    HttpRouteGroup, LogForm, MeshConfig, MtlsMode, Name, Object, OutboundListener, PathMatch,
+    PortSet, Protocol, ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload, RouteKind,
+    RouteName, RouteParent, RunOptions, RunUser, Sampling, Service, ServiceAccount, ServiceName,
+    TargetPort, TargetRule, TcpRoute, TrafficTarget, ValueMatch, WeightedBackend, Workload,
+    WorkloadName, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -57,7 +57,7 @@ spec: {selector: {app: ratings}, ports: [{name: http, port: 9080}]}
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: permissive}   # permissive | strict
+spec: {trustDomain: cluster.local, defaultPolicy: allow}   # allow | deny
 "#;
 
 #[test]
@@ -169,10 +169,10 @@ fn reads_strict_mode_and_another_trust_domain() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-         spec: {trustDomain: edge.example.com, trafficMode: strict}"
+         spec: {trustDomain: edge.example.com, defaultPolicy: deny}"
     );
     assert_eq!(config.trust_domain.to_string(), "edge.example.com");
-    assert_eq!(config.mode, TrafficMode::Strict);
+    assert_eq!(config.default_policy, DefaultPolicy::Deny);
 }
 
 #[test]
@@ -268,13 +268,13 @@ fn the_most_specific_mode_wins() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-         spec: {trafficMode: strict, namespaces: [{name: shop, trafficMode: audit}]}"
+         spec: {defaultPolicy: deny, namespaces: [{name: shop, defaultPolicy: dry-run}]}"
     );
     for (namespace, own, expected) in [
-        ("shop", "", TrafficMode::Audit),
-        ("shop", "spec: {trafficMode: permissive}", TrafficMode::Permissive),
-        ("other", "", TrafficMode::Strict),
-        ("other", "spec: {trafficMode: audit}", TrafficMode::Audit),
+        ("shop", "", DefaultPolicy::DryRun),
+        ("shop", "spec: {defaultPolicy: allow}", DefaultPolicy::Allow),
+        ("other", "", DefaultPolicy::Deny),
+        ("other", "spec: {defaultPolicy: dry-run}", DefaultPolicy::DryRun),
     ] {
         let own = if own.is_empty() { "spec: {}" } else { own };
         let text = format!(
@@ -290,26 +290,31 @@ fn no_workload_goes_below_the_floor() {
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-         spec: {plaintext: accept, namespaces: [{name: legacy, trafficMode: permissive}], \
-         floor: {trafficMode: strict, plaintext: refuse, injection: required, exclusions: refuse, \
+         spec: {mtls: permissive, namespaces: [{name: legacy, defaultPolicy: allow}], \
+         floor: {defaultPolicy: deny, mtls: strict, injection: required, exclusions: forbidden, \
          sidecarImages: [r.example/leno], exceptNamespaces: [legacy]}}"
     );
-    assert!(config.floor.injection_required && config.floor.exclusions_refused);
+    assert!(config.floor.injection_required && config.floor.exclusions_forbidden);
     assert!(config.floor.permits_image("r.example/leno:0.1"));
-    for (namespace, own, mode, plaintext) in [
-        ("shop", "{}", TrafficMode::Strict, Plaintext::Refuse),
-        ("shop", "{trafficMode: permissive}", TrafficMode::Strict, Plaintext::Refuse),
-        ("shop", "{trafficMode: audit, plaintext: accept}", TrafficMode::Strict, Plaintext::Refuse),
-        ("legacy", "{}", TrafficMode::Permissive, Plaintext::Accept),
-        ("legacy", "{trafficMode: audit}", TrafficMode::Audit, Plaintext::Accept),
+    for (namespace, own, default_policy, mtls) in [
+        ("shop", "{}", DefaultPolicy::Deny, MtlsMode::Strict),
+        ("shop", "{defaultPolicy: allow}", DefaultPolicy::Deny, MtlsMode::Strict),
+        (
+            "shop",
+            "{defaultPolicy: dry-run, mtls: permissive}",
+            DefaultPolicy::Deny,
+            MtlsMode::Strict,
+        ),
+        ("legacy", "{}", DefaultPolicy::Allow, MtlsMode::Permissive),
+        ("legacy", "{defaultPolicy: dry-run}", DefaultPolicy::DryRun, MtlsMode::Permissive),
     ] {
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
              metadata: {{name: a, namespace: {namespace}}}\nspec: {own}"
         );
         let workload = only!(Workload, &text);
-        assert_eq!(config.mode_of(&workload), mode, "{namespace} {own}");
-        assert_eq!(config.plaintext_of(&workload), plaintext, "{namespace} {own}");
+        assert_eq!(config.mode_of(&workload), default_policy, "{namespace} {own}");
+        assert_eq!(config.plaintext_of(&workload), mtls, "{namespace} {own}");
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    AdaptiveConcurrency, Descriptor, Each, PathMatch, Rate, RateLimits, RateRule, RequestMatch,
-    ServiceRule,
+    AdaptiveConcurrency, Descriptor, PathMatch, Rate, RateLimitKey, RateLimits, RateRule,
+    RequestMatch, ServiceRule,
 };
 
 use crate::service_policies::{check_refusals_of, read_policy};
@@ -22,26 +22,25 @@ const fn new_rate(count: u32, seconds: u64, size: u32) -> Rate {
 fn reads_the_documented_example_with_all_its_parts() {
     let limits = read_limits(&crate::pages::page_examples("rate-limit.md")[0]);
     assert_eq!(limits.connections, Some(new_rate(100, 1, 100)));
-    let reported =
-        |rule: &RateRule| (rule.name.clone(), rule.rate, rule.is_last, rule.each.clone());
-    let header = Each::Header { name: "x-user".to_owned(), buckets: 5000 };
+    let reported = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.stop, rule.key.clone());
+    let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 5000 };
     let expected = [
-        ("health".to_owned(), new_rate(1000, 1, 1000), true, Each::Nothing),
-        ("writers".to_owned(), new_rate(10, 60, 20), false, Each::Client { buckets: 1000 }),
+        ("health".to_owned(), new_rate(1000, 1, 1000), true, RateLimitKey::Nothing),
+        ("writers".to_owned(), new_rate(10, 60, 20), false, RateLimitKey::Client { buckets: 1000 }),
         ("users".to_owned(), new_rate(5, 1, 5), false, header),
-        ("all".to_owned(), new_rate(500, 1, 500), false, Each::Nothing),
+        ("all".to_owned(), new_rate(500, 1, 500), false, RateLimitKey::Nothing),
     ];
     assert_eq!(limits.rules.iter().map(reported).collect::<Vec<_>>(), expected);
     let writers = &limits.rules[1];
     assert_eq!(writers.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     assert_eq!(writers.requests[0].methods, ["POST"]);
     assert_eq!(writers.peers[0].to_string(), "bookinfo/reviews*");
-    let answer = &writers.answer;
+    let answer = &writers.response;
     assert_eq!((answer.status, answer.body.as_deref()), (Some(429), Some("One at a time.")));
     assert_eq!((&*answer.headers[0].name, &*answer.headers[0].value), ("x-limit", "writers"));
     assert!(limits.rules[3].requests.is_empty() && limits.rules[3].peers.is_empty());
     let concurrency = limits.concurrency.unwrap();
-    let adaptive = Some(AdaptiveConcurrency { least: 4, slower_percent: 50 });
+    let adaptive = Some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });
     assert_eq!((concurrency.requests, concurrency.adaptive), (200, adaptive));
 }
 
@@ -69,11 +68,11 @@ spec:
         let limits = read_limits(&text);
         assert_eq!(limits.connections, Some(connections), "{group}");
         let [by_path, all] = limits.rules.as_slice() else { panic!("{limits:?}") };
-        assert_eq!((by_path.rate, by_path.is_last), (route, true), "{group}");
+        assert_eq!((by_path.rate, by_path.stop), (route, true), "{group}");
         assert_eq!(by_path.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
-        assert_eq!((all.rate, all.is_last), (new_rate(5, 3600, 5), false), "{group}");
-        assert_eq!((all.requests.len(), all.answer.status), (0, Some(503)));
-        assert_eq!((&*all.answer.headers[0].name, &*all.answer.headers[0].value), ("x-a", "b"));
+        assert_eq!((all.rate, all.stop), (new_rate(5, 3600, 5), false), "{group}");
+        assert_eq!((all.requests.len(), all.response.status), (0, Some(503)));
+        assert_eq!((&*all.response.headers[0].name, &*all.response.headers[0].value), ("x-a", "b"));
         let policy = read_policy(&text);
         assert!(matches!(policy.rule, ServiceRule::UpstreamTrafficSetting(_)));
         assert_eq!(policy.rule.circuit_breaker(), None);
@@ -87,30 +86,32 @@ fn refuses_a_rate_limit_that_means_nothing() {
     let specs = [
         "{targetRefs: [{name: a}]}".to_owned(),
         "{targetRefs: [{name: a}], rules: []}".to_owned(),
-        "{rules: [{requests: 1, in: 1s}]}".to_owned(),
-        "{targetRefs: [{name: a}], connections: {count: 0, in: 1s}}".to_owned(),
+        "{rules: [{requests: 1, per: 1s}]}".to_owned(),
+        "{targetRefs: [{name: a}], connections: {count: 0, per: 1s}}".to_owned(),
         rule("requests: 1"),
-        rule("in: 1s"),
-        rule("requests: 1000001, in: 1s"),
-        rule("requests: 1, in: 500ms"),
-        rule("requests: 1, in: 25h"),
-        rule("requests: 1, in: 1s, burst: 0"),
-        rule("requests: 1, in: 1s, buckets: 3"),
-        rule("requests: 1, in: 1s, each: peer"),
-        rule("requests: 1, in: 1s, each: {header: \"a b\"}"),
-        rule("requests: 1, in: 1s, each: client, buckets: 0"),
-        rule("requests: 1, in: 1s, matches: []"),
-        rule("requests: 1, in: 1s, from: [{}]"),
-        rule("requests: 1, in: 1s, answer: {status: 200}"),
-        rule("requests: 1, in: 1s, answer: {headers: [{name: host, value: a}]}"),
-        rule("requests: 1, in: 1s, answer: {headers: [{name: a, value: a}, {name: A, value: b}]}"),
-        rule("requests: 1, in: 1s, name: a}, {requests: 1, in: 1s, name: a"),
+        rule("per: 1s"),
+        rule("requests: 1000001, per: 1s"),
+        rule("requests: 1, per: 500ms"),
+        rule("requests: 1, per: 25h"),
+        rule("requests: 1, per: 1s, burst: 0"),
+        rule("requests: 1, per: 1s, maxKeys: 3"),
+        rule("requests: 1, per: 1s, key: peer"),
+        rule("requests: 1, per: 1s, key: {header: \"a b\"}"),
+        rule("requests: 1, per: 1s, key: client, maxKeys: 0"),
+        rule("requests: 1, per: 1s, matches: []"),
+        rule("requests: 1, per: 1s, from: [{}]"),
+        rule("requests: 1, per: 1s, response: {status: 200}"),
+        rule("requests: 1, per: 1s, response: {headers: [{name: host, value: a}]}"),
+        rule(
+            "requests: 1, per: 1s, response: {headers: [{name: a, value: a}, {name: A, value: b}]}",
+        ),
+        rule("requests: 1, per: 1s, name: a}, {requests: 1, per: 1s, name: a"),
         at_once("{}"),
         at_once("{requests: 0}"),
-        at_once("{requests: 5, adaptive: {least: 6}}"),
-        at_once("{requests: 5, adaptive: {least: 0}}"),
-        at_once("{requests: 5, adaptive: {slowerPercent: 1001}}"),
-        at_once("{requests: 5, answer: {status: 200}}"),
+        at_once("{requests: 5, adaptive: {minConcurrency: 6}}"),
+        at_once("{requests: 5, adaptive: {minConcurrency: 0}}"),
+        at_once("{requests: 5, adaptive: {latencyTolerancePercent: 1001}}"),
+        at_once("{requests: 5, response: {status: 200}}"),
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_refusals_of(
@@ -122,28 +123,28 @@ fn refuses_a_rate_limit_that_means_nothing() {
             spec: has no limits; add `rules`, `connections`, `concurrency` or `global`
             spec.targetRefs: is missing; add `targetRefs`
             spec.connections.count: 0 is out of range; use a number from 1 to 1000000
-            spec.rules[0].in: is missing; add `in`
+            spec.rules[0].per: is missing; add `per`
             spec.rules[0].requests: is missing; add `requests`
             spec.rules[0].requests: 1000001 is out of range; use a number from 1 to 1000000
-            spec.rules[0].in: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
-            spec.rules[0].in: "25h" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
+            spec.rules[0].per: "500ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
+            spec.rules[0].per: "25h" is out of range; use a time with a unit, from 1s to 24h, such as "5s"
             spec.rules[0].burst: 0 is out of range; use a number from 1 to 2000000
-            spec.rules[0].buckets: requires several buckets, but there is only one; add `each`, or remove it
-            spec.rules[0].each: "peer" is not a supported value; use `client`
-            spec.rules[0].each.header: "a b" is not the name of a header; use letters, digits and `-`
-            spec.rules[0].buckets: 0 is out of range; use a number from 1 to 100000
+            spec.rules[0].maxKeys: requires several buckets, but there is only one; add `key`, or remove it
+            spec.rules[0].key: "peer" is not a supported value; use `client`
+            spec.rules[0].key.header: "a b" is not the name of a header; use letters, digits and `-`
+            spec.rules[0].maxKeys: 0 is out of range; use a number from 1 to 100000
             spec.rules[0].matches: is empty, which is ambiguous; add an element, or leave it out for all requests
             spec.rules[0].from[0]: names no client; add `namespace` or `serviceAccount`
-            spec.rules[0].answer.status: 200 is out of range; use a number from 400 to 599
-            spec.rules[0].answer.headers[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
-            spec.rules[0].answer.headers: has two headers with the same name; join their values, separated by commas
+            spec.rules[0].response.status: 200 is out of range; use a number from 400 to 599
+            spec.rules[0].response.headers[0].name: "host" is a header of the protocol and cannot be changed; use a URLRewrite with `hostname`
+            spec.rules[0].response.headers: has two headers with the same name; join their values, separated by commas
             spec.rules[1]: its name is used by another rule; use another name
             spec.concurrency.requests: is missing; add `requests`
             spec.concurrency.requests: 0 is out of range; use a number from 1 to 1000000
-            spec.concurrency.adaptive.least: 6 is out of range; use a number from 1 to 5
-            spec.concurrency.adaptive.least: 0 is out of range; use a number from 1 to 5
-            spec.concurrency.adaptive.slowerPercent: 1001 is out of range; use a number from 1 to 1000
-            spec.concurrency.answer.status: 200 is out of range; use a number from 400 to 599
+            spec.concurrency.adaptive.minConcurrency: 6 is out of range; use a number from 1 to 5
+            spec.concurrency.adaptive.minConcurrency: 0 is out of range; use a number from 1 to 5
+            spec.concurrency.adaptive.latencyTolerancePercent: 1001 is out of range; use a number from 1 to 1000
+            spec.concurrency.response.status: 200 is out of range; use a number from 400 to 599
         "#]],
     );
 }
@@ -194,8 +195,8 @@ fn a_limit_for_all_of_osm_asks_the_service_that_it_names() {
     let global = read.rule.rate_limits().unwrap().global.as_deref().unwrap();
     assert_eq!(global.check_service.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(50));
-    assert_eq!(global.check_service.unanswered, leno_model::Unanswered::Deny);
-    assert_eq!((global.domain.as_str(), global.tells), ("stock", true));
+    assert_eq!(global.check_service.failure_mode, leno_model::FailureMode::Deny);
+    assert_eq!((global.domain.as_str(), global.rate_limit_headers), ("stock", true));
     let descriptors: Vec<String> = global.descriptors.iter().map(format_descriptor).collect();
     expect![[r#"
         generic_key: Text("items"), remote_address: Address

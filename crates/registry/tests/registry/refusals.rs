@@ -244,29 +244,29 @@ fn refuses_mesh_configs_of_unknown_modes() {
     check_specs(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",
         &[
-            "{trafficMode: Strict}",
-            "{trafficMode: open}",
+            "{defaultPolicy: Deny}",
+            "{defaultPolicy: open}",
             "{trustDomain: a_b}",
-            "{trustDomain: a/b, trafficmode: strict}",
-            "{namespaces: {shop: strict}}",
+            "{trustDomain: a/b, defaultpolicy: deny}",
+            "{namespaces: {shop: deny}}",
             "{namespaces: [{name: shop}]}",
-            "{namespaces: [{name: shop, trafficMode: audits}]}",
-            "{namespaces: [{trafficMode: audit}]}",
-            "{namespaces: [{name: a, trafficMode: audit}, {name: a, trafficMode: strict}]}",
+            "{namespaces: [{name: shop, defaultPolicy: dry-runs}]}",
+            "{namespaces: [{defaultPolicy: dry-run}]}",
+            "{namespaces: [{name: a, defaultPolicy: dry-run}, {name: a, defaultPolicy: deny}]}",
             "{egress: deny, apiServerEgress: refuse}",
             "{egress: deny, apiServerEgres: deny}",
         ],
         &expect![[r#"
-            4:21: MeshConfig x: spec.trafficMode: "Strict" is not a supported value; did you mean `strict`?
-            4:21: MeshConfig x: spec.trafficMode: "open" is not a supported value; use `permissive`, `strict` or `audit`
+            4:23: MeshConfig x: spec.defaultPolicy: "Deny" is not a supported value; did you mean `deny`?
+            4:23: MeshConfig x: spec.defaultPolicy: "open" is not a supported value; use `allow`, `deny` or `dry-run`
             4:21: MeshConfig x: spec.trustDomain: "a_b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
-            4:39: MeshConfig x: spec.trafficmode: is an unknown field; did you mean `trafficMode`?
+            4:41: MeshConfig x: spec.defaultpolicy: is an unknown field; did you mean `defaultPolicy`?
             4:21: MeshConfig x: spec.trustDomain: "a/b" is not a name; use 1 to 253 lower-case letters, digits, `-` or `.`, starting and ending with a letter or digit
             4:20: MeshConfig x: spec.namespaces: is a map, not a list; write a list, each element after `- `
-            4:21: MeshConfig x: spec.namespaces[0]: has no settings; add `trafficMode` or `plaintext`
-            4:47: MeshConfig x: spec.namespaces[0].trafficMode: "audits" is not a supported value; did you mean `audit`?
+            4:21: MeshConfig x: spec.namespaces[0]: has no settings; add `defaultPolicy` or `mtls`
+            4:49: MeshConfig x: spec.namespaces[0].defaultPolicy: "dry-runs" is not a supported value; did you mean `dry-run`?
             4:21: MeshConfig x: spec.namespaces[0].name: is missing; add `name`
-            4:52: MeshConfig x: spec.namespaces[1]: names a namespace that is already listed; remove one of the two
+            4:56: MeshConfig x: spec.namespaces[1]: names a namespace that is already listed; remove one of the two
             4:39: MeshConfig x: spec.apiServerEgress: "refuse" is not a supported value; use `allow` or `deny`
             4:38: MeshConfig x: spec.apiServerEgres: is an unknown field; did you mean `apiServerEgress`?
         "#]],
@@ -279,31 +279,31 @@ fn refuses_floors_that_set_nothing_or_contradict_the_object() {
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: x}",
         &[
             "{floor: {}}",
-            "{floor: {trafficmode: strict}}",
-            "{floor: {plaintext: accept}}",
+            "{floor: {defaultpolicy: deny}}",
+            "{floor: {mtls: permissive}}",
             "{floor: {injection: enabled}}",
             "{floor: {exclusions: allow}}",
             "{floor: {sidecarImages: []}}",
             "{floor: {sidecarImages: ['r.example/leno:0.1', 'r.example/leno@sha256:00', 'a b', '']}}",
             "{floor: {exceptNamespaces: [a.b]}}",
-            "{trafficMode: permissive, plaintext: accept, floor: {trafficMode: audit, plaintext: refuse}}",
-            "{namespaces: [{name: a, trafficMode: permissive}], floor: {trafficMode: strict, exceptNamespaces: [b]}}",
+            "{defaultPolicy: allow, mtls: permissive, floor: {defaultPolicy: dry-run, mtls: strict}}",
+            "{namespaces: [{name: a, defaultPolicy: allow}], floor: {defaultPolicy: deny, exceptNamespaces: [b]}}",
         ],
         &expect![[r#"
-            4:15: MeshConfig x: spec.floor: sets no floor; remove it, or use `trafficMode`, `plaintext`, `injection`, `exclusions`, `sidecarImages` or `exceptNamespaces`
-            4:29: MeshConfig x: spec.floor.trafficmode: is an unknown field; did you mean `trafficMode`?
-            4:27: MeshConfig x: spec.floor.plaintext: "accept" is not a supported value; use `refuse`
+            4:15: MeshConfig x: spec.floor: sets no floor; remove it, or use `defaultPolicy`, `mtls`, `injection`, `exclusions`, `sidecarImages` or `exceptNamespaces`
+            4:31: MeshConfig x: spec.floor.defaultpolicy: is an unknown field; did you mean `defaultPolicy`?
+            4:22: MeshConfig x: spec.floor.mtls: "permissive" is not a supported value; use `strict`
             4:27: MeshConfig x: spec.floor.injection: "enabled" is not a supported value; use `required`
-            4:28: MeshConfig x: spec.floor.exclusions: "allow" is not a supported value; use `refuse`
+            4:28: MeshConfig x: spec.floor.exclusions: "allow" is not a supported value; use `forbidden`
             4:31: MeshConfig x: spec.floor.sidecarImages: permits no image; name repositories, or remove it
             4:32: MeshConfig x: spec.floor.sidecarImages[0]: "r.example/leno:0.1" has a tag or a digest; use the repository: r.example/leno
             4:54: MeshConfig x: spec.floor.sidecarImages[1]: "r.example/leno@sha256:00" has a tag or a digest; use the repository: r.example/leno
             4:82: MeshConfig x: spec.floor.sidecarImages[2]: "a b" is not a repository; use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below
             4:89: MeshConfig x: spec.floor.sidecarImages[3]: "" is not a repository; use one such as registry.example.org/leno, or registry.example.org/mesh/ for all below
             4:35: MeshConfig x: spec.floor.exceptNamespaces[0]: "a.b" has a dot; use at most 63 lower-case letters, digits or `-`
-            4:21: MeshConfig x: spec.trafficMode: is below spec.floor.trafficMode; use audit, or list the namespaces that need it in spec.floor.exceptNamespaces
-            4:44: MeshConfig x: spec.plaintext: is below spec.floor.plaintext; use refuse, or list the namespaces that need it in spec.floor.exceptNamespaces
-            4:44: MeshConfig x: spec.namespaces[0].trafficMode: is below spec.floor.trafficMode; use strict, or add a to spec.floor.exceptNamespaces
+            4:23: MeshConfig x: spec.defaultPolicy: is below spec.floor.defaultPolicy; use dry-run, or list the namespaces that need it in spec.floor.exceptNamespaces
+            4:36: MeshConfig x: spec.mtls: is below spec.floor.mtls; use strict, or list the namespaces that need it in spec.floor.exceptNamespaces
+            4:46: MeshConfig x: spec.namespaces[0].defaultPolicy: is below spec.floor.defaultPolicy; use deny, or add a to spec.floor.exceptNamespaces
         "#]],
     );
 }
@@ -355,7 +355,7 @@ fn refuses_what_operators_cannot_see_by() {
             4:30: MeshConfig x: spec.accessLog.template: a template must contain at least one field, such as `{path}`; correct it, as in `{method} {path} {response_code}`
             4:30: MeshConfig x: spec.accessLog.template: `methods` is not a field of the access log; did you mean `method`?
             4:59: MeshConfig x: spec.accessLog.sampling: "1e2%" is not a percentage; use one from `0%` to `100%` with at most four decimals, such as `1%`
-            4:30: MeshConfig x: spec.accessLog.template: `authorization` is not a field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `audit`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
+            4:30: MeshConfig x: spec.accessLog.template: `authorization` is not a field of the access log; use `start_time`, `direction`, `method`, `path`, `protocol`, `authority`, `response_code`, `response_code_details`, `grpc_status`, `upstream_cluster`, `route`, `policy`, `dry_run_reason`, `peer`, `downstream_remote`, `upstream_host`, `bytes_received`, `bytes_sent`, `duration`, `time_to_first_byte`, `upstream_service_time`, `retries`, `hedge`, `x_forwarded_for`, `user_agent`, `request_id`, `requested_server_name`, `trace_id` or `span_id`
             4:37: MeshConfig x: spec.accessLog.export.zipkin: is an unknown field; remove it, or use `otlp`
             4:28: MeshConfig x: spec.accessLog.export.otlp: is missing; add `otlp`
             4:71: MeshConfig x: spec.accessLog.export.otlp.interval: is an unknown field; remove it, or use `endpoint` or `protocol`

@@ -218,15 +218,15 @@ fn a_mesh_has_one_mesh_config() {
     let config = |mode: &str| {
         format!(
             "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: {mode}}}\n\
-             spec: {{trafficMode: {mode}}}\n"
+             spec: {{defaultPolicy: {mode}}}\n"
         )
     };
     let mut house = House::new();
-    house.write("a.yaml", &config("strict"));
-    let update = house.write("b.yaml", &config("permissive"));
+    house.write("a.yaml", &config("deny"));
+    let update = house.write("b.yaml", &config("allow"));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
     assert!(update.rejected[0].problem.contains("a mesh has one MeshConfig"));
-    let update = house.write("a.yaml", &(config("strict") + &config("strict")));
+    let update = house.write("a.yaml", &(config("deny") + &config("deny")));
     assert_eq!(update.rejected.len(), 2);
 }
 

@@ -41,7 +41,7 @@ fn a_retry_is_read_of_both_groups() {
             let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
             assert_eq!(services, ["stock/stock"]);
             assert_eq!((&policy.rule.codes, policy.rule.attempts), (&codes, attempts), "{retried}");
-            assert_eq!((policy.rule.backoff, policy.answer_timeout), (backoff, limit));
+            assert_eq!((policy.rule.backoff, policy.response_timeout), (backoff, limit));
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use leno_model::{
-    FailureClasses, FailureRate, HealthCheck, HealthProbe, Object, OutlierRemoval, PolicyScope,
-    RemovalBackOff, ServicePolicy, ServiceRule,
+    EjectionTime, FailureClasses, FailureRate, HealthCheck, HealthProbe, Object, OutlierDetection,
+    PolicyScope, ServicePolicy, ServiceRule,
 };
 use leno_registry::{lint_objects, read_str};
 
@@ -41,7 +41,7 @@ pub(crate) fn check_refusals_of(group: &str, kind: &str, specs: &[&str], expecte
 #[test]
 fn the_documented_examples_are_read() {
     for page in [
-        "outlier-removal.md",
+        "outlier-detection.md",
         "sermant-removal.md",
         "circuit-breaker.md",
         "rate-limit.md",
@@ -55,31 +55,33 @@ fn the_documented_examples_are_read() {
 }
 
 #[test]
-fn reads_an_outlier_removal_with_all_its_parts() {
+fn reads_an_outlier_detection_with_all_its_parts() {
     let policy = read_policy(
         r#"
 apiVersion: leno.dev/v1alpha1
-kind: OutlierRemoval
+kind: OutlierDetection
 metadata: {name: ratings, namespace: shop}
 spec:
   targetRefs: [{group: "", kind: Service, name: ratings, port: 9080}, {kind: Service, name: stock}]
   failures: [connect, timeout, reset, 5xx, gateway]
   grpcStatuses: [UNAVAILABLE, INTERNAL]
   window: 5s
-  steps: 5
-  rate: {percent: 40, minimumRequests: 7}
-  consecutive: 3
-  maxRemovedPercent: 34
-  keepAtLeast: 2
-  backOff: {base: 1s, max: 1m, jitterPercent: 0}
-  probes: 4
+  buckets: 5
+  failureRate: {percent: 40, minimumRequests: 7}
+  consecutiveFailures: 3
+  maxEjectionPercent: 34
+  minHealthy: 2
+  baseEjectionTime: 1s
+  maxEjectionTime: 1m
+  ejectionJitterPercent: 0
+  probeRequests: 4
   healthCheck: {httpGet: {path: /healthz}, interval: 2s, timeout: 500ms, failureThreshold: 2, successThreshold: 5}
 "#,
     );
     let PolicyScope::Services(targets) = &policy.scope else { panic!("{policy:?}") };
     let targets: Vec<_> = targets.iter().map(|t| (t.service.to_string(), t.port)).collect();
     assert_eq!(targets, [("shop/ratings".to_owned(), Some(9080)), ("shop/stock".to_owned(), None)]);
-    let expected = OutlierRemoval {
+    let expected = OutlierDetection {
         failures: FailureClasses {
             connect: true,
             timeout: true,
@@ -89,17 +91,17 @@ spec:
             grpc: vec![13, 14],
         },
         window: Duration::from_secs(5),
-        steps: 5,
-        rate: Some(FailureRate { percent: 40, requests_min: 7 }),
-        consecutive: Some(3),
-        removed_percent_max: 34,
-        keep: 2,
-        back_off: RemovalBackOff {
+        buckets: 5,
+        failure_rate: Some(FailureRate { percent: 40, requests_min: 7 }),
+        consecutive_failures: Some(3),
+        max_ejection_percent: 34,
+        min_healthy: 2,
+        ejection_time: EjectionTime {
             base: Duration::from_secs(1),
-            most: Duration::from_secs(60),
+            max: Duration::from_secs(60),
             jitter_percent: 0,
         },
-        probes: 4,
+        probe_requests: 4,
         health_check: Some(Box::new(HealthCheck {
             probe: HealthProbe::Http { path: "/healthz".to_owned() },
             interval: Duration::from_secs(2),
@@ -108,11 +110,11 @@ spec:
             successes: 5,
         })),
     };
-    assert_eq!(policy.rule, ServiceRule::OutlierRemoval(expected));
+    assert_eq!(policy.rule, ServiceRule::OutlierDetection(expected));
 }
 
 #[test]
-fn refuses_an_outlier_removal_that_means_nothing() {
+fn refuses_an_outlier_detection_that_means_nothing() {
     let to = "targetRefs: [{kind: Service, name: a}]";
     let with = |more: &str| format!("{{{to}, {more}}}");
     let specs = [
@@ -126,14 +128,14 @@ fn refuses_an_outlier_removal_that_means_nothing() {
         with("grpcStatuses: [OK]"),
         with("window: 10"),
         with("window: 1ms"),
-        with("steps: 0"),
-        with("rate: {percent: 101}"),
-        with("rate: {}"),
-        with("consecutive: 0"),
-        with("maxRemovedPercent: 0"),
-        with("keepAtLeast: 0"),
-        with("backOff: {base: 2s, max: 1s}"),
-        with("probes: 0"),
+        with("buckets: 0"),
+        with("failureRate: {percent: 101}"),
+        with("failureRate: {}"),
+        with("consecutiveFailures: 0"),
+        with("maxEjectionPercent: 0"),
+        with("minHealthy: 0"),
+        with("baseEjectionTime: 2s, maxEjectionTime: 1s"),
+        with("probeRequests: 0"),
         with("healthCheck: {}"),
         with("healthCheck: {httpGet: {path: /a}, grpc: {}}"),
         with("healthCheck: {httpGet: {}}"),
@@ -147,7 +149,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
     ];
     let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
     check_refusals(
-        "OutlierRemoval",
+        "OutlierDetection",
         &specs,
         &expect![[r#"
             spec.targetRefs: is missing; add `targetRefs`
@@ -160,14 +162,14 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.grpcStatuses[0]: "OK" is not a supported value; use `CANCELLED`, `UNKNOWN`, `INVALID_ARGUMENT`, `DEADLINE_EXCEEDED`, `NOT_FOUND`, `ALREADY_EXISTS`, `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED`, `FAILED_PRECONDITION`, `ABORTED`, `OUT_OF_RANGE`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` or `UNAUTHENTICATED`
             spec.window: 10 is not a duration; use a time with a unit, from 100ms to 24h, such as "5s"
             spec.window: "1ms" is out of range; use a time with a unit, from 100ms to 24h, such as "5s"
-            spec.steps: 0 is out of range; use a number from 1 to 60
-            spec.rate.percent: 101 is out of range; use a number from 1 to 100
-            spec.rate.percent: is missing; add `percent`
-            spec.consecutive: 0 is out of range; use a number from 1 to 1000000
-            spec.maxRemovedPercent: 0 is out of range; use a number from 1 to 100
-            spec.keepAtLeast: 0 is out of range; use a number from 1 to 1000000
-            spec.backOff: has a `max` below its `base`; raise `max`, or lower `base`
-            spec.probes: 0 is out of range; use a number from 1 to 1000
+            spec.buckets: 0 is out of range; use a number from 1 to 60
+            spec.failureRate.percent: 101 is out of range; use a number from 1 to 100
+            spec.failureRate.percent: is missing; add `percent`
+            spec.consecutiveFailures: 0 is out of range; use a number from 1 to 1000000
+            spec.maxEjectionPercent: 0 is out of range; use a number from 1 to 100
+            spec.minHealthy: 0 is out of range; use a number from 1 to 1000000
+            spec.maxEjectionTime: is below `baseEjectionTime`; raise `maxEjectionTime`, or lower `baseEjectionTime`
+            spec.probeRequests: 0 is out of range; use a number from 1 to 1000
             spec.healthCheck: has no probe; give `httpGet` or `grpc`
             spec.healthCheck: has two probes; give `httpGet` or `grpc`, not both
             spec.healthCheck.httpGet.path: is missing; add `path`
@@ -177,7 +179,7 @@ fn refuses_an_outlier_removal_that_means_nothing() {
             spec.healthCheck: has a `timeout` above its `interval`; lower `timeout`, or raise `interval`
             spec.healthCheck.failureThreshold: 0 is out of range; use a number from 1 to 1000
             spec.healthCheck.successThreshold: 0 is out of range; use a number from 1 to 1000
-            spec.enforcing: is an unknown field; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `steps`, `rate`, `consecutive`, `maxRemovedPercent`, `keepAtLeast`, `backOff`, `probes` or `healthCheck`
+            spec.enforcing: is an unknown field; remove it, or use `targetRefs`, `failures`, `grpcStatuses`, `window`, `buckets`, `failureRate`, `consecutiveFailures`, `maxEjectionPercent`, `minHealthy`, `baseEjectionTime`, `maxEjectionTime`, `ejectionJitterPercent`, `probeRequests` or `healthCheck`
         "#]],
     );
 }
@@ -283,9 +285,9 @@ spec:
 
 #[test]
 fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
-    let removal = |name: &str, target: &str| {
+    let outlier_detection = |name: &str, target: &str| {
         format!(
-            "---\n{{apiVersion: leno.dev/v1alpha1, kind: OutlierRemoval, metadata: {{name: {name}}}, \
+            "---\n{{apiVersion: leno.dev/v1alpha1, kind: OutlierDetection, metadata: {{name: {name}}}, \
              spec: {{targetRefs: [{{kind: Service, name: {target}}}]}}}}\n"
         )
     };
@@ -298,10 +300,10 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
         "---\n{apiVersion: leno.dev/v1alpha1, kind: Workload, \
          metadata: {name: web, labels: {app: web}}, spec: {ports: [{port: 80}]}}\n"
             .to_owned(),
-        removal("a", "web"),
-        removal("b", "web"),
-        removal("c", "wbe"),
-        removal("d", "web, port: 81"),
+        outlier_detection("a", "web"),
+        outlier_detection("b", "web"),
+        outlier_detection("c", "wbe"),
+        outlier_detection("d", "web, port: 81"),
         sermant.to_owned(),
     ];
     let (objects, rejected) = read_str("f.yaml", &text.concat());
@@ -309,9 +311,9 @@ fn warns_of_a_policy_that_is_about_nothing_or_decides_nowhere() {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> = lint_objects(&objects).iter().map(|w| format!("{w}\n")).collect();
     expect![[r#"
-        OutlierRemoval default/b: metadata.name: has no effect: OutlierRemoval default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
-        OutlierRemoval default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?
-        OutlierRemoval default/d: spec.targetRefs[0].port: the Service default/web has no port 81; use `80`
+        OutlierDetection default/b: metadata.name: has no effect: OutlierDetection default/a takes precedence at all of its targets; attach it to other services or ports, or remove one of the two
+        OutlierDetection default/c: spec.targetRefs[0].name: there is no Service default/wbe; did you mean `web`?
+        OutlierDetection default/d: spec.targetRefs[0].port: the Service default/web has no port 81; use `80`
         SermantRemoval default/s: spec.config: has a rule for wbe, but there is no Service default/wbe; did you mean `web`?
     "#]].assert_eq(&lines.concat());
 }

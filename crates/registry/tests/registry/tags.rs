@@ -43,36 +43,36 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
         "TagRoute",
         &[
             "{}",
-            "{service: a, scope: mesh, sameTag: [{tags: [zone]}]}",
-            "{scope: mesh, port: 80, sameTag: [{tags: [zone]}]}",
-            "{scope: cluster, sameTag: [{tags: [zone]}]}",
+            "{service: a, scope: mesh, preferSameTag: [{tags: [zone]}]}",
+            "{scope: mesh, port: 80, preferSameTag: [{tags: [zone]}]}",
+            "{scope: cluster, preferSameTag: [{tags: [zone]}]}",
             "{service: a, rules: [{split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: [any, default], rules: [{split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: none, rules: [{split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{}]}",
-            "{service: a, otherwise: any, rules: [{split: [{weight: 0, tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{split: [{tags: {v: a}, instances: any}]}]}",
-            "{service: a, otherwise: any, rules: [{split: [{tags: {}}]}]}",
-            "{service: a, otherwise: any, rules: [{split: [{tags: {v: 2}}]}]}",
-            "{service: a, otherwise: any, rules: [{from: {}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{match: {path: {exact: a}}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{match: {methods: [get]}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{match: {headers: {a b: c}}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{match: {headers: {a: {above: x}}}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{match: {query: {a: {in: []}}}, split: [{tags: {v: a}}]}]}",
-            "{service: a, otherwise: any, rules: [{sticky: {}, split: [{tags: {v: a}}]}]}",
-            "{service: a, sameTag: [{tags: [zone], minPercent: 101}]}",
-            "{service: a, sameTag: [{tags: []}]}",
+            "{service: a, fallbackPolicy: [any, default], rules: [{split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: none, rules: [{split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{}]}",
+            "{service: a, fallbackPolicy: any, rules: [{split: [{weight: 0, tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{split: [{tags: {v: a}, instances: any}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{split: [{tags: {}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{split: [{tags: {v: 2}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{from: {}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {path: {exact: a}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {methods: [get]}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {headers: {a b: c}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {headers: {a: {above: x}}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{match: {queryParams: {a: {in: []}}}, split: [{tags: {v: a}}]}]}",
+            "{service: a, fallbackPolicy: any, rules: [{sticky: {}, split: [{tags: {v: a}}]}]}",
+            "{service: a, preferSameTag: [{tags: [zone], minPercent: 101}]}",
+            "{service: a, preferSameTag: [{tags: []}]}",
         ],
         &expect![[r#"
             spec: is incomplete; set one of `service`, `scope`
-            spec: has no rules; add `rules` or `sameTag`
+            spec: has no rules; add `rules` or `preferSameTag`
             spec: has `service` and `scope` together; keep one of them
             spec.port: requires `service`; remove it, or name a `service`
             spec.scope: "cluster" is not a supported value; use `namespace` or `mesh`
-            spec.otherwise: is missing; add `otherwise`
-            spec.otherwise: has an unreachable value; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
-            spec.otherwise: "none" is not a supported value; use `any`, `default` or `fail`
+            spec.fallbackPolicy: is missing; add `fallbackPolicy`
+            spec.fallbackPolicy: has an unreachable value; use `any`, `default`, `fail`, `[default, any]` or `[default, fail]`
+            spec.fallbackPolicy: "none" is not a supported value; use `any`, `default` or `fail`
             spec.rules[0].split: is missing; add `split`
             spec.rules[0].split: has no target with a weight above 0; add one
             spec.rules[0].split[0]: has `tags` and `instances` together; keep one of them
@@ -84,10 +84,10 @@ fn refuses_tag_routes_that_cannot_be_honoured() {
             spec.rules[0].match.methods[0]: "get" is not a method; use one such as GET; methods are written in capital letters
             spec.rules[0].match.headers: "a b" is not the name of a header; use letters, digits and `-`
             spec.rules[0].match.headers.a.above: "x" is not a whole number; use one, without quotes
-            spec.rules[0].match.query.a.in: is empty, and matches no request; list at least one text
+            spec.rules[0].match.queryParams.a.in: is empty, and matches no request; list at least one text
             spec.rules[0].sticky: is incomplete; set one of `header`, `cookie`
-            spec.sameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
-            spec.sameTag[0].tags: names no tag; name one, such as `zone`
+            spec.preferSameTag[0].minPercent: 101 is out of range; use a number from 0 to 100
+            spec.preferSameTag[0].tags: names no tag; name one, such as `zone`
         "#]],
     );
 }
@@ -251,7 +251,7 @@ metadata: {name: orders}
 spec:
   service: orders
   port: 81
-  otherwise: any
+  fallbackPolicy: any
   rules:
   - {precedence: 1, split: [{tags: {version: v1}}, {tags: {version: v2}}]}
   - {match: {headers: {a: b}}, split: [{tags: {version: v1}}]}
@@ -259,7 +259,7 @@ spec:
 apiVersion: leno.dev/v1alpha1
 kind: TagRoute
 metadata: {name: lost}
-spec: {service: order, sameTag: [{tags: [zone]}]}
+spec: {service: order, preferSameTag: [{tags: [zone]}]}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Lane
@@ -269,7 +269,7 @@ spec: {service: web, rules: [{marks: [{headers: {x-lane: gray}}]}]}
 apiVersion: leno.dev/v1alpha1
 kind: TagRoute
 metadata: {name: orders-all}
-spec: {service: orders, sameTag: [{tags: [zone]}]}
+spec: {service: orders, preferSameTag: [{tags: [zone]}]}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: SermantRouteRule

@@ -15,7 +15,7 @@ const ENTRY: Entry<'_> = Entry {
     service: "bookinfo/ratings",
     route: "",
     policy: "bookinfo/reviews-read",
-    audit: "",
+    dry_run_reason: "",
     peer: "spiffe://cluster.local/ns/bookinfo/sa/reviews",
     downstream: None,
     upstream: None,
@@ -48,7 +48,7 @@ fn an_answered_request() {
         ..ENTRY
     };
     expect_test::expect![[r#"
-        {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"grpc_status":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","audit":null,"peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"hedge":null,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null,"trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","span_id":null}
+        {"start_time":"2026-01-02T03:04:05.678Z","direction":"inbound","method":"GET","path":"/ratings/1","protocol":"HTTP/1.1","authority":"ratings:9080","response_code":200,"response_code_details":null,"grpc_status":null,"upstream_cluster":"bookinfo/ratings","route":null,"policy":"bookinfo/reviews-read","dry_run_reason":null,"peer":"spiffe://cluster.local/ns/bookinfo/sa/reviews","downstream_remote":"127.0.0.1:4711","upstream_host":"[::1]:9080","bytes_received":0,"bytes_sent":42,"duration":1.234,"time_to_first_byte":0.900,"upstream_service_time":null,"retries":0,"hedge":null,"x_forwarded_for":null,"user_agent":"curl/8","request_id":null,"requested_server_name":null,"trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","span_id":null}
     "#]]
     .assert_eq(&format_line(&entry));
 }

@@ -39,7 +39,7 @@ fn the_page_is_as_the_format_demands() {
     }
     shard.count_audited(ratings, "denied");
     shard.count_audited(ratings, "denied");
-    shard.count_rejected("plaintext-refused");
+    shard.count_rejected("plaintext-rejected");
     let rule = RuleLabels {
         kind: "RateLimit",
         namespace: "bookinfo".to_owned(),

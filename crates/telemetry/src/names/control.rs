@@ -26,21 +26,21 @@ table! {
         "Services in the configuration.";
     PROXIES "leno_control_proxies" Gauge []
         "Connected proxies.";
-    PROXIES_BEHIND "leno_control_proxies_behind" Gauge []
+    PROXIES_OUT_OF_SYNC "leno_control_proxies_out_of_sync" Gauge []
         "Connected proxies that have not applied every update sent to them (out of sync).";
-    REJECTED "leno_control_rejected" Gauge []
+    REJECTED_OBJECTS "leno_control_rejected_objects" Gauge []
         "Objects currently rejected.";
     CONDITIONS "leno_control_conditions" Gauge ["kind"]
         "Conditions that currently break traffic, as listed by `leno status`.";
     CHANGES "leno_control_changes_total" Counter []
         "Configuration changes received.";
-    COMPILED "leno_control_compiled_total" Counter []
+    SNAPSHOTS_COMPILED "leno_control_snapshots_compiled_total" Counter []
         "Snapshots compiled because an object that the proxy uses may have changed.";
-    OFFERED "leno_control_offered_total" Counter []
-        "Snapshots sent because they differed from the last one sent to the proxy.";
-    APPLIED "leno_control_applied_total" Counter []
-        "Acknowledgements (ACK) of proxies.";
-    REFUSED "leno_control_refused_total" Counter []
+    PUSHES "leno_control_pushes_total" Counter []
+        "Snapshots pushed because they differed from the last one pushed to the proxy.";
+    UPDATES_APPLIED "leno_control_updates_applied_total" Counter []
+        "Updates that proxies applied (ACK).";
+    UPDATES_REJECTED "leno_control_updates_rejected_total" Counter []
         "Updates that proxies rejected (NACK).";
     SENT "leno_control_sent_bytes_total" Counter []
         "Bytes sent to proxies, before encryption.";
@@ -48,28 +48,28 @@ table! {
         "Bytes received from proxies, after decryption.";
     CERTIFICATES "leno_control_certificates_total" Counter []
         "Certificates signed.";
-    CERTIFICATES_REFUSED "leno_control_certificates_refused_total" Counter []
+    CERTIFICATE_REQUESTS_REJECTED "leno_control_certificate_requests_rejected_total" Counter []
         "Rejected joins and certificate renewals.";
-    CONNECTIONS_REFUSED "leno_control_connections_refused_total" Counter ["reason"]
+    CONNECTIONS_REJECTED "leno_control_connections_rejected_total" Counter ["reason"]
         "Rejected or failed connections, by reason.";
-    HALF_OPEN_EVICTED "leno_control_half_open_evicted_total" Counter []
+    HALF_OPEN_CONNECTIONS_EVICTED "leno_control_half_open_connections_evicted_total" Counter []
         "Half-open connections evicted for newer ones before their peer was authenticated.";
     CONVERGENCE "leno_control_convergence_seconds" Histogram []
         "Time from the receipt of a change until the last affected proxy has applied it.";
-    TOUCHED "leno_control_touched_total" Counter []
+    PUSH_RECIPIENTS "leno_control_push_recipients_total" Counter []
         "Proxies to which a change was pushed, summed over changes.";
     DELTA_BYTES "leno_control_delta_bytes_total" Counter []
         "Bytes of the updates that proxies have acknowledged or rejected.";
     REPORTS "leno_control_reports_total" Counter []
         "Metric reports received from proxies.";
-    SERIES_FOLDED "leno_control_series_folded_total" Counter []
+    SERIES_DROPPED "leno_control_series_dropped_total" Counter []
         "Series of metric reports that were dropped: evicted for newer ones, or for a service outside the mesh.";
     LOG_LINES_DROPPED "leno_control_log_lines_dropped_total" Counter []
         "Log lines of the process that were dropped because its output was blocked.";
-    KEY_SOURCES "leno_control_key_sources" Gauge ["state"]
-        "JWKS endpoints and files of issuers: all, those whose last fetch failed, and those without valid keys.";
-    KEY_READINGS "leno_control_key_readings_total" Counter ["result"]
-        "Fetches of JWKS endpoints and files, by result: changed keys, the same, or failed.";
+    JWKS_SOURCES "leno_control_jwks_sources" Gauge ["state"]
+        "JWKS endpoints and files of issuers, by state: all, those whose last fetch failed, and those without valid keys.";
+    JWKS_FETCHES "leno_control_jwks_fetches_total" Counter ["result"]
+        "Fetches of JWKS endpoints and files, by result: changed keys, unchanged keys, or failed.";
     QUEUES "leno_control_queue_depth" Gauge ["queue"]
         "Queue lengths: file updates, proxy events, operator queries, signatures, proxies with a pending push, pushes that a proxy has not applied.";
     METRIC_POINTS "leno_control_metric_points_total" Counter ["result"]
@@ -101,12 +101,12 @@ pub const ALIASES: &[ControlAlias] = &[
     control_alias(
         "proxy_response_send_success_count",
         Kind::Counter,
-        "`leno_control_offered_total`; all proxies and types together",
+        "`leno_control_pushes_total`; all proxies and types together",
     ),
     control_alias(
         "proxy_response_send_error_count",
         Kind::Counter,
-        "`leno_control_refused_total`: updates that proxies rejected; all proxies and types together",
+        "`leno_control_updates_rejected_total`: updates that proxies rejected; all proxies and types together",
     ),
     control_alias(
         "proxy_config_update_time",
@@ -116,7 +116,7 @@ pub const ALIASES: &[ControlAlias] = &[
     control_alias(
         "error_err_code_count",
         Kind::Counter,
-        "`leno_control_connections_refused_total`; `err_code` has the reason, such as `untrusted-peer`",
+        "`leno_control_connections_rejected_total`; `err_code` has the reason, such as `untrusted-peer`",
     ),
     control_alias(
         "version_info",

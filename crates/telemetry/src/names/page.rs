@@ -95,29 +95,30 @@ const LABELS: &str = r#"
 | label | values |
 |---|---|
 | `direction` | `inbound`: to the workload; `outbound`: from the workload |
-| `service` | the destination service, `namespace/name`; `other` beyond 2048 label sets |
-| `port` | the port of the service; 0 for `other` |
+| `destination_service` | the destination service, `namespace/name`; `other` beyond 2048 label sets |
+| `destination_port` | the port of the destination service; 0 for `other` |
 | `route` | the `HTTPRoute` that selected the backend, `namespace/name`; empty without one |
 | `peer` | the verified identity of the peer; empty without one, which occurs inbound only if plaintext is accepted |
-| `protocol` | the protocol; `outside` for connections to destinations outside the mesh, with empty service and port |
+| `protocol` | the protocol; `outside` for connections to destinations outside the mesh, with an empty destination service and the port 0 |
 | `code` | the response code class, `1xx` to `5xx`; `000` without a response |
 | `cause` | the cause of an ejection: `rate` (failure rate), `consecutive` (consecutive failures), `probe` (a probe request failed) or `check` (health checks failed) |
-| `decider` | the type of the external service: `authorization` or `rate-limit` |
+| `check_service` | the type of the external service: `authorization` or `rate-limit` |
 | `reason` | the reason that the request failed or the connection was rejected, from the closed [list of reasons](errors.md); empty if the application responded |
 | `grpc_status` | the status of a gRPC call, by name (`OK` to `UNAUTHENTICATED`); `UNKNOWN` also for undefined numbers; absent for other protocols, and for a call without a response |
 | `side` | `downstream`: opened by a client; `upstream`: opened by this sidecar |
 | `fault` | the injected fault: `delay` or `abort` |
-| `result` | the result of an attempt: `ok`, `failed` or `timeout`; of a mirrored request: `answered`, `failed` or `dropped`; of spans, data points and log records: `exported`, `overflowed` (the queue was full) or `refused` (the collector is unavailable or rejected them); of JWKS fetches: `changed`, `same` or `failed` |
+| `result` | the result of an attempt: `ok`, `failed` or `timeout`; of a mirrored request: `responded`, `failed` or `dropped`; of spans, data points and log records: `exported`, `overflowed` (the queue was full) or `rejected` (the collector is unavailable or rejected them); of JWKS fetches: `changed`, `unchanged` or `failed` |
 | `source` | `pool`: a reused connection; `new`: opened for the request |
 | `table` | the table of a sidecar that was full: `unknown-services` (names of services that do not exist), `services`, `addresses` (of redirected connections), `names` (resolved by DNS) or `service-addresses` (allocated by `leno up --netns`) |
 | `to` | the new state of a circuit breaker: `open` or `closed` |
-| `kind` | the kind of the object that contains the rule; empty for rules beyond the limit |
-| `namespace` | the namespace of that object |
-| `name` | its name; `other` for the rules beyond the first 1023 that matched in this process |
+| `rule_kind` | the kind of the object that contains the rule; empty for rules beyond the limit |
+| `rule_namespace` | the namespace of that object |
+| `rule_name` | its name; `other` for the rules beyond the first 1023 that matched in this process |
 | `rule` | the rule: its name, otherwise its index from 0; empty for a `TrafficTarget` and for requests that a circuit breaker rejects ([which decisions count](seeing.md#rules-that-decide)) |
 | `version` | the version of Leno |
-| `state` | of JWKS endpoints and files: `all`, those whose last fetch failed (`failing`), those `without` valid keys |
-| `queue` | the queue: `updates` of files, `events` of proxies, `questions` (operator queries), `signatures`, `due` (proxies with a pending push), `rounds` (pushes that a proxy has not applied) |
+| `kind` | the kind of a condition, such as `listener-closed` |
+| `state` | of JWKS endpoints and files: `all`, those whose last fetch failed (`failing`), those without valid keys (`without-keys`) |
+| `queue` | the queue: `updates` of files, `events` of proxies, `queries` (of operators), `signatures`, `pending` (proxies with a pending push), `pushes` (pushes that a proxy has not applied) |
 
 ## gRPC
 
@@ -136,9 +137,9 @@ status is below 500, and its `grpc_status` is none of `UNKNOWN`, `DEADLINE_EXCEE
 semantic conventions. The same rule applies on both sides of a call, so that both have the same counts. In Prometheus:
 
 ```
-sum by (service) (rate(leno_requests_total{direction="inbound",reason="",code!="5xx",
+sum by (destination_service) (rate(leno_requests_total{direction="inbound",reason="",code!="5xx",
     grpc_status!~"UNKNOWN|DEADLINE_EXCEEDED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"}[5m]))
-  / sum by (service) (rate(leno_requests_total{direction="inbound"}[5m]))
+  / sum by (destination_service) (rate(leno_requests_total{direction="inbound"}[5m]))
 ```
 
 ## Durations

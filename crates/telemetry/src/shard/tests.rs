@@ -46,7 +46,7 @@ fn shards_are_summed_and_outlive_their_thread() {
         shard.record_request(series, &test_outcome(403, Some("denied")));
         shard.record_request(series, &test_outcome(500, None));
         shard.record_request(series, &test_outcome(0, None));
-        shard.count_rejected("plaintext-refused");
+        shard.count_rejected("plaintext-rejected");
         shard.connection_opened(ConnectionSide::Downstream);
         shard.add(Count::Retries, 2);
     }
@@ -64,7 +64,7 @@ fn shards_are_summed_and_outlive_their_thread() {
     assert!(series.p99.abs_diff(Duration::from_millis(10)) < Duration::from_micros(600));
     assert_eq!(
         telemetry.rejected_connections().into_iter().collect::<Vec<_>>(),
-        [("plaintext-refused", 2)]
+        [("plaintext-rejected", 2)]
     );
     assert_eq!(telemetry.count(Count::Retries), 4);
     assert_eq!(telemetry.count(Count::DownstreamOpened), 2);
@@ -104,7 +104,7 @@ fn too_many_series_are_counted_together() {
         let series = one.series_id(&request_labels(&format!("s{n}")));
         one.record_request(series, &test_outcome(200, None));
     }
-    assert_eq!(telemetry.count(Count::SeriesFolded), 7);
+    assert_eq!(telemetry.count(Count::SeriesOverflowed), 7);
     // Known labels keep their series, on another shard too; new ones join the overflow series.
     let series = two.series_id(&request_labels("s0"));
     two.record_request(series, &test_outcome(200, None));

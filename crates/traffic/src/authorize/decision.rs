@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leno_model::{IngressName, PolicyName, Reason, ServicePolicyName};
 
-use crate::hits::HitSlot;
+use crate::match_slot::MatchSlot;
 
 /// The policy that decided, and its rule, if rules have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,46 +15,55 @@ pub struct PolicyDecision {
     /// The rule in the policy; rules of a `TrafficTarget` have no names.
     pub rule: Option<Box<str>>,
     kind: &'static str,
-    hits: Arc<HitSlot>,
+    match_slot: Arc<MatchSlot>,
 }
 
 impl PolicyDecision {
     /// Creates the decision of a `TrafficTarget`.
     pub(super) fn from_target(policy: PolicyName) -> Self {
-        Self { policy, rule: None, kind: "TrafficTarget", hits: Arc::default() }
+        Self { policy, rule: None, kind: "TrafficTarget", match_slot: Arc::default() }
     }
 
     /// Creates the decision of an `AccessPolicy`.
     pub(super) fn from_policy(policy: PolicyName, rule: &str) -> Self {
-        let (rule, hits) = (Some(rule.into()), Arc::default());
-        Self { policy, rule, kind: "AccessPolicy", hits }
+        let (rule, match_slot) = (Some(rule.into()), Arc::default());
+        Self { policy, rule, kind: "AccessPolicy", match_slot }
     }
 
     /// Creates the decision of an ingress rule.
     pub(super) fn from_ingress(policy: &IngressName) -> Self {
         let IngressName { kind, namespace, name } = policy;
         let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
-        Self { policy, rule: None, kind: kind.as_str(), hits: Arc::default() }
+        Self { policy, rule: None, kind: kind.as_str(), match_slot: Arc::default() }
     }
 
     /// Creates the decision of a service policy's rule, counted in this slot.
     #[must_use]
-    pub fn service_policy(policy: &ServicePolicyName, rule: &str, hits: &Arc<HitSlot>) -> Self {
+    pub fn service_policy(
+        policy: &ServicePolicyName,
+        rule: &str,
+        match_slot: &Arc<MatchSlot>,
+    ) -> Self {
         let ServicePolicyName { kind, namespace, name } = policy;
         let policy = PolicyName { namespace: namespace.clone(), name: name.clone() };
-        Self { policy, rule: Some(rule.into()), kind: kind.as_str(), hits: Arc::clone(hits) }
+        Self {
+            policy,
+            rule: Some(rule.into()),
+            kind: kind.as_str(),
+            match_slot: Arc::clone(match_slot),
+        }
     }
 
     /// Creates the decision of a service policy with a single rule, counted in this slot.
     #[must_use]
-    pub fn whole_policy(policy: &ServicePolicyName, hits: &Arc<HitSlot>) -> Self {
-        Self { rule: None, ..Self::service_policy(policy, "", hits) }
+    pub fn whole_policy(policy: &ServicePolicyName, match_slot: &Arc<MatchSlot>) -> Self {
+        Self { rule: None, ..Self::service_policy(policy, "", match_slot) }
     }
 
     /// Returns the match counter.
     #[must_use]
-    pub fn hit_slot(&self) -> &HitSlot {
-        &self.hits
+    pub fn hit_slot(&self) -> &MatchSlot {
+        &self.match_slot
     }
 
     /// Returns the kind of the policy, as in manifests.

@@ -32,7 +32,7 @@ fn access_rule(policy: &str, sources: &[&str], paths: &[&str], ports: &[u16]) ->
 }
 
 fn strict_access(rules: Vec<AccessRule>) -> InboundAccess {
-    InboundAccess::compile(&Access::Strict(rules), &trust_domain()).unwrap()
+    InboundAccess::compile(&Access::AllowListed(rules), &trust_domain()).unwrap()
 }
 
 /// `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
@@ -82,11 +82,11 @@ fn connections_need_an_identity_of_this_trust_domain() {
     let foreign =
         SpiffeId { trust_domain: TrustDomain::new("other.org").unwrap(), ..peer_id("shop") };
     for access in
-        [stock_access(), InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap()]
+        [stock_access(), InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap()]
     {
         let reason =
             |peer| access.authorize_connection(peer, PORT).map_err(|denial| denial.reason).err();
-        assert_eq!(reason(None), Some(Reason::PlaintextRefused));
+        assert_eq!(reason(None), Some(Reason::PlaintextRejected));
         assert_eq!(reason(Some(&foreign)), Some(Reason::ForeignTrustDomain));
         assert_eq!(reason(Some(&peer_id("shop"))), None);
         assert_eq!(
@@ -98,7 +98,7 @@ fn connections_need_an_identity_of_this_trust_domain() {
 
 #[test]
 fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
-    let permissive = || InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    let permissive = || InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     for before in [stock_access, permissive] {
         let access = before();
         let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
@@ -118,7 +118,7 @@ fn a_revoked_account_gets_in_nowhere_even_with_a_permit_from_before() {
 
 #[test]
 fn permissive_lets_every_member_in() {
-    let access = InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    let access = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     let permit = access.authorize_connection(Some(&peer_id("anyone")), PORT).unwrap();
     assert_eq!(get(&access, &permit, "/items/../admin"), "");
     assert!(decide_tcp(&access, &permit, 22).is_ok());
@@ -149,7 +149,7 @@ fn strict_requests_are_judged_by_the_union_of_the_peers_policies() {
 
 #[test]
 fn audit_lets_in_whom_strict_denies_and_says_why() {
-    let access = InboundAccess { is_audited: true, ..stock_access() };
+    let access = InboundAccess { is_dry_run: true, ..stock_access() };
     for (name, path, expected) in [
         ("shop", "/items", "read"),
         ("shop", "/admin/x", "not denied operate"),
@@ -233,12 +233,12 @@ fn a_permit_is_worth_no_more_than_the_rules_of_today() {
     assert_eq!(get(&after, &permit, "/sell"), "sell");
     assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied operate");
 
-    let permissive = InboundAccess::compile(&Access::Permissive, &trust_domain()).unwrap();
+    let permissive = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     let permit = permissive.authorize_connection(Some(&peer_id("stranger")), PORT).unwrap();
     assert_eq!(get(&after, &permit, "/sell"), "denied ");
 
     let moved = TrustDomain::new("moved.org").unwrap();
-    let moved = InboundAccess::compile(&Access::Permissive, &moved).unwrap();
+    let moved = InboundAccess::compile(&Access::AllowAll, &moved).unwrap();
     assert_eq!(get(&moved, &permit, "/sell"), "foreign-trust-domain ");
 }
 
@@ -293,7 +293,7 @@ fn methods_count() {
 
 #[test]
 fn a_bad_pattern_names_its_policy_and_a_denial_names_what_to_look_at() {
-    let bad = Access::Strict(vec![access_rule("read", &["shop"], &["("], &[])]);
+    let bad = Access::AllowListed(vec![access_rule("read", &["shop"], &["("], &[])]);
     let error = InboundAccess::compile(&bad, &trust_domain()).unwrap_err().to_string();
     assert!(error.starts_with("TrafficTarget stock/read: "), "{error}");
     let denial = Denial {

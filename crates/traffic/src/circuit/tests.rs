@@ -13,26 +13,26 @@ fn trip_rule() -> Trip {
     Trip {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: at_second(10),
-        steps: 10,
+        buckets: 10,
         requests_min: 4,
         failed: TooMany { share_ppm: Some(500_000), number: None },
-        consecutive: None,
+        consecutive_failures: None,
         slow: None,
-        open_for: at_second(20),
-        probes: 2,
+        open_duration: at_second(20),
+        half_open_requests: 2,
     }
 }
 
 const WELL: Shown = Shown { failed: false, took: Duration::from_millis(10) };
 const FAILED: Shown = Shown { failed: true, took: Duration::from_millis(10) };
 
-fn run_request(circuit: &mut Circuit, shown: Shown, now: Duration) -> Option<Turn> {
+fn run_request(circuit: &mut Circuit, shown: Shown, now: Duration) -> Option<Transition> {
     let ticket = circuit.admit_request(now).expect("it lets requests through");
     circuit.record_result(ticket, shown, now)
 }
 
-fn opened_by(trigger: Trigger) -> Option<Turn> {
-    Some(Turn::Opened(trigger))
+fn opened_by(trigger: Trigger) -> Option<Transition> {
+    Some(Transition::Opened(trigger))
 }
 
 #[test]
@@ -49,13 +49,14 @@ fn opens_by_the_share_of_failures_and_closes_after_its_probes() {
     assert_eq!(circuit.admit_request(at_second(21)), None, "two probes are permitted");
     assert_eq!(circuit.record_result(first, WELL, at_second(21)), None);
     assert_eq!(circuit.admit_request(at_second(21)), None);
-    assert_eq!(circuit.record_result(second, WELL, at_second(21)), Some(Turn::Closed));
+    assert_eq!(circuit.record_result(second, WELL, at_second(21)), Some(Transition::Closed));
     assert_eq!(run_request(&mut circuit, FAILED, at_second(21)), None, "with a clean slate");
 }
 
 #[test]
 fn a_failed_probe_opens_it_again_and_one_that_proves_nothing_makes_room() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(2), probes: 1, ..trip_rule() });
+    let mut circuit =
+        Circuit::new(Trip { consecutive_failures: Some(2), half_open_requests: 1, ..trip_rule() });
     assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), None);
     assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
     assert_eq!(run_request(&mut circuit, FAILED, at_second(20)), opened_by(Trigger::Probe));
@@ -63,22 +64,24 @@ fn a_failed_probe_opens_it_again_and_one_that_proves_nothing_makes_room() {
     let probe = circuit.admit_request(at_second(40)).unwrap();
     assert_eq!(circuit.admit_request(at_second(40)), None);
     circuit.release_ticket(probe);
-    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Turn::Closed));
+    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Transition::Closed));
 }
 
 #[test]
 fn a_probe_that_does_not_end_is_waited_for_no_longer_than_it_was_open() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip_rule() });
+    let mut circuit =
+        Circuit::new(Trip { consecutive_failures: Some(1), half_open_requests: 1, ..trip_rule() });
     assert_eq!(run_request(&mut circuit, FAILED, at_second(0)), opened_by(Trigger::Consecutive));
     let stream = circuit.admit_request(at_second(20)).unwrap();
     assert_eq!(circuit.admit_request(at_second(39)), None);
-    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Turn::Closed));
+    assert_eq!(run_request(&mut circuit, WELL, at_second(40)), Some(Transition::Closed));
     assert_eq!(circuit.record_result(stream, FAILED, at_second(41)), None, "it is of another time");
 }
 
 #[test]
 fn what_began_before_it_opened_decides_nothing_after() {
-    let mut circuit = Circuit::new(Trip { consecutive: Some(1), probes: 1, ..trip_rule() });
+    let mut circuit =
+        Circuit::new(Trip { consecutive_failures: Some(1), half_open_requests: 1, ..trip_rule() });
     let early: Vec<Ticket> = (0..3).map(|_| circuit.admit_request(at_second(0)).unwrap()).collect();
     assert_eq!(
         circuit.record_result(early[0], FAILED, at_second(0)),
@@ -89,17 +92,17 @@ fn what_began_before_it_opened_decides_nothing_after() {
     assert_eq!(circuit.record_result(early[2], FAILED, at_second(20)), None);
     circuit.release_ticket(early[2]);
     assert_eq!(circuit.admit_request(at_second(20)), None, "the probe is still under way");
-    assert_eq!(circuit.record_result(probe, WELL, at_second(20)), Some(Turn::Closed));
+    assert_eq!(circuit.record_result(probe, WELL, at_second(20)), Some(Transition::Closed));
 }
 
 #[test]
 fn slow_answers_open_it_by_share_or_by_number() {
     let slow = |share_ppm, number| {
-        let slow = Slow { from: at_second(2), too_many: TooMany { share_ppm, number } };
+        let slow = Slow { threshold: at_second(2), too_many: TooMany { share_ppm, number } };
         Circuit::new(Trip {
             slow: Some(slow),
             failed: TooMany::default(),
-            probes: 1,
+            half_open_requests: 1,
             ..trip_rule()
         })
     };
@@ -145,19 +148,19 @@ proptest! {
         min in 1..8_u32,
         share in prop::option::of(1..1_000_000_u32),
         number in prop::option::of(1..6_u32),
-        consecutive in prop::option::of(1..6_u32),
+        consecutive_failures in prop::option::of(1..6_u32),
     ) {
         let from = Duration::from_millis(50);
         let too_many = TooMany { share_ppm: share, number };
         let rule = Trip {
             requests_min: min,
             failed: too_many,
-            consecutive,
-            slow: Some(Slow { from, too_many: TooMany { share_ppm: share, number: None } }),
+            consecutive_failures,
+            slow: Some(Slow { threshold: from, too_many: TooMany { share_ppm: share, number: None } }),
             window: at_second(1),
-            steps: 10,
-            open_for: at_second(1),
-            probes: 1,
+            buckets: 10,
+            open_duration: at_second(1),
+            half_open_requests: 1,
             ..trip_rule()
         };
         let mut circuit = Circuit::new(rule);
@@ -170,11 +173,11 @@ proptest! {
             let ticket = circuit.admit_request(now);
             prop_assert_eq!(ticket.is_none(), open_until.is_some_and(|until| now < until));
             let Some(ticket) = ticket else { continue };
-            let turn = circuit.record_result(ticket, Shown { failed, took }, now);
+            let transition = circuit.record_result(ticket, Shown { failed, took }, now);
             if open_until.is_some() {
                 open_until = (failed || slow).then(|| now + at_second(1));
                 list.clear();
-                prop_assert_eq!(turn == Some(Turn::Closed), open_until.is_none());
+                prop_assert_eq!(transition == Some(Transition::Closed), open_until.is_none());
                 continue;
             }
             list.push((now, failed, slow));
@@ -190,9 +193,9 @@ proptest! {
             };
             let many = bad > 0.0 && number.is_some_and(|number| bad >= f64::from(number));
             let enough = all >= f64::from(min);
-            let opens = consecutive.is_some_and(|limit| row >= limit as usize)
+            let opens = consecutive_failures.is_some_and(|limit| row >= limit as usize)
                 || enough && (over(bad) || many || over(late));
-            prop_assert_eq!(turn.is_some(), opens);
+            prop_assert_eq!(transition.is_some(), opens);
             open_until = opens.then(|| now + at_second(1));
         }
     }

@@ -72,7 +72,7 @@ fn service_config(
 fn compile_config(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
     let services = views.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    let plan = Arc::new(workload_plan(Access::Permissive));
+    let plan = Arc::new(workload_plan(Access::AllowAll));
     let snapshot = Arc::new(Snapshot { plan, services, addresses, names });
     Plans::build(snapshot, before).unwrap()
 }

@@ -4,15 +4,15 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use leno_model::{
-    CheckService, CheckServiceAddress, DescriptorEntry, PathMatch, PortGuard, PortLimits,
-    RateLimits, Server, ServicePolicyKind, Unanswered,
+    CheckService, CheckServiceAddress, DescriptorEntry, FailureMode, PathMatch, PortGuard,
+    PortLimits, RateLimits, Server, ServicePolicyKind,
 };
 
 use super::*;
 
 fn check_service() -> CheckService {
     let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
-    CheckService { at, timeout: Duration::from_millis(200), unanswered: Unanswered::Deny }
+    CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
 }
 
 fn path_prefix(prefix: &str) -> RequestMatch {
@@ -24,7 +24,7 @@ fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
 }
 
 fn guarded_config(guards: Vec<PortGuard>, limits: Vec<PortLimits>) -> WorkloadPlan {
-    let mut plan = crate::plan::tests::workload_plan(leno_model::Access::Permissive);
+    let mut plan = crate::plan::tests::workload_plan(leno_model::Access::AllowAll);
     plan.guards = BTreeMap::from([(80, guards)]);
     plan.limits = BTreeMap::from([(80, limits)]);
     plan
@@ -35,7 +35,7 @@ fn authorization_guard(name: &str, requests: Vec<RequestMatch>) -> PortGuard {
         check_service: check_service(),
         requests,
         headers: None,
-        context: Vec::new(),
+        context_extensions: Vec::new(),
         body: None,
     };
     let policy = policy_name(ServicePolicyKind::ExternalAuthorization, name);
@@ -51,8 +51,8 @@ fn global_limit(descriptors: Vec<Descriptor>) -> PortLimits {
         check_service: check_service(),
         domain: "shop".to_owned(),
         descriptors,
-        answer: FixedAnswer::default(),
-        tells: false,
+        response: FixedResponse::default(),
+        rate_limit_headers: false,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     PortLimits { policy: policy_name(ServicePolicyKind::RateLimit, "all"), limits }
@@ -100,7 +100,7 @@ fn nobody_is_asked_where_nothing_is_said() {
 
 #[test]
 fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
-    let descriptor = |requests, entries, hits| Descriptor { requests, entries, hits };
+    let descriptor = |requests, entries, hits| Descriptor { requests, entries, hits_addend: hits };
     let limits = global_limit(vec![
         descriptor(
             vec![path_prefix("/orders")],
@@ -140,7 +140,7 @@ fn a_descriptor_is_sent_when_all_its_entries_have_a_value() {
         all.into_iter()
             .map(|it| {
                 let entries = it.entries.iter().map(|(key, value)| format!("{key}={value}"));
-                format!("{} x{}", entries.collect::<Vec<_>>().join(","), it.hits)
+                format!("{} x{}", entries.collect::<Vec<_>>().join(","), it.hits_addend)
             })
             .collect::<Vec<_>>()
     };

@@ -107,7 +107,7 @@ impl Adaptive {
             waiting: AtomicU32::new(0),
             most: AtomicU32::new(tuning.waiting_limit()),
             quartered_until: AtomicU64::new(0),
-            least: rule.least.clamp(1, ceiling.max(1)),
+            least: rule.min_concurrency.clamp(1, ceiling.max(1)),
             tuning: Mutex::new(tuning),
         }
     }
@@ -214,7 +214,7 @@ impl Tuning {
         Self {
             rule,
             ceiling: ceiling.max(1),
-            most: START.max(rule.least).min(ceiling).into(),
+            most: START.max(rule.min_concurrency).min(ceiling).into(),
             window: Window::default(),
             average: 0.0,
             lowest: [f64::INFINITY; STRETCHES],
@@ -324,7 +324,7 @@ impl Tuning {
             *lowest = average;
             self.shrinks_from = None;
         }
-        let slower = 1.0 + f64::from(self.rule.slower_percent) / 100.0;
+        let slower = 1.0 + f64::from(self.rule.latency_tolerance_percent) / 100.0;
         let share = match window.is_given_up() {
             true => 0.5,
             false => {
@@ -369,7 +369,7 @@ impl Tuning {
     }
 
     fn lowest_latency(&self) -> f64 {
-        f64::from(self.rule.least.clamp(1, self.ceiling))
+        f64::from(self.rule.min_concurrency.clamp(1, self.ceiling))
     }
 
     /// Returns the limit of waiting requests outside probes.

@@ -26,10 +26,10 @@ fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
         name: "rule".to_owned(),
         requests: path.into_iter().collect(),
         peers: Vec::new(),
-        each: Each::Nothing,
+        key: RateLimitKey::Nothing,
         rate: Rate { count: 1, time: Duration::from_secs(3600), size },
-        is_last: false,
-        answer: FixedAnswer::default(),
+        stop: false,
+        response: FixedResponse::default(),
     }
 }
 
@@ -75,7 +75,7 @@ fn every_rule_that_is_about_a_request_must_have_a_token() {
 
 #[test]
 fn rules_after_the_last_one_that_fits_are_not_asked() {
-    let last = RateRule { is_last: true, ..hourly_rule(20, Some("/orders")) };
+    let last = RateRule { stop: true, ..hourly_rule(20, Some("/orders")) };
     let limits = compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, None)])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 20);
     assert_eq!(let_in(&limits, &get("/items")), 2);
@@ -83,7 +83,7 @@ fn rules_after_the_last_one_that_fits_are_not_asked() {
 
 #[test]
 fn no_variant_gets_around_a_limit() {
-    let last = RateRule { is_last: true, ..hourly_rule(90, Some("/cheap")) };
+    let last = RateRule { stop: true, ..hourly_rule(90, Some("/cheap")) };
     let limits =
         compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, Some("/orders"))])]);
     assert_eq!(let_in(&limits, &get("/orders/1")), 2);
@@ -109,9 +109,9 @@ fn a_request_with_two_meanings_ends_no_list() {
             None => ValueMatch::Exact(value.to_owned()),
         },
     };
-    let of = |size, is_last, requests: RequestMatch| {
+    let of = |size, stop, requests: RequestMatch| {
         let requests = vec![requests];
-        RateRule { requests, is_last, ..hourly_rule(size, None) }
+        RateRule { requests, stop, ..hourly_rule(size, None) }
     };
     let method =
         |method: &str| RequestMatch { methods: vec![method.to_owned()], ..RequestMatch::default() };
@@ -160,15 +160,15 @@ fn a_request_with_two_meanings_ends_no_list() {
 
 #[test]
 fn each_client_and_each_value_has_a_bucket_of_its_own() {
-    let client = RateRule { each: Each::Client { buckets: 10 }, ..hourly_rule(4, None) };
+    let client = RateRule { key: RateLimitKey::Client { buckets: 10 }, ..hourly_rule(4, None) };
     let limits_ = compile_limits(vec![port_limits("a", vec![client])]);
     for from in ["web", "app"] {
         assert_eq!(let_in(&limits_, &Asked { from, ..get("/") }), 4, "{from}");
     }
-    let header = Each::Header { name: "x-user".to_owned(), buckets: 10 };
+    let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 10 };
     let limits = compile_limits(vec![port_limits(
         "a",
-        vec![RateRule { each: header, ..hourly_rule(4, None) }],
+        vec![RateRule { key: header, ..hourly_rule(4, None) }],
     )]);
     for user in [Some("ann"), Some("bob"), None] {
         assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 4, "{user:?}");
@@ -188,8 +188,8 @@ fn a_rule_about_some_callers_counts_no_others() {
 
 #[test]
 fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
-    let answer = FixedAnswer { status: Some(503), ..FixedAnswer::default() };
-    let small = RateRule { answer, ..hourly_rule(1, None) };
+    let answer = FixedResponse { status: Some(503), ..FixedResponse::default() };
+    let small = RateRule { response: answer, ..hourly_rule(1, None) };
     let limits = compile_limits(vec![
         port_limits("a", vec![hourly_rule(5, None)]),
         port_limits("b", vec![small]),
@@ -280,14 +280,14 @@ fn any_rule() -> impl Strategy<Value = RateRule> {
     let requests = prop::collection::vec(any_match(), 0..3);
     let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
     let callers = prop::collection::vec(caller, 0..3);
-    (requests, callers, prop::bool::weighted(0.2)).prop_map(|(requests, callers, is_last)| {
+    (requests, callers, prop::bool::weighted(0.2)).prop_map(|(requests, callers, stop)| {
         let pattern = |text: &str| NamePattern::new(text).unwrap();
         let peer = |caller: &str| {
             let (namespace, account) = caller.split_once('/').unwrap();
             PeerMatch { namespace: pattern(namespace), account: pattern(account) }
         };
         let peers = callers.into_iter().map(peer).collect();
-        RateRule { requests, peers, is_last, ..hourly_rule(3, None) }
+        RateRule { requests, peers, stop, ..hourly_rule(3, None) }
     })
 }
 
@@ -319,7 +319,7 @@ proptest! {
                 };
                 if fits(&meant) {
                     expected.push(rule.name.clone());
-                    if rule.is_last && kind == PathKind::Plain && fits(&sent) {
+                    if rule.stop && kind == PathKind::Plain && fits(&sent) {
                         break;
                     }
                 }

@@ -81,14 +81,12 @@ fn what_did_not_change_is_taken_over() {
     let stay = service_config("stay", "/a+", Vec::new());
     let equal = || service_config("equal", "/b+", Vec::new());
     let first = config_snapshot(
-        Access::Permissive,
+        Access::AllowAll,
         vec![stay.clone(), equal(), service_config("gone", "/", vec![])],
     );
     let before = Plans::build(first, None).unwrap();
-    let second = config_snapshot(
-        Access::Permissive,
-        vec![stay, equal(), service_config("new", "/", vec![])],
-    );
+    let second =
+        config_snapshot(Access::AllowAll, vec![stay, equal(), service_config("new", "/", vec![])]);
     let after = Plans::build(second, Some(&before)).unwrap();
 
     for name in ["stay", "equal"] {
@@ -104,7 +102,7 @@ fn what_did_not_change_is_taken_over() {
 fn new_endpoints_need_no_new_routes_but_new_rules_do() {
     let plans = |path: &str, endpoints, previous: Option<&Plans>| {
         let views = vec![service_config("stock", path, endpoints)];
-        Plans::build(config_snapshot(Access::Permissive, views), previous).unwrap()
+        Plans::build(config_snapshot(Access::AllowAll, views), previous).unwrap()
     };
     let port = |plans: &Plans| {
         let plan = &plans.service(&service_name("stock")).unwrap().ports[&80];
@@ -139,7 +137,7 @@ fn places_of_keys_follow_weights_and_stay_while_nothing_moves() {
             let port = view.ports.get_mut(&80).unwrap();
             port.traffic_policy.balancing = Some(balancing.clone());
             let views = vec![Arc::new(view)];
-            Plans::build(config_snapshot(Access::Permissive, views), previous).unwrap()
+            Plans::build(config_snapshot(Access::AllowAll, views), previous).unwrap()
         };
         let places = |plans: &Plans| {
             plans.service(&service_name("stock")).unwrap().ports[&80].places.clone().unwrap()
@@ -163,7 +161,7 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
     let retry = |attempts| ServiceRetry {
         policy: PolicyName::new("shop", "again").unwrap(),
         rule: RetryRule { codes: vec![503], attempts, backoff: Duration::from_millis(25) },
-        answer_timeout: Some(Duration::from_secs(1)),
+        response_timeout: Some(Duration::from_secs(1)),
     };
     let own = RetryRule { codes: vec![502], attempts: 7, backoff: Duration::ZERO };
     let mut ruled = ServiceView::clone(&service_config("ruled", "/a+", vec![]));
@@ -174,12 +172,10 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
     });
     let (ruled, other) = (Arc::new(ruled), service_config("other", "/b+", vec![]));
     let plans = |attempts: Option<u8>, previous: Option<&Plans>| {
-        let mut snapshot = Snapshot::clone(&config_snapshot(
-            Access::Permissive,
-            vec![ruled.clone(), other.clone()],
-        ));
+        let mut snapshot =
+            Snapshot::clone(&config_snapshot(Access::AllowAll, vec![ruled.clone(), other.clone()]));
         let retries = attempts.map(|attempts| (service_name("ruled"), retry(attempts)));
-        let plan = workload_plan(Access::Permissive);
+        let plan = workload_plan(Access::AllowAll);
         snapshot.plan = Arc::new(WorkloadPlan { retries: retries.into_iter().collect(), ..plan });
         Plans::build(Arc::new(snapshot), previous).unwrap()
     };
@@ -211,8 +207,8 @@ fn a_policy_about_retries_decides_where_no_rule_does_and_is_compiled_when_it_cha
 
 #[test]
 fn changed_access_is_compiled_again() {
-    let permissive = Plans::build(config_snapshot(Access::Permissive, vec![]), None).unwrap();
-    let strict = config_snapshot(Access::Strict(vec![]), vec![]);
+    let permissive = Plans::build(config_snapshot(Access::AllowAll, vec![]), None).unwrap();
+    let strict = config_snapshot(Access::AllowListed(vec![]), vec![]);
     let strict = Plans::build(strict, Some(&permissive)).unwrap();
     assert!(!Arc::ptr_eq(&permissive.access, &strict.access));
 }
@@ -220,6 +216,6 @@ fn changed_access_is_compiled_again() {
 #[test]
 fn one_bad_pattern_refuses_the_snapshot() {
     let views = vec![service_config("good", "/a+", vec![]), service_config("stock", "(", vec![])];
-    let error = Plans::build(config_snapshot(Access::Permissive, views), None).unwrap_err();
+    let error = Plans::build(config_snapshot(Access::AllowAll, views), None).unwrap_err();
     assert!(error.to_string().contains("HTTPRoute shop/r"), "{error}");
 }

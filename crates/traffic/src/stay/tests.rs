@@ -77,7 +77,7 @@ fn compile_config(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) ->
         service_config("blue", vec![], endpoints),
         service_config("green", vec![], endpoints),
     ];
-    let plan = Arc::new(workload_plan(Access::Permissive));
+    let plan = Arc::new(workload_plan(Access::AllowAll));
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     let snapshot = Snapshot { plan, services: views.into_iter().collect(), addresses, names };
     Plans::build(Arc::new(snapshot), None).unwrap()

@@ -7,8 +7,8 @@ use leno_model::{LaneRule, RuleOrigin};
 use super::demands::exact_demands;
 use super::matcher::TagMatcher;
 use super::share::{Chance, Draw, Shares};
-use crate::hits::HitSlot;
 use crate::lookup::Lookup;
+use crate::match_slot::MatchSlot;
 use crate::pattern::BadPattern;
 use crate::request::{RequestView, header_value};
 
@@ -33,14 +33,14 @@ struct Lane {
     /// Alternatives, one of which is drawn.
     marks: Box<[Box<[Mark]>]>,
     origin: RuleOrigin,
-    hits: HitSlot,
+    match_slot: MatchSlot,
 }
 
 /// The headers to add to a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Marks<'a> {
     /// The rule that decided, with its origin and match counter.
-    pub rule: Option<(&'a RuleOrigin, &'a HitSlot)>,
+    pub rule: Option<(&'a RuleOrigin, &'a MatchSlot)>,
     headers: &'a [Mark],
 }
 
@@ -79,7 +79,7 @@ impl Lanes {
         let fitting = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
         let drawn =
             fitting.and_then(|lane| lane.marks.get(lane.shares.draw_target(Draw::Lane, chance)));
-        let rule = fitting.map(|lane| (&lane.origin, &lane.hits));
+        let rule = fitting.map(|lane| (&lane.origin, &lane.match_slot));
         Marks { rule, headers: drawn.map_or(&[], |headers| headers) }
     }
 }
@@ -115,7 +115,7 @@ impl Lane {
             shares: Shares::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
             marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
-            hits: HitSlot::default(),
+            match_slot: MatchSlot::default(),
         })
     }
 }

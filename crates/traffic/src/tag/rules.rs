@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Caller, CallerRule, Otherwise, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules, TagSet,
+    Caller, CallerRule, FallbackPolicy, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules, TagSet,
     TagSplit, TagTarget, TagValue,
 };
 
@@ -46,7 +46,7 @@ pub(super) struct Rule {
     stem: Option<usize>,
     pub(super) split: Split,
     pub(super) fallback: Option<Split>,
-    pub(super) otherwise: Box<[SetId]>,
+    pub(super) fallback_policy: Box<[SetId]>,
     sticky: Option<(Sticky, u64)>,
 }
 
@@ -85,7 +85,8 @@ impl Compiled {
         }
         let mut sets = Sets::default();
         let stems = Stems::from_rules(&for_caller)?;
-        let unmatched = fallback_sets(&rules.otherwise, (&for_caller, &stems), caller, &mut sets);
+        let unmatched =
+            fallback_sets(&rules.fallback_policy, (&for_caller, &stems), caller, &mut sets);
         let named = for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller));
         let outside: Vec<Set> = named.collect();
         let mut compiled = Vec::new();
@@ -154,7 +155,7 @@ impl Rule {
             stem,
             split,
             fallback,
-            otherwise: meaning.resolve_fallbacks(&rule.otherwise, sets),
+            fallback_policy: meaning.resolve_fallbacks(&rule.fallback_policy, sets),
             sticky: rule.sticky.clone().map(|sticky| (sticky, rule_salt(rule))),
         })
     }
@@ -229,12 +230,16 @@ impl Meaning<'_> {
         }
     }
 
-    fn resolve_fallbacks(&self, otherwise: &[Otherwise], sets: &mut Sets) -> Box<[SetId]> {
-        let set = |otherwise: &Otherwise| match otherwise {
-            Otherwise::Any => EVERY,
-            Otherwise::Default => sets.set_id(Set::excluding(self.outside.to_vec())),
+    fn resolve_fallbacks(
+        &self,
+        fallback_policy: &[FallbackPolicy],
+        sets: &mut Sets,
+    ) -> Box<[SetId]> {
+        let set = |fallback_policy: &FallbackPolicy| match fallback_policy {
+            FallbackPolicy::Any => EVERY,
+            FallbackPolicy::Default => sets.set_id(Set::excluding(self.outside.to_vec())),
         };
-        otherwise.iter().map(set).collect()
+        fallback_policy.iter().map(set).collect()
     }
 }
 
@@ -299,7 +304,7 @@ fn named_sets(rule: &TagRule, caller: &Caller) -> Vec<Set> {
 
 /// Returns the sets for requests without a matching rule: a list for each combination of stems.
 fn fallback_sets(
-    otherwise: &[Otherwise],
+    fallback_policy: &[FallbackPolicy],
     (rules, stems): (&[(usize, &TagRule)], &Stems<'_>),
     caller: &Caller,
     sets: &mut Sets,
@@ -309,7 +314,7 @@ fn fallback_sets(
             |rule: &TagRule| stems.stem_index(rule).is_none_or(|place| mask & (1 << place) != 0);
         let open = rules.iter().filter(|(_, rule)| open(rule));
         let outside: Vec<Set> = open.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
-        Meaning { caller, outside: &outside }.resolve_fallbacks(otherwise, sets)
+        Meaning { caller, outside: &outside }.resolve_fallbacks(fallback_policy, sets)
     });
     lists.collect()
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, EndpointId, FieldTest, LaneMark, LaneRule, Otherwise, PathMatch, Quorum,
-    Repeated, RuleOrigin, ServiceAccount, ServiceName, Sticky, TagDialect, TagMatch, TagRouteName,
-    TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest, WorkloadName,
+    CallerRule, Callers, EndpointId, FallbackPolicy, FieldTest, LaneMark, LaneRule, PathMatch,
+    Quorum, Repeated, RuleOrigin, ServiceAccount, ServiceName, Sticky, TagDialect, TagMatch,
+    TagRouteName, TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
+    WorkloadName,
 };
 use proptest::prelude::*;
 
@@ -37,7 +38,7 @@ fn tag_rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
         matches,
         split,
         fallback: TagSplit::default(),
-        otherwise: Vec::new(),
+        fallback_policy: Vec::new(),
         sticky: None,
     }
 }
@@ -77,7 +78,7 @@ fn test_fleet() -> Endpoints {
 }
 
 fn tag_rules(rules: Vec<TagRule>) -> TagRules {
-    TagRules { rules, otherwise: vec![Otherwise::Default], by_caller: Vec::new() }
+    TagRules { rules, fallback_policy: vec![FallbackPolicy::Default], by_caller: Vec::new() }
 }
 
 fn compile_rules(rules: TagRules) -> TagPlan {
@@ -161,7 +162,8 @@ fn rules_stay_compiled_while_instances_come_and_go() {
     let other_caller = Caller { has_parameters: true, ..Caller::default() };
     let after = build(source.clone(), &other_caller).unwrap();
     assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
-    let after = build(TagRules { otherwise: Vec::new(), ..source }, &Caller::default()).unwrap();
+    let after =
+        build(TagRules { fallback_policy: Vec::new(), ..source }, &Caller::default()).unwrap();
     assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
 }
 

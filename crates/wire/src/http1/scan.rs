@@ -70,7 +70,7 @@ impl<'a> Cursor<'a> {
         Span::new(start, start.wrapping_add(trimmed.len()))
     }
 
-    /// Skips CR LF; `otherwise`: the error for another kind of byte.
+    /// Skips CR LF; `fallbackPolicy`: the error for another kind of byte.
     #[inline]
     pub(super) fn line_end(&mut self, otherwise: Malformed) -> Result<(), Malformed> {
         if self.skip(b"\r\n") {

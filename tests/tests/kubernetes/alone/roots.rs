@@ -26,9 +26,9 @@ fn control_planes() -> Vec<String> {
     names
 }
 
-/// Runs `leno root` in a control plane and returns its output on success.
+/// Runs `leno ca` in a control plane and returns its output on success.
 fn run_root(pod: &str, step: &str) -> Result<String, String> {
-    let command = ["/leno", "root", step, "--data", "/var/lib/leno/control"];
+    let command = ["/leno", "ca", step, "--data", "/var/lib/leno/control"];
     let exec = ["-n", "leno-system", "exec", pod, "--"];
     let output = kubectl(&[&exec[..], &command].concat());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -38,7 +38,7 @@ fn run_root(pod: &str, step: &str) -> Result<String, String> {
 /// Takes a step once the previous step has reached every member.
 fn take_step(pod: &str, step: &str) {
     let mut last = String::new();
-    eventually(&format!("`leno root {step}`"), Duration::from_secs(120), || {
+    eventually(&format!("`leno ca {step}`"), Duration::from_secs(120), || {
         let refused = match run_root(pod, step) {
             Ok(_) => return Some(()),
             Err(refused) => refused,
@@ -75,9 +75,9 @@ fn the_root_is_replaced_without_a_failed_request() {
     let pods = control_planes();
     let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
     let before = trusted_roots();
-    caught_up(&pods, "settled");
+    caught_up(&pods, "stable");
     let load = Load::start(&namespace, "http://server/");
-    for (word, stage) in [("add", "added"), ("switch", "switched"), ("retire", "settled")] {
+    for (word, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
         take_step(first, word);
         caught_up(&pods, stage);
     }

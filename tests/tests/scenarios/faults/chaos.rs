@@ -41,7 +41,7 @@ impl Chaos {
     /// Starts three control planes and this number of sidecars, a fifth of them with their own load.
     fn start_all(sidecars: usize, seed: u64) -> Self {
         let (clients, services) = (sidecars / 5, 2);
-        let mut manifests = mesh_config("permissive");
+        let mut manifests = mesh_config("allow");
         let mut applications = Vec::new();
         for server in 0..sidecars - clients {
             let application = Counted::start_echo();
@@ -166,7 +166,7 @@ impl Chaos {
         eventually("all control planes agree", MAX_WAIT, || {
             let of = |key: &str| all().filter_map(|status| status[key].as_u64()).sum::<u64>();
             let known = of("registered") == sidecars * self.controls.len() as u64;
-            (known && of("proxies") == sidecars && of("behind") == 0).then_some(())
+            (known && of("proxies") == sidecars && of("out_of_sync") == 0).then_some(())
         });
     }
 }

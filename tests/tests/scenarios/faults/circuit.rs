@@ -42,7 +42,7 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
     let listener = free_port();
     let mesh = Mesh::up(
         &[
-            mesh_config("permissive"),
+            mesh_config("allow"),
             server_manifest("ratings", application.port(), &[]),
             client_manifest("web", &[], &[("ratings.shop", listener)]),
             SETTING.to_owned(),
@@ -59,11 +59,11 @@ fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
         answers.iter().all(is_cut).then_some(())
     });
     let page = connected_sidecar(&mesh, "shop/web-1");
-    assert!(page.metric_value("leno_circuit_turns_total{to=\"open\"}") >= 1.0);
+    assert!(page.metric_value("leno_circuit_transitions_total{to=\"open\"}") >= 1.0);
 
     sick.store(false, Ordering::SeqCst);
     eventually("it is closed", MAX_WAIT, || (0..20).all(|_| ask().status == 200).then_some(()));
-    assert!(page.metric_value("leno_circuit_turns_total{to=\"closed\"}") >= 1.0);
+    assert!(page.metric_value("leno_circuit_transitions_total{to=\"closed\"}") >= 1.0);
 
     // One request is in progress, and no other is admitted.
     let before = asked.load(Ordering::SeqCst);

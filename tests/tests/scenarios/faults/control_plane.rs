@@ -6,7 +6,7 @@ use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
@@ -56,7 +56,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
 
 #[test]
 fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let token = control.issue_token("shop/ratings-1");
     let copy = token.with_extension("copy");
@@ -90,7 +90,7 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 
 #[test]
 fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let token = control.issue_token("shop/web-1");
@@ -125,7 +125,7 @@ fn assert_rejected(proxy: &mut Proxy, reason: &str) {
 
 #[test]
 fn a_state_directory_is_for_one_proxy_at_a_time() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);

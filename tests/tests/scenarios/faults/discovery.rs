@@ -62,7 +62,7 @@ fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time()
 fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
     let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
     // With egress, each of these names would be a DNS query to the machine's resolver.
-    let mesh = mesh_config("permissive").replace("trafficMode", "egress: deny, trafficMode");
+    let mesh = mesh_config("allow").replace("defaultPolicy", "egress: deny, defaultPolicy");
     let control = control_of(mesh, &ratings, &details);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _details = Proxy::join(&control, "shop/details-1", &[]);
@@ -93,7 +93,7 @@ fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
 }
 
 fn start_control(ratings: &Counted, details: &Counted) -> ControlPlane {
-    control_of(mesh_config("permissive"), ratings, details)
+    control_of(mesh_config("allow"), ratings, details)
 }
 
 fn control_of(mesh: String, ratings: &Counted, details: &Counted) -> ControlPlane {

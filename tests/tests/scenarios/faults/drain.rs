@@ -52,7 +52,7 @@ pub(super) fn slow_shop() -> (Shop, Sender<()>) {
         }
         format!("answer to {path}")
     });
-    (start_shop("permissive", application), release)
+    (start_shop("allow", application), release)
 }
 
 /// Sends a request for `/slow` and waits until the application has received it.

@@ -78,7 +78,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     let healthy = Counted::start_echo();
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         SERVICE.to_owned(),
         HEEDLESS.to_owned(),
         workload_manifest("1", port),
@@ -157,7 +157,7 @@ impl Shop {
         let scratch = tempfile::tempdir().expect("a folder for ledgers");
         let stores = ["1", "2"].map(|number| scratch.path().join(format!("ledger-{number}")));
         let listener = free_port();
-        let mut manifests = vec![mesh_config("permissive"), SERVICE.to_owned()];
+        let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned()];
         for (number, store) in ["1", "2"].iter().zip(&stores) {
             manifests.push(application_manifest(number, store));
         }

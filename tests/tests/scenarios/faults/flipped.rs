@@ -11,7 +11,7 @@ use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn flipped_bytes_end_a_stream_and_nothing_else() {
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let relay = Relay::start(control.listen_address());
@@ -39,7 +39,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
 
 #[test]
 fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let relay = Relay::start(control.listen_address());
     let through = relay.address.to_string();

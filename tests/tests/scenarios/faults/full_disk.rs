@@ -19,7 +19,7 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     control.write("policy.yaml", ALLOWED);
     let token = control.issue_token("shop/ratings-1");
@@ -52,7 +52,7 @@ fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let arguments = ["--certificate-lifetime", "8s"];
     let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &arguments);
     control.write("policy.yaml", ALLOWED);
@@ -87,7 +87,7 @@ fn state_is_whole_again_when_the_disk_has_room() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let token = control.issue_token("shop/ratings-1");
@@ -128,7 +128,7 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let log = disk.mount_path().join("access.log");
@@ -176,7 +176,7 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
 
 #[test]
 fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);

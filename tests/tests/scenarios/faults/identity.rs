@@ -12,7 +12,7 @@ use super::{Counted, MAX_WAIT, loopback_address, start_shop, wait_until_status};
 
 #[test]
 fn only_members_get_through_the_inbound_port_and_others_are_counted() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let web = Proxy::join(&control, "shop/web-1", &[]);
@@ -33,7 +33,7 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
     let mut plain = Connection::open(inbound).unwrap();
     plain.send("GET / HTTP/1.1\r\nhost: ratings\r\n\r\n").unwrap();
     assert_eq!(plain.read_to_end().unwrap_err().kind(), ErrorKind::ConnectionReset);
-    wait_for_rejection(page, "plaintext-refused");
+    wait_for_rejection(page, "plaintext-rejected");
 
     assert_eq!(curl_status(inbound, None), "000", "without a certificate");
     wait_for_rejection(page, "handshake-failed");
@@ -57,7 +57,7 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
 
 #[test]
 fn a_certificate_that_has_expired_is_refused() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "3s"]);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let mut web = Proxy::join(&control, "shop/web-1", &[]);
@@ -75,7 +75,7 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
     let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("ratings", ratings.port(), &[]),
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &[("ratings.shop", listener)]),

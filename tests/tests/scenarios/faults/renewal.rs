@@ -8,7 +8,7 @@ use super::{Counted, MAX_WAIT, connected_sidecar, start_shop, wait_until_status}
 
 #[test]
 fn certificates_are_renewed_under_load_without_a_failed_request() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
     wait_until_status(shop.listener, 200);
     let load = Load::start("GET", shop.listener, 2);
@@ -33,7 +33,7 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
 
 #[test]
 fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_reported_to() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
     let web = Proxy::join(&control, "shop/web-1", &[]);

@@ -8,7 +8,7 @@ use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_replica_killed_under_load_loses_no_request_and_no_change() {
-    let shop = start_shop("strict", Counted::start_echo());
+    let shop = start_shop("deny", Counted::start_echo());
     let mut controls = ControlPlane::start_replicas(3, &shop.manifests, &[]);
     controls[0].write("policy.yaml", ALLOWED);
     // A token of one control plane is valid for all, and contains all addresses.
@@ -42,7 +42,7 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
 
 #[test]
 fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let mut controls = ControlPlane::start_replicas(2, &shop.manifests, &[]);
     let token = controls[0].issue_token("shop/ratings-1");
     let copy = token.with_extension("copy");
@@ -71,7 +71,7 @@ fn wait_for_count(control: &ControlPlane, registered: u64) {
     let what = format!("{} knows {registered} sidecars", control.listen_address());
     eventually(&what, MAX_WAIT, || {
         let status = control.get_json("status");
-        let settled = status["behind"] == 0;
+        let settled = status["out_of_sync"] == 0;
         (settled && status["registered"].as_u64() == Some(registered)).then_some(())
     });
 }

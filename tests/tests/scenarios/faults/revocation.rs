@@ -6,20 +6,20 @@ use super::{Counted, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &[]);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let (requests, cut) = (
         shop.ratings.received_requests(),
-        "leno_connections_refused_total{reason=\"revoked-peer\"}",
+        "leno_connections_rejected_total{reason=\"revoked-peer\"}",
     );
     assert!(ratings.page.metric_value(cut) < 1.0);
 
-    let revoked = "trafficMode: permissive, revoked: [{kind: ServiceAccount, name: web, \
+    let revoked = "defaultPolicy: allow, revoked: [{kind: ServiceAccount, name: web, \
                    namespace: shop}]";
-    let manifests = shop.manifests.replace("trafficMode: permissive", revoked);
+    let manifests = shop.manifests.replace("defaultPolicy: allow", revoked);
     assert_ne!(manifests, shop.manifests);
     control.write("mesh.yaml", &manifests);
     eventually("the open link of web is cut", MAX_WAIT, || {
@@ -44,12 +44,12 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
 
 #[test]
 fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plane() {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let mut control = ControlPlane::start(&shop.manifests, &[]);
     let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
     let _web = Proxy::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    let cut = "leno_connections_refused_total{reason=\"revoked-peer\"}";
+    let cut = "leno_connections_rejected_total{reason=\"revoked-peer\"}";
 
     let done = control.run_leno(&["revoke", "shop/web-1"]);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

@@ -31,11 +31,11 @@ fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_st
 
 /// Rotates a root under load; `rest` waits in each stage.
 fn rotate_root(lifetime: &str, rest: impl Fn(&[Proxy])) {
-    let shop = start_shop("permissive", Counted::start_echo());
+    let shop = start_shop("allow", Counted::start_echo());
     let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
     let sidecars = ["shop/ratings-1", "shop/web-1"].map(|name| Proxy::join(&control, name, &[]));
     wait_until_status(shop.listener, 200);
-    assert_eq!(root_status(&control)["stage"], "settled");
+    assert_eq!(root_status(&control)["stage"], "stable");
     let load = Load::start_paced("GET", shop.listener, 2, Duration::from_millis(5));
     load.wait_for(10);
     let first = control.get_json("status")["authority"].clone();
@@ -43,10 +43,10 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[Proxy])) {
     // No member is out of sync: the next step waits until all of them have applied this one.
     for (name, stage) in [
         ("add", "added"),
-        ("switch", "switched"),
-        ("back", "added"),
-        ("switch", "switched"),
-        ("retire", "settled"),
+        ("activate", "activated"),
+        ("rollback", "added"),
+        ("activate", "activated"),
+        ("retire", "stable"),
     ] {
         take_step(&control, name, stage);
         rest(&sidecars);
@@ -58,7 +58,7 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[Proxy])) {
     assert!(count_renewals(ratings) >= 5.0, "{}", count_renewals(ratings));
 
     // New members have only the new root.
-    let out = control.run_leno(&["root", "retire"]);
+    let out = control.run_leno(&["ca", "retire"]);
     assert!(!out.status.success(), "there is nothing to retire");
 }
 
@@ -70,17 +70,17 @@ fn count_renewals(sidecar: &Proxy) -> f64 {
 /// Takes a step and waits until every sidecar is in sync.
 fn take_step(control: &ControlPlane, step: &str, stage: &str) {
     let before = control.get_json("status")["authority"].clone();
-    let out = control.run_leno(&["root", step]);
+    let out = control.run_leno(&["ca", step]);
     assert!(out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stderr));
     eventually(&format!("everybody has taken `{step}`"), MAX_WAIT, || {
         let now = control.get_json("status");
-        (now["authority"] != before && now["outdated"] == 0).then_some(())
+        (now["ca_generation"] != before && now["outdated"] == 0).then_some(())
     });
     assert_eq!(root_status(control)["stage"], stage);
 }
 
 fn root_status(control: &ControlPlane) -> Value {
-    let out = control.run_leno(&["root", "status"]);
+    let out = control.run_leno(&["ca", "status"]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).expect("JSON")
 }

@@ -14,7 +14,7 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
     let (to_ratings, to_details) = (free_port(), free_port());
     let listeners = [("ratings.shop", to_ratings), ("details.shop", to_details)];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("ratings", ratings.port(), &[]),
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &listeners),
@@ -46,7 +46,7 @@ fn a_listener_whose_address_is_taken_opens_when_it_is_free() {
     let external_client = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = external_client.local_addr().unwrap();
     let web = |listener| client_manifest("web", &[], &[("ratings.shop", listener)]);
-    let manifests = [mesh_config("permissive"), server_manifest("ratings", ratings.port(), &[])];
+    let manifests = [mesh_config("allow"), server_manifest("ratings", ratings.port(), &[])];
     let mesh = Mesh::up(&(manifests.concat() + &web(free_port())));
     mesh.write("mesh.yaml", &(manifests.concat() + &web(taken.port())));
     let line = mesh.up.wait_for_line("cannot open a listener; retrying", MAX_WAIT);

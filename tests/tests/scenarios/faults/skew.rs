@@ -16,7 +16,7 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     let (second, _) = second.rsplit_once("---").expect("a workload and a service");
     let listeners = client_manifest("web", &[], &[("ratings.shop", listener)]);
     let manifests =
-        [&mesh_config("strict"), second, &server_manifest("ratings", one.port(), &[]), &listeners]
+        [&mesh_config("deny"), second, &server_manifest("ratings", one.port(), &[]), &listeners]
             .concat();
     let listener = loopback_address(listener);
 

@@ -15,7 +15,7 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
     let (port, listener) = (free_port(), free_port());
     let command = ["python3", "-m", "http.server", &port.to_string(), "--bind", "127.0.0.1"];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("ratings", port, &command),
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];

@@ -67,8 +67,9 @@ fn start_serving(arguments: &[&str]) -> (Edge, SocketAddr) {
 /// `a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request`.
 #[test]
 fn a_gateway_that_stops_under_load_loses_no_request() {
-    for linger in ["0s", "2s"] {
-        let (mut edge, at) = start_serving(&["--linger", linger, "--drain-timeout", "120s"]);
+    for drain_delay in ["0s", "2s"] {
+        let (mut edge, at) =
+            start_serving(&["--drain-delay", drain_delay, "--drain-timeout", "120s"]);
         let load = Load::default();
         thread::scope(|scope| {
             for number in 0..8 {
@@ -82,8 +83,8 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
             assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
             load.stops.store(true, Ordering::SeqCst);
         });
-        assert_eq!(load.lost.load(Ordering::SeqCst), 0, "linger {linger}");
-        assert!(load.closes.load(Ordering::SeqCst) > 0, "linger {linger}");
+        assert_eq!(load.lost.load(Ordering::SeqCst), 0, "drain delay {drain_delay}");
+        assert!(load.closes.load(Ordering::SeqCst) > 0, "drain delay {drain_delay}");
     }
 }
 
@@ -115,7 +116,7 @@ fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends(
 
 #[test]
 fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
-    let (mut edge, at) = start_serving(&["--linger", "120s"]);
+    let (mut edge, at) = start_serving(&["--drain-delay", "120s"]);
     let mut idle = Connection::open(at).unwrap();
     assert_eq!(exchange_once(&mut idle, true), Some(false));
     edge.gateway_program().send_signal(Signal::TERM);
@@ -125,6 +126,6 @@ fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     assert!(reason.contains("is stopping"), "{reason}");
     assert_eq!(exchange_once(&mut idle, true), Some(true));
     assert_eq!(exchange_once(&mut Connection::open(at).unwrap(), true), Some(true));
-    // The second signal skips the delay of --linger.
+    // The second signal skips the drain delay.
     assert!(edge.gateway_program().stop(2 * MAX_WAIT).success());
 }

@@ -6,7 +6,7 @@ use leno_tests::is_root;
 const STRICT: &str = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trafficMode: strict, egress: deny}
+spec: {defaultPolicy: deny, egress: deny}
 ";
 
 /// Returns a policy that opens the server's port to a range of addresses.

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use super::Namespace;
 
 /// Calls the plugin for the Pod `shop/cart-1`.
-fn call_plugin(command: &str, socket: &Path, netns: &str, pass: &[&str]) -> Output {
+fn call_plugin(command: &str, socket: &Path, netns: &str, exclude_namespaces: &[&str]) -> Output {
     let configuration = json!({
         "cniVersion": "1.0.0",
         "name": "pods",
         "type": "leno-cni",
         "socket": socket,
-        "pass": pass,
+        "excludeNamespaces": exclude_namespaces,
         "prevResult": {"cniVersion": "1.0.0", "ips": [{"address": "192.0.2.7/24"}]},
     });
     let scratch = tempfile::tempdir().unwrap();
@@ -64,7 +64,7 @@ fn a_pod_gets_the_rules_that_its_agent_tells() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = Namespace::new("plugin");
-    let (output, asked) = call_with(r#"{"intercept":["--exclude-outbound-ports=25"]}"#, &namespace);
+    let (output, asked) = call_with(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
     // The result of the previous plugin is passed through.
@@ -82,7 +82,7 @@ fn who_is_not_to_be_led_is_left_alone() {
         return eprintln!("skipped: network namespaces need root");
     }
     let namespace = Namespace::new("left");
-    let (output, _) = call_with(r#""leave""#, &namespace);
+    let (output, _) = call_with(r#""skip""#, &namespace);
     assert!(output.status.success(), "{output:?}");
     // No agent is needed for an excluded namespace.
     let output = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &["shop"]);
@@ -102,9 +102,9 @@ fn a_pod_does_not_start_without_what_it_was_promised() {
     let error = parse_output(&alone);
     assert_eq!(error["code"], 100);
     assert!(error["msg"].as_str().unwrap().contains("leno-cni of this node running"), "{error}");
-    let (refused, _) = call_with(r#"{"refused":"the API server is away"}"#, &namespace);
+    let (refused, _) = call_with(r#"{"rejected":"the API server is away"}"#, &namespace);
     assert_eq!(parse_output(&refused)["msg"], "the API server is away");
-    let (odd, _) = call_with(r#"{"intercept":["--no-such-option"]}"#, &namespace);
+    let (odd, _) = call_with(r#"{"redirect":["--no-such-option"]}"#, &namespace);
     assert!(!odd.status.success(), "{odd:?}");
     assert_eq!(namespace.nft_rules(), "");
 }

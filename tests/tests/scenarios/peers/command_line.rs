@@ -32,7 +32,7 @@ struct Shop {
 fn start_shop() -> Shop {
     let (application, listener) = (Application::start_echo(), free_port());
     let manifests = [
-        mesh_config("strict"),
+        mesh_config("deny"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
         client_manifest("outsider", &[], &[]),
@@ -102,7 +102,7 @@ fn explain_predicts_what_rules_do_to_requests() {
         "{backendRefs: [{name: web, port: 9080}]}",
     ];
     let manifests = [
-        mesh_config("strict"),
+        mesh_config("deny"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
         route_manifest("web", &rules),
@@ -173,7 +173,7 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
         .output()
         .unwrap();
     assert_eq!(nobody.status.code(), Some(1), "no mesh responds there");
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the remedy is named");
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("leno up"), "the hint is named");
 }
 
 #[test]

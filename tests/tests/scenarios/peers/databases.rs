@@ -54,16 +54,16 @@ impl Pair {
         self.client_command(program, arguments).output().unwrap().status.success()
     }
 
-    /// Runs `work` while the database is reachable, by a policy in strict mode; without it, the connection is
-    /// rejected. `ask` is a client that succeeds if it gets a response.
+    /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without it, the
+    /// connection is rejected. `ask` is a client that succeeds if it gets a response.
     fn while_served(&self, mode: &str, (program, ask): (&str, &[&str]), work: impl FnOnce()) {
-        if mode == "strict" {
+        if mode == "deny" {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
         }
         let what = format!("{program} is answered");
         eventually(&what, MAX_WAIT, || self.is_successful(program, ask).then_some(()));
         work();
-        if mode == "strict" {
+        if mode == "deny" {
             self.mesh.remove("policy.yaml");
             let what = format!("{program} is answered no more");
             eventually(&what, MAX_WAIT, || (!self.is_successful(program, ask)).then_some(()));
@@ -183,7 +183,7 @@ fn assert_opaque(pair: &Pair) {
     let page = String::from_utf8_lossy(&page.body).into_owned();
     let mut counted = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
     assert!(counted.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
-    let clean = "leno_requests_total{direction=\"outbound\",service=\"shop/database\"";
+    let clean = "leno_requests_total{direction=\"outbound\",destination_service=\"shop/database\"";
     assert!(user.sum_metrics(clean) > 10.0, "{page}");
 }
 

@@ -180,9 +180,9 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         let _running = envoy.start();
         // It decides itself which paths its clients may request.
         assert_serves((web, grpc), 200, CASES);
-        // In permissive mode it rejects them itself, by the identity in their sidecar's certificate.
+        // With `defaultPolicy: allow` it rejects them itself, by the identity in their sidecar's certificate.
         let refused = wait_for_status(others, 403);
-        let reason = if mode == "strict" { Some("denied-outbound") } else { None };
+        let reason = if mode == "deny" { Some("denied-outbound") } else { None };
         assert_eq!(refused.rejection_reason(), reason, "{refused:?}");
     }
 }
@@ -197,12 +197,12 @@ fn wait_for_status(listener: u16, status: u16) -> Response {
 
 /// Returns the status for a client without a policy.
 fn denied_status(mode: &str) -> u16 {
-    if mode == "strict" { 403 } else { 200 }
+    if mode == "deny" { 403 } else { 200 }
 }
 
 /// Returns the status for a path without a policy.
 fn closed_status(mode: &str) -> u16 {
-    if mode == "strict" { 404 } else { 200 }
+    if mode == "deny" { 404 } else { 200 }
 }
 
 /// Returns the identity of an account in the mesh of these tests.

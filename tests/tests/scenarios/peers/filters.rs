@@ -47,7 +47,7 @@ spec:
 fn start_shop(stock: Application, test: Application, filter: &str) -> Shop {
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         server_manifest("test", test.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
@@ -108,7 +108,7 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
         page.sum_metrics(&format!("leno_mirrored_requests_total{{result=\"{result}\"}}"))
     };
     let (all, _) = eventually("all copies have ended", MAX_WAIT, || {
-        let all = counted("answered") + counted("failed") + counted("dropped");
+        let all = counted("responded") + counted("failed") + counted("dropped");
         (all > 0.0 && all == copied.lock().expect("nobody panicked").len() as f64).then_some(all)
     });
     assert!((20.0..=85.0).contains(&all), "{all} of 200");

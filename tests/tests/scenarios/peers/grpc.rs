@@ -110,12 +110,12 @@ fn run(command: &mut Command, case: &str) -> Result<(), String> {
 
 #[test]
 fn every_standard_case_passes_in_permissive_mode() {
-    start_pair("permissive", "GRPC").every_case_passes();
+    start_pair("allow", "GRPC").every_case_passes();
 }
 
 #[test]
 fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
-    let pair = start_pair("strict", "GRPC");
+    let pair = start_pair("deny", "GRPC");
     pair.mesh.write("policy.yaml", &allowed_http("user", "grpc", WHOLE_SERVICE));
     pair.wait_until_passing("empty_unary");
     pair.every_case_passes();
@@ -123,7 +123,7 @@ fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
 
 #[test]
 fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
-    let pair = start_pair("strict", "GRPC");
+    let pair = start_pair("deny", "GRPC");
     // No policy names the client: its own sidecar rejects the call, in the client's protocol.
     pair.wait_for_failure("empty_unary", "PermissionDenied");
     // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
@@ -144,7 +144,7 @@ fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
 
 #[test]
 fn a_call_too_many_is_reported_that_a_resource_is_exhausted() {
-    let pair = start_pair("permissive", "GRPC");
+    let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
     let limit = "apiVersion: leno.dev/v1alpha1
 kind: RateLimit
@@ -154,8 +154,8 @@ spec:
   rules:
   - matches: [{path: {value: /grpc.testing.TestService}}]
     requests: 1
-    in: 1h
-    answer: {headers: [{name: content-type, value: text/plain}, {name: grpc-status, value: \"0\"}]}
+    per: 1h
+    response: {headers: [{name: content-type, value: text/plain}, {name: grpc-status, value: \"0\"}]}
 ";
     pair.mesh.write("limit.yaml", limit);
     let complaint = pair.wait_for_failure("empty_unary", "ResourceExhausted");
@@ -166,7 +166,7 @@ spec:
 
 #[test]
 fn a_fault_on_purpose_has_the_status_that_the_policy_says() {
-    let pair = start_pair("permissive", "GRPC");
+    let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
     let fault = |abort: &str| {
         format!(
@@ -180,7 +180,7 @@ spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
     pair.mesh.write("fault.yaml", &fault("{grpcStatus: ABORTED}"));
     pair.wait_for_failure("empty_unary", "Aborted");
     // The gRPC status for an HTTP status.
-    pair.mesh.write("fault.yaml", &fault("{status: 403}"));
+    pair.mesh.write("fault.yaml", &fault("{httpStatus: 403}"));
     pair.wait_for_failure("empty_unary", "PermissionDenied");
     pair.mesh.remove("fault.yaml");
     pair.wait_until_passing("empty_unary");
@@ -188,7 +188,7 @@ spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
 
 #[test]
 fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
-    let pair = start_pair("permissive", "GRPC");
+    let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
     for case in ["large_unary", "ping_pong", "cancel_after_first_response", "channel_soak"] {
         let outcome = pair.call_by_name(case);
@@ -198,7 +198,7 @@ fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
 
 #[test]
 fn a_port_of_which_nothing_is_said_carries_grpc_too() {
-    start_pair("permissive", "").every_case_passes();
+    start_pair("allow", "").every_case_passes();
 }
 
 /// The paths of all calls in the cases, except the unimplemented service.

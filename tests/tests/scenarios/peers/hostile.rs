@@ -30,7 +30,7 @@ fn start_target() -> Target {
     });
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];

@@ -146,7 +146,7 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
 
 #[test]
 fn curl_changes_to_http2_whatever_the_application_speaks() {
-    for mode in ["permissive", "strict"] {
+    for mode in ["allow", "deny"] {
         let application = Application::start(|request| {
             let passed = request
                 .first_header("upgrade")
@@ -222,7 +222,7 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
     });
     let names = limits.map(|limit| format!("web{limit}"));
     let services = names.each_ref().map(|name| format!("{name}.shop"));
-    let mut manifests = mesh_config("permissive");
+    let mut manifests = mesh_config("allow");
     for ((nginx, port, _), name) in sites.iter().zip(&names) {
         let command = nginx.command();
         let command: Vec<&str> = command.iter().map(String::as_str).collect();

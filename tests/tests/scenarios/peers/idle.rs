@@ -22,7 +22,7 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
     let application = Application::start_echo();
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];

@@ -27,7 +27,7 @@ fn download_status(arguments: &[&str]) -> String {
 #[test]
 fn a_mesh_may_speak_ipv6_alone() {
     let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
-    let manifests = mesh_manifests("strict", application.port(), listener);
+    let manifests = mesh_manifests("deny", application.port(), listener);
     let control = ControlPlane::start_at("[::1]:0", &manifests, &[]);
     let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
     let web = Proxy::join(&control, "shop/web-1", &options);
@@ -40,7 +40,8 @@ fn a_mesh_may_speak_ipv6_alone() {
         download_status(&[&url]).starts_with("200").then_some(())
     });
     assert_eq!(download_status(&[&url]), "200 300000");
-    let proxy = user.page.full_configuration()["doors"]["http-proxy"].as_str().unwrap().to_owned();
+    let proxy =
+        user.page.full_configuration()["open_listeners"]["http-proxy"].as_str().unwrap().to_owned();
     assert!(proxy.starts_with("[::1]:"), "{proxy}");
     let proxy = format!("http://{proxy}");
     for how in ["--compressed", "--proxytunnel"] {
@@ -55,7 +56,7 @@ fn a_mesh_may_speak_ipv6_alone() {
 fn either_version_leads_to_the_other() {
     let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let other = free_port();
-    let mut manifests = mesh_manifests("permissive", application.port(), listener);
+    let mut manifests = mesh_manifests("allow", application.port(), listener);
     manifests.push_str(&client_manifest("visitor", &[], &[("web.shop", other)]));
     let _mesh = Mesh::up(&manifests);
     for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {

@@ -46,7 +46,7 @@ fn check_in(mode: &str, name: &str, command: &[&str]) {
     let proxy = format!("http://{}", mesh.sidecar("shop/user-1").proxy);
     let code =
         ["-x", &proxy, "-o", "/dev/null", "-w", "%{http_code}", "http://echo.shop:9080/closed"];
-    assert_eq!(run_curl(&code), if mode == "strict" { "404" } else { "200" });
+    assert_eq!(run_curl(&code), if mode == "deny" { "404" } else { "200" });
 }
 
 #[test]

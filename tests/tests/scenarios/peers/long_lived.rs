@@ -62,7 +62,7 @@ impl Kind {
         };
         let client = client_manifest("user", &[], &[("chat.shop", listener)]);
         let policy = allowed_http("user", "chat", self.script_path());
-        [mesh_config("permissive"), server, client, policy].concat()
+        [mesh_config("allow"), server, client, policy].concat()
     }
 
     /// Returns a client with an open stream through an outbound listener.
@@ -105,7 +105,7 @@ impl Stream {
 }
 
 /// Changes the rules so that the open stream would no longer be allowed: first no matching route and a short
-/// timeout, then no route, strict mode, and other labels.
+/// timeout, then no route, `defaultPolicy: deny`, and other labels.
 fn outlives_rules(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
     let mesh = Mesh::up(&kind.chat_manifests((port, listener), &kind.server_command(port)));
@@ -127,7 +127,7 @@ fn outlives_rules(kind: Kind) {
     mesh.remove("route.yaml");
     let manifests = std::fs::read_to_string(mesh.manifest_file("mesh.yaml")).unwrap();
     let edited = manifests
-        .replace("trafficMode: permissive", "trafficMode: strict")
+        .replace("defaultPolicy: allow", "defaultPolicy: deny")
         .replace("labels: {app: user}", "labels: {app: user, edited: \"yes\"}");
     mesh.write("mesh.yaml", &edited);
     turns("/another", "no-policy-route");

@@ -51,11 +51,8 @@ impl Pair {
 
     fn start_pair(application: Streaming, server: String) -> Self {
         let listener = free_port();
-        let manifests = [
-            mesh_config("permissive"),
-            server,
-            client_manifest("user", &[], &[("web.shop", listener)]),
-        ];
+        let manifests =
+            [mesh_config("allow"), server, client_manifest("user", &[], &[("web.shop", listener)])];
         // The default stall timeout is a minute, and a busy machine may be slow.
         let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];

@@ -24,7 +24,7 @@ struct Site {
     listener: SocketAddr,
 }
 
-/// Starts the site; in strict mode a policy allows only the requests of the tests.
+/// Starts the site; with `defaultPolicy: deny` a policy allows only the requests of the tests.
 fn start_site(mode: &str) -> Site {
     let (nginx, listener) = (Nginx::prepare(LOCATIONS), free_port());
     nginx.write("index.html", "hello\n");

@@ -27,7 +27,7 @@ fn nothing_readable_travels_between_sidecars() {
     });
     let listener = free_port();
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];

@@ -42,7 +42,7 @@ fn start_shop() -> Shop {
     let run_nginx: Vec<&str> = run_nginx.iter().map(String::as_str).collect();
     let listeners = [("web.shop", listener), ("python.shop", to_python), ("nginx.shop", to_nginx)];
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         service_manifest("web"),
         server_manifest("python", python, &run_python),
         server_manifest("nginx", nginx.port, &run_nginx),
@@ -258,9 +258,8 @@ fn a_retry_of_osm_is_obeyed_as_it_stands_where_no_route_speaks_of_retries() {
         Some(retried()).filter(|now| *now > before)
     });
     assert_eq!(after - before, 5.0);
-    let hits =
-        "leno_rule_hits_total{kind=\"Retry\",namespace=\"shop\",name=\"user-to-web\",rule=\"\"}";
-    assert_eq!(page.metric_value(hits), 5.0);
+    let matches = "leno_rule_matches_total{rule_kind=\"Retry\",rule_namespace=\"shop\",rule_name=\"user-to-web\",rule=\"\"}";
+    assert_eq!(page.metric_value(matches), 5.0);
     let policies = shop.mesh.get_json("policies");
     assert_eq!((&policies[0]["kind"], &policies[0]["in_force"]), (&"Retry".into(), &true.into()));
 }

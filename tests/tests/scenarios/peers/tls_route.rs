@@ -101,7 +101,7 @@ fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
         );
         assert_eq!(named("example.org"), None);
         assert_eq!(site.reached_server(&["-noservername"]), None);
-        if mode == "strict" {
+        if mode == "deny" {
             // The route forwards to the second server, and no policy allows clients there any more.
             site.mesh.remove("policy.yaml");
             eventually("the second server is closed", Duration::from_secs(20), || {

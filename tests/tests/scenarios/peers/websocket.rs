@@ -80,8 +80,8 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
             assert_eq!(chat.open_client("/room"), "open");
             assert_eq!(chat.client.send_line("be-closed 4002 go home"), "closed 4002 go home");
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
-            // In strict mode the policy allows only two paths.
-            let other = if mode == "strict" { "refused 404" } else { "open" };
+            // With `defaultPolicy: deny` the policy allows only two paths.
+            let other = if mode == "deny" { "refused 404" } else { "open" };
             assert_eq!(chat.open_client("/another"), other);
         }
     }
@@ -102,7 +102,7 @@ fn curl_hears_what_a_server_says_first() {
         assert!(heard.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {heard}");
         assert!(heard.ends_with("\u{7}welcome"), "{mode}: {heard}");
         let status = ["-o", "/dev/null", "-w", "%{http_code}"];
-        if mode == "strict" {
+        if mode == "deny" {
             assert_eq!(run_curl(&[&ask[1..], &status, &[&url("/another")]].concat()), "404");
         }
     }
@@ -111,7 +111,7 @@ fn curl_hears_what_a_server_says_first() {
 #[test]
 fn many_connections_share_the_way() {
     const CONNECTIONS: usize = 100;
-    let mut chat = start_chat("permissive", python_client());
+    let mut chat = start_chat("allow", python_client());
     for _ in 1..CONNECTIONS {
         assert_eq!(chat.open_client("/room"), "open");
     }
@@ -144,7 +144,7 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
         assert_eq!(client.send_line("text hällo"), "hällo");
         assert_eq!(client.send_line("close 4001 enough of it"), "closed 4001 enough of it");
         mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
-        let other = if mode == "strict" { "refused 404" } else { "open" };
+        let other = if mode == "deny" { "refused 404" } else { "open" };
         assert_eq!(client.send_line(&format!("open http://127.0.0.1:{entry}/another")), other);
     }
 }
@@ -177,7 +177,7 @@ fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
         Vec::new()
     });
     let manifests = [
-        mesh_config("permissive"),
+        mesh_config("allow"),
         server_manifest("chat", port, &[]),
         client_manifest("user", &[], &[("chat.shop", entry)]),
     ];

@@ -109,11 +109,11 @@ const READS: &[&str] = &[
     "/certs",
     "/config_dump",
     "/config_dump?include_eds",
-    "/world",
+    "/config",
     "/metrics",
     "/stats",
     "/connections",
-    "/removed",
+    "/ejected",
     "/circuits",
     "/api/v1/repo",
     "/api/v1/program",
@@ -121,4 +121,5 @@ const READS: &[&str] = &[
     "/debug/pprof/heap",
     "/../../credential.pem",
 ];
-const WRITES: &[&str] = &["/api/v1/program", "/api/v1/repo/fsm-sidecar", "/world", "/quitquitquit"];
+const WRITES: &[&str] =
+    &["/api/v1/program", "/api/v1/repo/fsm-sidecar", "/config", "/quitquitquit"];

@@ -23,7 +23,7 @@ impl Shop {
         for workload in WORKLOADS {
             let admin = self.mesh.sidecar(workload).admin;
             eventually("a sidecar knows where metrics and lines go", MAX_WAIT, || {
-                let world = get_page(admin, "/world").ok()?;
+                let world = get_page(admin, "/config").ok()?;
                 let world: Value = serde_json::from_slice(&world.body).ok()?;
                 let is_there = |key: &str| {
                     let collector = world[key]["collector"].as_str();
@@ -102,7 +102,8 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
         let mut found = points.iter().filter(|(series, _)| series.starts_with(start));
         found.next().map(|(_, point)| point).expect("a point")
     };
-    let requests = find("leno_requests_total{direction=\"outbound\",service=\"shop/stock\"");
+    let requests =
+        find("leno_requests_total{direction=\"outbound\",destination_service=\"shop/stock\"");
     assert_eq!((requests.kind.as_str(), requests.unit.as_str()), ("Sum", ""));
     assert_eq!(find("leno_links{").kind, "Gauge");
     let durations = find("leno_request_duration_seconds{");
@@ -112,7 +113,7 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
     for workload in WORKLOADS {
         let sidecar = shop.mesh.sidecar(workload);
         assert!(sidecar.sum_metrics("leno_metric_points_total{result=\"exported\"}") > 50.0);
-        assert_eq!(sidecar.sum_metrics("leno_metric_points_total{result=\"refused\"}"), 0.0);
+        assert_eq!(sidecar.sum_metrics("leno_metric_points_total{result=\"rejected\"}"), 0.0);
     }
 }
 

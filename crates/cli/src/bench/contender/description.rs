@@ -29,7 +29,7 @@ pub(in crate::bench) struct Description {
     program: String,
     /// The hint if there is no such program.
     #[serde(default)]
-    remedy: String,
+    hint: String,
     /// Other required files.
     #[serde(default)]
     needs: Vec<PathBuf>,
@@ -80,7 +80,7 @@ impl Description {
     pub(super) fn program_version(&self, rig: &Rig) -> anyhow::Result<String> {
         let program = self.find_program(rig)?;
         if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
-            bail!("there is no {}: {}", missing.display(), self.remedy);
+            bail!("there is no {}: {}", missing.display(), self.hint);
         }
         if self.version.is_empty() {
             return Ok("unknown".to_owned());
@@ -99,9 +99,9 @@ impl Description {
     }
 
     fn find_program(&self, rig: &Rig) -> anyhow::Result<PathBuf> {
-        installed::find_program(&self.program, rig).with_context(|| match self.remedy.as_str() {
+        installed::find_program(&self.program, rig).with_context(|| match self.hint.as_str() {
             "" => format!("`{}` is not installed", self.program),
-            remedy => format!("`{}` is not installed: {remedy}", self.program),
+            hint => format!("`{}` is not installed: {hint}", self.program),
         })
     }
 

@@ -1,4 +1,4 @@
-//! Leno's sidecars as a contender: a real control plane and real sidecars in strict mode.
+//! Leno's sidecars as a contender: a real control plane and real sidecars with `defaultPolicy: deny`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use super::Place;
 use super::running::{Part, Running, START_MAX_WAIT};
 use crate::bench::awaited::LOOK_EVERY;
 use crate::bench::layout::Layout;
-use crate::bench::rig::{MeshRules, TrafficMode};
+use crate::bench::rig::{DefaultPolicy, MeshRules};
 use crate::get::Mesh;
 
 /// The observability settings of the mesh.
@@ -75,7 +75,7 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
         &control.to_string(),
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
-    running.start_leno(place, Part::Beside, "control", (arguments, files))?;
+    running.start_leno(place, Part::Auxiliary, "control", (arguments, files))?;
     let mut admins = Vec::new();
     for workload in workloads {
         let token = request_token(&mut running, place, &data, workload.name).await?;
@@ -94,7 +94,7 @@ async fn start_collector(
 ) -> anyhow::Result<SocketAddr> {
     let address = place.ports.address_for("collector")?;
     let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
-    running.start_leno(place, Part::Beside, "collector", (arguments, Vec::new()))?;
+    running.start_leno(place, Part::Auxiliary, "collector", (arguments, Vec::new()))?;
     running.until_answered(address, "/").await?;
     Ok(address)
 }
@@ -188,10 +188,10 @@ fn render_manifests(
     workloads: &[Workload],
     settings: &str,
 ) -> anyhow::Result<String> {
-    let mode = place.rig.traffic_mode;
+    let mode = place.rig.default_policy;
     let mut text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{trafficMode: {}{settings}}}\n",
+         spec: {{defaultPolicy: {}{settings}}}\n",
         mode.as_str()
     );
     for workload in workloads {
@@ -212,7 +212,7 @@ fn render_manifests(
         for service in &services {
             write!(
                 text,
-                "---\napiVersion: leno.dev/v1alpha1\nkind: OutlierRemoval\n\
+                "---\napiVersion: leno.dev/v1alpha1\nkind: OutlierDetection\n\
                  metadata: {{name: {service}, namespace: {namespace}}}\n\
                  spec: {{targetRefs: [{{kind: Service, name: {service}}}]}}\n"
             )?;
@@ -221,7 +221,7 @@ fn render_manifests(
     if place.layout == Layout::TaggedChain {
         text.push_str(TAG_ROUTE);
     }
-    if mode == TrafficMode::Strict {
+    if mode == DefaultPolicy::Deny {
         write_policies(&mut text, (workloads, &services), place.layout)?;
     }
     Ok(text)
@@ -343,7 +343,7 @@ const CHAIN: &[Workload] = &[
 /// A header rule that the load does not match, and a weighted rule for two providers.
 const TAG_ROUTE: &str = "---\napiVersion: leno.dev/v1alpha1\nkind: TagRoute\n\
      metadata: {name: provider, namespace: bench}\nspec:\n  service: provider\n  \
-     otherwise: default\n  rules:\n  - precedence: 2\n    match: {headers: {x-user-tier: gold}}\n    \
+     fallbackPolicy: default\n  rules:\n  - precedence: 2\n    match: {headers: {x-user-tier: gold}}\n    \
      split: [{tags: {instance: provider-3}}]\n  - precedence: 1\n    split:\n    \
      - {weight: 50, tags: {instance: provider-1}}\n    \
      - {weight: 50, tags: {instance: provider-2}}\n";

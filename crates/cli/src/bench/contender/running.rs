@@ -31,7 +31,7 @@ pub(in crate::bench) enum Part {
     /// It carries requests: its cost is that of the contender.
     Proxy,
     /// It carries no requests, like a control plane: its cost is reported separately.
-    Beside,
+    Auxiliary,
 }
 
 impl Running {
@@ -49,7 +49,7 @@ impl Running {
         let rig = place.rig;
         let cores = match part {
             Part::Proxy => rig.proxy_cores.as_ref(),
-            Part::Beside => rig.load_cores.as_ref(),
+            Part::Auxiliary => rig.load_cores.as_ref(),
         };
         let child = Child::start(
             &launch.clone().with_cores(cores),

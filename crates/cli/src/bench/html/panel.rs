@@ -176,4 +176,4 @@ fn render_figure(title: &str, about: &str, svg: &str) -> String {
 /// Well-known contenders have the same colors in all reports.
 const COLOURS_OF: [&str; 6] = ["leno", "envoy", "haproxy", "nginx", "none", "floor"];
 /// Names of lines other than contenders.
-const COLOURS_OF_MODES: [&str; 2] = ["strict", "permissive"];
+const COLOURS_OF_MODES: [&str; 2] = ["deny", "allow"];

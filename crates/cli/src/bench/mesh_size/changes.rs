@@ -13,7 +13,7 @@ use super::{LOOK_EVERY, ROLLOUT_MAX_WAIT, Stage, to_mib};
 use crate::bench::child::Child;
 use crate::bench::crowd::{Order, Reported, Seen, since_1970};
 use crate::bench::report::MeshChanges;
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::DefaultPolicy;
 use crate::bench::sample;
 use crate::bench::trial::Timing;
 use crate::get::Mesh;
@@ -39,7 +39,7 @@ impl Stage<'_, '_> {
         let mut found = MeshChanges::default();
         let pid = control.pid().context("the control plane has exited")?;
         self.measure_endpoint_change(crowd, place, &mut found).await?;
-        if self.rig.traffic_mode == TrafficMode::Strict {
+        if self.rig.default_policy == DefaultPolicy::Deny {
             self.measure_rule_change(crowd, place, &mut found).await?;
         }
         self.measure_endpoint_storm(crowd, place, pid, &mut found).await?;
@@ -62,8 +62,8 @@ impl Stage<'_, '_> {
         let spent = Counters::read(place.data).await?.since(&before);
         found.users = seen.users;
         (found.endpoint_p50_ms, found.endpoint_p99_ms) = (seen.p50_ms, seen.p99_ms);
-        found.endpoint_to_others = seen.to_others;
-        found.endpoint_touched = spent.touched / MOVES as f64;
+        found.endpoint_to_non_users = seen.to_others;
+        found.endpoint_recipients = spent.recipients / MOVES as f64;
         found.endpoint_bytes = spent.bytes / MOVES as f64;
         if seen.missed > 0 {
             bail!("{} sidecars did not receive the update of a moved endpoint", seen.missed);
@@ -97,7 +97,7 @@ impl Stage<'_, '_> {
         latencies.sort_by(f64::total_cmp);
         found.rule_p50_ms = quantile(&latencies, 0.5);
         found.rule_p99_ms = quantile(&latencies, 0.99);
-        found.rule_touched = spent.touched / RULES as f64;
+        found.rule_recipients = spent.recipients / RULES as f64;
         found.rule_bytes = spent.bytes / RULES as f64;
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Stage<'_, '_> {
         (found.storm_s, found.storm_per_s) = (seconds, seen.per_second);
         (found.storm_p50_ms, found.storm_p99_ms) = (seen.p50_ms, seen.p99_ms);
         found.storm_missed = seen.missed;
-        found.storm_touched = counted.touched / changes;
+        found.storm_recipients = counted.recipients / changes;
         found.storm_bytes = counted.bytes / changes;
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Stage<'_, '_> {
             }
             let status =
                 Mesh::from_data(place.data).query_json("/status").await.unwrap_or_default();
-            let back = status["proxies"].as_u64() == Some(all) && status["behind"] == 0;
+            let back = status["proxies"].as_u64() == Some(all) && status["out_of_sync"] == 0;
             if back {
                 break;
             }
@@ -167,10 +167,10 @@ impl Stage<'_, '_> {
             }
             sleep(LOOK_EVERY).await;
         }
-        found.back_s = began.elapsed().as_secs_f64();
-        found.back_bytes = Counters::read(place.data).await?.bytes;
+        found.reconnect_s = began.elapsed().as_secs_f64();
+        found.reconnect_bytes = Counters::read(place.data).await?.bytes;
         let pid = control.pid().context("the control plane exited")?;
-        found.back_memory_mib = to_mib(sample::peak_kib(pid));
+        found.reconnect_memory_mib = to_mib(sample::peak_kib(pid));
         Ok(control)
     }
 }
@@ -178,7 +178,7 @@ impl Stage<'_, '_> {
 /// Counters of a control plane.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
-    touched: f64,
+    recipients: f64,
     bytes: f64,
 }
 
@@ -190,13 +190,13 @@ impl Counters {
             lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
         let of = |name: &str| values.get(name).copied().with_context(|| format!("no {name}"));
         Ok(Self {
-            touched: of("leno_control_touched_total")?,
+            recipients: of("leno_control_push_recipients_total")?,
             bytes: of("leno_control_delta_bytes_total")?,
         })
     }
 
     fn since(self, before: &Self) -> Self {
-        Self { touched: self.touched - before.touched, bytes: self.bytes - before.bytes }
+        Self { recipients: self.recipients - before.recipients, bytes: self.bytes - before.bytes }
     }
 }
 

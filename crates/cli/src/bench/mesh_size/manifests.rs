@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{PER_SERVICE, Stage, USED, workload_name};
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::DefaultPolicy;
 
 impl Stage<'_, '_> {
     /// Returns the services that a workload uses, by number: those after its own, in a circle. Real sidecars
@@ -54,10 +54,10 @@ impl Stage<'_, '_> {
     }
 
     pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
-        let mode = self.rig.traffic_mode;
+        let mode = self.rig.default_policy;
         let mut text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-             spec: {{trafficMode: {}}}\n",
+             spec: {{defaultPolicy: {}}}\n",
             mode.as_str()
         );
         for index in 0..self.crowd.sidecars {
@@ -91,7 +91,7 @@ impl Stage<'_, '_> {
                  targetPort: main}}]}}\n"
             )?;
         }
-        if mode == TrafficMode::Strict {
+        if mode == DefaultPolicy::Deny {
             self.write_policies(&mut text)?;
         }
         Ok(text)

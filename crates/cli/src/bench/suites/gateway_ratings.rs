@@ -12,7 +12,7 @@ use crate::bench::layout::Layout;
 use crate::bench::options::{Defaults, Options, STARTING};
 use crate::bench::outcome::Outcome;
 use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::DefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::spring;
 use crate::bench::statistics::{median, round_significant};
@@ -98,7 +98,7 @@ impl GatewayRatingsArgs {
             app: self.app,
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
-            traffic_mode: TrafficMode::Permissive,
+            default_policy: DefaultPolicy::Allow,
             ..case
                 .with_parameter("link", link)
                 .with_parameter("proxy_cores", cores)
@@ -222,7 +222,7 @@ const SUITE: Suite = Suite {
     title: "Two links of bookinfo",
     about: "200 clients, each with one request at a time, call ratings, and a gateway that calls ratings \
         for each request. Without a mesh, and with a sidecar for the clients and for each service: \
-        permissive, mutual TLS. All sidecars of a contender share one core, or two.",
+        default policy allow, mutual TLS. All sidecars of a contender share one core, or two.",
     published: &[Published {
         title: "osm-edge's \"Data plane benchmarking\"",
         source: "benchmark.md of osm-edge 1.1.0: K3s on two machines with 16 vCPU and 32 GB, load from a \

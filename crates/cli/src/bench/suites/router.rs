@@ -102,7 +102,7 @@ impl Rule {
                  the requests between two providers. The baseline calls all three in turn"
             }
             Self::Removal => {
-                "every service of the contender `leno` has an OutlierRemoval with its defaults. No \
+                "every service of the contender `leno` has an OutlierDetection with its defaults. No \
                  provider fails: the figures show the cost of outlier detection"
             }
         }
@@ -260,7 +260,7 @@ const ROUTER: Suite = Suite {
 
 const REMOVAL: Suite = Suite {
     name: "removal",
-    title: "Outlier removal",
+    title: "Outlier detection",
     about: ABOUT,
     published: &[Published {
         title: "Sermant's removal, baseline / with agent",

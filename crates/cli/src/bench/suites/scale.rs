@@ -15,7 +15,7 @@ use crate::bench::mesh_size::{self, Changing, Crowd};
 use crate::bench::options::{self, Defaults, Options};
 use crate::bench::progress::Progress;
 use crate::bench::report::{FigureTable, Form, MeshSize, Plot, Published, Report};
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::DefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::{median, round_significant};
 
@@ -23,7 +23,7 @@ use crate::bench::statistics::{median, round_significant};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ScaleArgs {
-    /// Number of sidecars; one mesh per value, in strict and in permissive mode
+    /// Number of sidecars; one mesh per value, with default policy deny and allow
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "200,400,800,1600")]
     sidecars: Vec<usize>,
     /// Number of sidecars that are real processes
@@ -68,7 +68,7 @@ impl ScaleArgs {
         let most = self.sidecars.iter().max();
         for sidecars in &self.sidecars {
             for mode in MODES {
-                runner.rig.traffic_mode = mode;
+                runner.rig.default_policy = mode;
                 let changes = if Some(sidecars) == most { Changing::Yes } else { Changing::No };
                 let crowd = Crowd { sidecars: *sidecars, real: self.real, changes };
                 let mut repeats = Vec::new();
@@ -80,7 +80,7 @@ impl ScaleArgs {
                 report.meshes.extend(median_mesh(&repeats));
             }
         }
-        runner.rig.traffic_mode = TrafficMode::Permissive;
+        runner.rig.default_policy = DefaultPolicy::Allow;
         for services in &self.services {
             let found = mesh_services::measure_services(&runner.rig, *services).await?;
             report.services.push(found);
@@ -142,13 +142,13 @@ const FIGURES: [Named; 7] = [
     ("memory of one sidecar, MiB", |m| m.sidecar_memory_mib),
 ];
 
-fn of_mode(meshes: &[MeshSize], mode: TrafficMode) -> impl Iterator<Item = &MeshSize> {
+fn of_mode(meshes: &[MeshSize], mode: DefaultPolicy) -> impl Iterator<Item = &MeshSize> {
     meshes.iter().filter(move |mesh| mesh.mode == mode)
 }
 
 /// Returns the figures in the form of the published table.
 fn published_table(meshes: &[MeshSize]) -> FigureTable {
-    let sizes = of_mode(meshes, TrafficMode::Strict).map(|mesh| mesh.sidecars.to_string());
+    let sizes = of_mode(meshes, DefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
     let mut rows = Vec::new();
     for mode in MODES {
@@ -165,7 +165,7 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
     let plot = |title: &str, about: &str, of: fn(&MeshSize) -> f64| Plot {
         title: title.to_owned(),
         about: about.to_owned(),
-        x: of_mode(meshes, TrafficMode::Strict).map(|mesh| mesh.sidecars.to_string()).collect(),
+        x: of_mode(meshes, DefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string()).collect(),
         series: MODES
             .iter()
             .map(|mode| {
@@ -191,7 +191,7 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
     ]
 }
 
-const MODES: [TrafficMode; 2] = [TrafficMode::Strict, TrafficMode::Permissive];
+const MODES: [DefaultPolicy; 2] = [DefaultPolicy::Deny, DefaultPolicy::Allow];
 /// Enough to carry traffic of their own.
 const REAL: usize = 50;
 /// The approximate time for starting, joining, changes and reconnects.
@@ -220,7 +220,7 @@ const SUITE: Suite = Suite {
                 "2.3 / 2.3",
             ],
             &["CPU when steady, cores", "0.03–0.06", "–", "–", "–"],
-            &["sidecar memory, permissive, MB (average)", "106", "192", "–", "–"],
+            &["sidecar memory, allow, MB (average)", "106", "192", "–", "–"],
         ],
         diagnostic: "2.2 GB and 2.3 cores were measured under the stated default quota of 1 GB and 1.5 cores. \
             The page states `Sidecar memory does not change with the size of the mesh (50 MB)` as well as \

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::time::Instant;
 
-use super::{Beside, CoresBusy, CpuCost, MemoryKib, Others};
+use super::{Auxiliary, CoresBusy, CpuCost, MemoryKib, Others};
 use crate::ask;
 use crate::bench::case::Applications;
 use crate::bench::contender::{Part, Running};
@@ -21,7 +21,7 @@ use crate::bench::statistics::round_significant;
 /// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
 pub(super) struct Watched {
     proxies: Vec<(String, Vec<u32>)>,
-    beside: Vec<(String, Vec<u32>)>,
+    auxiliary: Vec<(String, Vec<u32>)>,
     applications: Vec<u32>,
     load: Vec<u32>,
     /// The ports at which applications report their counts.
@@ -41,7 +41,7 @@ enum Layers {
 pub(super) struct Reading {
     at: Instant,
     proxies: BTreeMap<String, Duration>,
-    beside: BTreeMap<String, Duration>,
+    auxiliary: BTreeMap<String, Duration>,
     applications: Duration,
     load: Duration,
     /// The busy time of the cores of the proxies, and of the load.
@@ -73,7 +73,7 @@ impl Watched {
         };
         Self {
             proxies: of(Part::Proxy),
-            beside: of(Part::Beside),
+            auxiliary: of(Part::Auxiliary),
             applications: applications.pids().into_iter().flat_map(descendants_of).collect(),
             load: descendants_of(load),
             counting: applications.counting.clone(),
@@ -94,7 +94,7 @@ impl Watched {
         let mut reading = Reading {
             at: Instant::now(),
             proxies: each(&self.proxies),
-            beside: each(&self.beside),
+            auxiliary: each(&self.auxiliary),
             applications: sample::cpu_time(&self.applications),
             load: sample::cpu_time(&self.load),
             cores: match &self.cores {
@@ -153,8 +153,10 @@ impl Watched {
 
     /// Returns the private memory of the contender's other processes.
     pub(super) fn beside_private(&self) -> BTreeMap<String, u64> {
-        let beside = self.beside.iter();
-        beside.map(|(name, pids)| (name.clone(), sample::memory_usage(pids).private_kib)).collect()
+        let auxiliary = self.auxiliary.iter();
+        auxiliary
+            .map(|(name, pids)| (name.clone(), sample::memory_usage(pids).private_kib))
+            .collect()
     }
 }
 
@@ -164,7 +166,7 @@ pub(super) struct Spent {
     /// The number of answered requests.
     pub(super) requests: f64,
     proxies: BTreeMap<String, f64>,
-    beside: BTreeMap<String, f64>,
+    auxiliary: BTreeMap<String, f64>,
     applications: f64,
     load: f64,
     cores: (f64, f64),
@@ -189,7 +191,7 @@ impl Spent {
             seconds,
             requests: requests.max(1.0),
             proxies: each(&after.proxies, &before.proxies),
-            beside: each(&after.beside, &before.beside),
+            auxiliary: each(&after.auxiliary, &before.auxiliary),
             applications: spent(after.applications, before.applications),
             load: spent(after.load, before.load),
             cores: (spent(after.cores.0, before.cores.0), spent(after.cores.1, before.cores.1)),
@@ -212,17 +214,17 @@ impl Spent {
     }
 
     pub(super) fn other_costs(&self, private: &BTreeMap<String, u64>) -> Others {
-        let beside = self.beside.iter().map(|(name, time)| {
+        let auxiliary = self.auxiliary.iter().map(|(name, time)| {
             let private_kib = private.get(name).copied().unwrap_or(0);
             (
                 name.clone(),
-                Beside { cores_busy: round_significant(time / self.seconds), private_kib },
+                Auxiliary { cores_busy: round_significant(time / self.seconds), private_kib },
             )
         });
         Others {
             applications_us_per_request: self.us_per_request(self.applications),
             load_us_per_request: self.us_per_request(self.load),
-            beside: beside.collect(),
+            auxiliary: auxiliary.collect(),
         }
     }
 
@@ -230,11 +232,11 @@ impl Spent {
     pub(super) fn busy_cores(&self) -> CoresBusy {
         let proxies: f64 = self.proxies.values().sum();
         let load = self.applications + self.load;
-        let beside: f64 = self.beside.values().sum();
+        let auxiliary: f64 = self.auxiliary.values().sum();
         let busy = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
         let (first, second) = match self.shared {
-            true => (self.cores.0 - proxies - load - beside, 0.0),
-            false => (self.cores.0 - proxies, self.cores.1 - load - beside),
+            true => (self.cores.0 - proxies - load - auxiliary, 0.0),
+            false => (self.cores.0 - proxies, self.cores.1 - load - auxiliary),
         };
         CoresBusy {
             proxies: busy(proxies),
@@ -260,7 +262,7 @@ mod tests {
         Reading {
             at: began + Duration::from_secs_f64(seconds),
             proxies: BTreeMap::from([("client".into(), taken(0.2)), ("server".into(), taken(0.3))]),
-            beside: BTreeMap::from([("control".into(), taken(0.1))]),
+            auxiliary: BTreeMap::from([("control".into(), taken(0.1))]),
             applications: taken(0.25),
             load: taken(0.5),
             cores: (taken(cores.0), taken(cores.1)),
@@ -287,8 +289,8 @@ mod tests {
             assert_eq!(cpu.processes["client"], round_significant(4e5 / requests));
             let others = spent.other_costs(&BTreeMap::from([("control".to_owned(), 7)]));
             assert_eq!(others.load_us_per_request, round_significant(1e6 / requests));
-            assert_eq!(others.beside["control"].cores_busy, 0.1);
-            assert_eq!(others.beside["control"].private_kib, 7);
+            assert_eq!(others.auxiliary["control"].cores_busy, 0.1);
+            assert_eq!(others.auxiliary["control"].private_kib, 7);
         }
     }
 

@@ -250,7 +250,7 @@ const MESH: &str = "\
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
-spec: {trustDomain: cluster.local, trafficMode: strict}
+spec: {trustDomain: cluster.local, defaultPolicy: deny}
 ";
 
 /// Services and the selectors of their workloads; all on port 9080.

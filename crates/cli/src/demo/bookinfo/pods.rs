@@ -82,7 +82,7 @@ kind: Namespace
 metadata:
   name: bookinfo
   labels: {leno.dev/injection: enabled}
-  annotations: {leno.dev/traffic-mode: strict}
+  annotations: {leno.dev/default-policy: deny}
 ";
 
 const ACCOUNTS: [&str; 6] =

@@ -97,7 +97,7 @@ fn a_refused_upstream_is_503_with_the_reason() {
         }
         let refusal = shop.send_request("reviews", "/reviews/1", &[]).await.json();
         assert_eq!(refusal["status"], 403);
-        assert_eq!(refusal["reason"], "denied;side=ours");
+        assert_eq!(refusal["reason"], "denied;side=mesh");
         let page = shop.send_request("productpage", "/productpage?id=1", &[]).await;
         assert_eq!(page.status, StatusCode::SERVICE_UNAVAILABLE);
         assert!(String::from_utf8_lossy(&page.body).contains("reviews responded with status 503"));
@@ -265,7 +265,7 @@ async fn forward_request(
     let Some(address) = address else {
         let mut refusal = Response::new(Full::default());
         *refusal.status_mut() = StatusCode::FORBIDDEN;
-        refusal.headers_mut().insert("leno-reason", "denied;side=ours".parse().unwrap());
+        refusal.headers_mut().insert("leno-reason", "denied;side=mesh".parse().unwrap());
         return refusal;
     };
     let headers: Vec<(&str, &str)> = request

@@ -57,7 +57,7 @@ fn by_hand(family: &str) -> String {
              all of them"
         }
         "instanceIsolation" => {
-            "outlier detection has another algorithm: write an OutlierRemoval with `rate`"
+            "outlier detection has another algorithm: write an OutlierDetection with `failureRate`"
         }
         "retry" => {
             "its number of attempts may or may not include the first: write `retry` of an HTTPRoute rule"
@@ -97,7 +97,7 @@ impl Rule<'_> {
         let periods = u32::try_from(periods).unwrap_or(1);
         let mut rule = self.rule_base();
         rule.insert("requests".to_owned(), json!(rate.saturating_mul(periods.into())));
-        rule.insert("in".to_owned(), json!(format_exact_time(period.saturating_mul(periods))?));
+        rule.insert("per".to_owned(), json!(format_exact_time(period.saturating_mul(periods))?));
         rule.insert("burst".to_owned(), json!(rate));
         let targets = self.target_services()?;
         Ok((
@@ -118,7 +118,7 @@ impl Rule<'_> {
         match self.text_field("type") {
             Some("delay") => {
                 let delay = format_exact_time(self.time_field("delayTime", 0)?)?;
-                rule.insert("delay".to_owned(), json!({"time": delay, "percent": percent}));
+                rule.insert("delay".to_owned(), json!({"fixedDelay": delay, "percent": percent}));
             }
             Some("abort") if self.text_field("fallbackType") == Some("ReturnNull") => {
                 return Err(
@@ -129,7 +129,7 @@ impl Rule<'_> {
             }
             Some("abort") => {
                 let status = self.number_field("errorCode", 500)?;
-                rule.insert("abort".to_owned(), json!({"status": status, "percent": percent}));
+                rule.insert("abort".to_owned(), json!({"httpStatus": status, "percent": percent}));
             }
             _ => return Err("type: must be `delay` or `abort`".to_owned()),
         }
@@ -188,14 +188,14 @@ impl Rule<'_> {
             "minimumRequests": self.number_field("minimumNumberOfCalls", 100)?,
             "percent": self.number_field("failureRateThreshold", 50)?,
             "slow": {
-                "from": format_exact_time(self.time_field("slowCallDurationThreshold", 60_000)?)?,
+                "threshold": format_exact_time(self.time_field("slowCallDurationThreshold", 60_000)?)?,
                 "percent": self.number_field("slowCallRateThreshold", 100)?,
             },
-            "openFor": format_exact_time(self.time_field("waitDurationInOpenState", 60_000)?)?,
-            "probes": self.number_field("permittedNumberOfCallsInHalfOpenState", 10)?,
+            "openDuration": format_exact_time(self.time_field("waitDurationInOpenState", 60_000)?)?,
+            "halfOpenRequests": self.number_field("permittedNumberOfCallsInHalfOpenState", 10)?,
         });
         let spec =
-            json!({"targetRefs": target_refs(callee), "trip": trip, "answer": {"status": 429}});
+            json!({"targetRefs": target_refs(callee), "trip": trip, "response": {"status": 429}});
         Ok((
             self.native_object("CircuitBreaker", spec),
             "failures are those that a sidecar detects: no connection, no response, or status 5xx",

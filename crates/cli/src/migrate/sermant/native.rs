@@ -46,7 +46,7 @@ pub(super) fn convert_rules(
         [rule] => vec![convert_preference(rule, differences)?],
         _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
-    Ok(TagRules { rules, otherwise: found.otherwise.clone(), by_caller })
+    Ok(TagRules { rules, fallback_policy: found.fallback_policy.clone(), by_caller })
 }
 
 /// Converts lanes to native form.

@@ -1,7 +1,7 @@
 //! `TagRoute` and `Lane` rules as YAML values.
 
 use leno_model::{
-    CallerRule, Callers, FieldTest, LaneRule, NumberRelation, Otherwise, PathMatch, TagMatch,
+    CallerRule, Callers, FallbackPolicy, FieldTest, LaneRule, NumberRelation, PathMatch, TagMatch,
     TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
 };
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ pub(super) fn write_rule(rule: &TagRule) -> Result<Value, String> {
     let mut written = json!({
         "precedence": rule.precedence,
         "split": write_split(&rule.split)?,
-        "otherwise": write_fallbacks(&rule.otherwise),
+        "fallbackPolicy": write_fallbacks(&rule.fallback_policy),
     });
     if let Some(from) = write_callers(&rule.from) {
         written["from"] = from;
@@ -25,7 +25,7 @@ pub(super) fn write_rule(rule: &TagRule) -> Result<Value, String> {
     Ok(written)
 }
 
-/// Writes an entry of `sameTag`.
+/// Writes an entry of `preferSameTag`.
 pub(super) fn write_preference(rule: &CallerRule) -> Result<Value, String> {
     let sets = rule.split.targets.iter().map(|target| &target.set);
     let tags: Vec<&str> = sets.flat_map(TagSet::tag_names).collect();
@@ -45,10 +45,10 @@ pub(super) fn lane_rule(rule: &LaneRule) -> Result<Value, String> {
 }
 
 /// Writes one fallback, or several in order.
-pub(super) fn write_fallbacks(words: &[Otherwise]) -> Value {
-    let word = |word: &Otherwise| match word {
-        Otherwise::Any => "any",
-        Otherwise::Default => "default",
+pub(super) fn write_fallbacks(words: &[FallbackPolicy]) -> Value {
+    let word = |word: &FallbackPolicy| match word {
+        FallbackPolicy::Any => "any",
+        FallbackPolicy::Default => "default",
     };
     match words {
         [] => json!("fail"),
@@ -91,8 +91,11 @@ fn write_match(matches: &TagMatch) -> Result<Option<Value>, String> {
     if !matches.methods.is_empty() {
         written.insert("methods".to_owned(), json!(matches.methods));
     }
-    let parts =
-        [("headers", &matches.headers), ("query", &matches.query), ("cookies", &matches.cookies)];
+    let parts = [
+        ("headers", &matches.headers),
+        ("queryParams", &matches.query),
+        ("cookies", &matches.cookies),
+    ];
     for (key, found) in parts {
         if !found.is_empty() {
             written.insert(key.to_owned(), write_field_tests(found)?);

@@ -23,13 +23,13 @@ fn sample_view() -> View {
     View {
         status: Status {
             trust_domain: "cluster.local".to_owned(),
-            traffic_mode: "strict".to_owned(),
+            default_policy: "deny".to_owned(),
             workloads: 3,
             proxies: 2,
             ..Status::default()
         },
         traffic: TrafficStatus {
-            report_every_ms: Some(5_000),
+            report_interval_ms: Some(5_000),
             services: vec![
                 named_rate("shop/cart", 1.0, Some(0.5), 2.0),
                 named_rate("shop/stock", 20.0, Some(1.0), 1.0),
@@ -73,7 +73,7 @@ fn a_screen_shows_all_when_there_is_room() {
     let look = Look { order: Order::Rate, colours: false };
     let screen = render_screen(&view, Size { columns: 100, rows: 18 }, look);
     expect_test::expect![[r#"
-        leno top · cluster.local · strict · 2 of 3 sidecars, 0 out of sync · 0/s
+        leno top · cluster.local · default policy deny · 2 of 3 sidecars, 0 out of sync · 0/s
 
         SERVICE     RATE    SUCCESS  P50      P99      LAST MINUTES
         shop/stock  20.0/s  100 %    0.50 ms  1.00 ms   ▄█
@@ -135,8 +135,8 @@ fn colours_say_what_fails_and_are_left_out_on_request() {
 #[test]
 fn a_mesh_without_traffic_says_why_there_is_nothing() {
     let mut empty = View { traffic: TrafficStatus::default(), ..sample_view() };
-    assert!(render_all(&empty, Format::Table).contains("--report-every off"));
-    empty.traffic.report_every_ms = Some(5_000);
+    assert!(render_all(&empty, Format::Table).contains("--report-interval off"));
+    empty.traffic.report_interval_ms = Some(5_000);
     assert_eq!(
         render_all(&empty, Format::Table),
         "no traffic yet: sidecars report it every few seconds\n"
@@ -154,7 +154,7 @@ fn rejections_are_listed_where_there_are_any() {
         reason: "rate-limited".to_owned(),
         requests: 30,
         share: 0.75,
-        by: "server".to_owned(),
+        side: "server".to_owned(),
         sidecars: vec!["shop/cart-1".to_owned()],
         clients: Vec::new(),
         policies: vec!["RateLimit shop/few".to_owned()],

@@ -19,15 +19,15 @@ fn ingress_rules(mesh: &Mesh, name: &str) -> Vec<Opening> {
     proxy_config(mesh, name).openings.clone()
 }
 
-fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::Touched {
+fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::AffectedSet {
     mesh.apply(Change::Upsert(crate::fixture::parse_objects(yaml).pop().unwrap()))
 }
 
 #[test]
 fn a_port_is_open_where_a_policy_names_its_service() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let touched = apply_yaml(&mut mesh, OPEN);
-    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    let affected_set = apply_yaml(&mut mesh, OPEN);
+    assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(ingress_rules(&mesh, "details-1"), []);
     let found = ingress_rules(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
@@ -50,8 +50,8 @@ fn a_port_is_open_where_a_policy_names_its_service() {
         panic!()
     };
     let nginx = Workload { sidecar: false, ..nginx };
-    let touched = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
-    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(nginx.clone())));
+    assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.3.0.1/32 10.9.0.0/16");
     // All of its addresses count, except those of its node.
     let both = ["fd00::1".parse().unwrap()].into();
@@ -65,8 +65,8 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     shared.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
     mesh.apply(Change::Upsert(Object::Workload(shared)));
     assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
-    let touched = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
-    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    let affected_set = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
+    assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(shown(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
 }
 
@@ -129,8 +129,8 @@ fn a_group_that_is_not_there_lets_nothing_in() {
     assert_eq!(ingress_rules(&mesh, "reviews-v1-1")[0].requests, Some(Vec::new()));
     let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
                  metadata: {name: late, namespace: bookinfo}\nspec: {matches: [{name: all}]}";
-    let touched = apply_yaml(&mut mesh, group);
-    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    let affected_set = apply_yaml(&mut mesh, group);
+    assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(ingress_rules(&mesh, "reviews-v1-1")[0].requests.as_ref().map(Vec::len), Some(1));
 }
 
@@ -142,8 +142,8 @@ fn an_account_is_let_out_only_where_nobody_else_is() {
                hosts: [api.example], ipAddresses: [10.1.0.0/16], \
                ports: [{number: 443, protocol: https}, {number: 25, protocol: tcp}]}";
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let touched = apply_yaml(&mut mesh, out);
-    assert!(touched.workloads.contains(&workload_name("reviews-v1-1")), "{touched:?}");
+    let affected_set = apply_yaml(&mut mesh, out);
+    assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(proxy_config(&mesh, "reviews-v1-1").egress_rules, []);
     let mut config = mesh.config().clone();
     config.egress = Egress::Deny;
@@ -165,8 +165,8 @@ fn egress_deny_leaves_the_api_server_reachable() {
     mesh.apply(Change::Upsert(Object::MeshConfig(config.clone())));
     assert_eq!(proxy_config(&mesh, "details-1").egress_rules, [], "all connections may leave");
     config.egress = Egress::Deny;
-    let touched = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
-    assert!(touched.everybody);
+    let affected_set = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
+    assert!(affected_set.everybody);
     let egress_rules = proxy_config(&mesh, "details-1").egress_rules.clone();
     let compiled = leno_traffic::EgressRules::compile(&egress_rules).unwrap();
     for address in addresses {

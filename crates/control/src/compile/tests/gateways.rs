@@ -105,9 +105,9 @@ fn a_gateway_is_for_its_own_proxies_alone() {
 fn what_has_no_sidecar_is_reached_in_plaintext() {
     let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
-    let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
-    assert_eq!(touched.services, BTreeSet::from([service_name("ratings")]));
-    assert!(touched.workloads.is_empty());
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    assert_eq!(affected_set.services, BTreeSet::from([service_name("ratings")]));
+    assert!(affected_set.workloads.is_empty());
     mesh.apply(Change::Upsert(Object::Workload(unmeshed_workload(
         "reviews-v1-0",
         "{app: reviews, version: v1}",
@@ -178,7 +178,7 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     let keys =
         r#"issuers: [{issuer: "https://issuer.test", jwks: {url: "https://issuer.test/keys"}}]"#;
     let enforced = [
-        of_service("RateLimit", "rules: [{requests: 10, in: 1s}]"),
+        of_service("RateLimit", "rules: [{requests: 10, per: 1s}]"),
         of_service("RateLimit", "concurrency: {requests: 10}"),
         of_service("JwtValidation", keys),
         of_service("ExternalAuthorization", "service: {name: ratings, port: 80}"),
@@ -204,7 +204,7 @@ fn a_gateway_leaves_out_endpoints_that_cannot_enforce_a_policy_of_the_service() 
     let others = [
         of_service("Hedging", "after: 50ms"),
         access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
-        // Has no effect in mode permissive.
+        // Has no effect with `defaultPolicy: allow`.
         access("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
     ];
     for policy in others {
@@ -271,7 +271,10 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
         [AddressEntry::Outside, AddressEntry::Outside]
     );
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
-    let touched = mesh.apply(gone);
-    assert!(touched.addresses.contains(&pod) && touched.services.contains(&service_name("edge")));
+    let affected_set = mesh.apply(gone);
+    assert!(
+        affected_set.addresses.contains(&pod)
+            && affected_set.services.contains(&service_name("edge"))
+    );
     assert_eq!(at(&mesh, address), AddressEntry::Service(service_name("edge")));
 }

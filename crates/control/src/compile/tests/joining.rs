@@ -67,8 +67,8 @@ fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
     // An unready pod is not an endpoint, and becomes one without any other change.
     let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     plain.ready = false;
-    let touched = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
-    assert!(touched.services.contains(&service_name("reviews-v1")));
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    assert!(affected_set.services.contains(&service_name("reviews-v1")));
     assert_eq!(visible_endpoints(&mesh), both_kinds()[..2]);
     plain.ready = true;
     mesh.apply(Change::Upsert(Object::Workload(plain)));
@@ -166,7 +166,7 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         parse_objects(&format!("{config}{{{spec}}}")).pop().unwrap()
     };
     let reviews = |mesh: &Mesh| mesh.service(&service_name("reviews-v1")).unwrap().clone();
-    let strict = ("namespaces: [{name: bookinfo, trafficMode: strict}]", Barrier::Strict);
+    let strict = ("namespaces: [{name: bookinfo, defaultPolicy: deny}]", Barrier::DefaultPolicy);
     for ((spec, barrier), with_policy) in
         [(strict, true), (strict, false), (("egress: deny", Barrier::Egress), true)]
     {
@@ -182,11 +182,11 @@ fn strict_mode_and_denied_egress_keep_sidecars_from_plaintext() {
         let members = if with_policy { 1 } else { 0 };
         assert_eq!(visible_endpoints(&mesh), both_kinds()[..members], "{spec}");
         assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), Some((2, barrier)), "{spec}");
-        // The mode blocks requests to unmeshed endpoints also without a ready member, and reports it; `egress`
+        // The default policy blocks requests to unmeshed endpoints also without a ready member, and reports it; `egress`
         // does not.
         set_ready(&mut mesh, false);
-        assert_eq!(is_balanced(&mesh), barrier == Barrier::Strict, "{spec}");
-        let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::Strict);
+        assert_eq!(is_balanced(&mesh), barrier == Barrier::DefaultPolicy, "{spec}");
+        let excluded = Some((2, barrier)).filter(|_| barrier == Barrier::DefaultPolicy);
         assert_eq!(barred_workloads(&mesh, &reviews(&mesh)), excluded, "{spec}");
         // Not if no pod has a sidecar: clients reach the service as without a mesh.
         mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));

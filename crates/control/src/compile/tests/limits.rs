@@ -19,7 +19,7 @@ kind: RateLimit
 metadata: {name: both, namespace: bookinfo}
 spec:
   targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]
-  rules: [{requests: 10, in: 1s}]
+  rules: [{requests: 10, per: 1s}]
 ---
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
@@ -68,8 +68,8 @@ fn a_change_of_limits_touches_the_workloads_that_keep_them() {
     let Object::ServicePolicy(policy) = &limit else { panic!("{limit:?}") };
     let key = leno_model::ObjectKey::ServicePolicy(policy.name.clone());
     let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
-    let touched = mesh.apply(Change::Upsert(limit.clone()));
-    assert_eq!(touched.workloads, behind);
+    let affected_set = mesh.apply(Change::Upsert(limit.clone()));
+    assert_eq!(affected_set.workloads, behind);
     assert!(mesh.apply(Change::Upsert(limit)).is_empty());
     assert_eq!(mesh.apply(Change::Remove(key)).workloads, behind);
 }
@@ -166,8 +166,8 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
 
     let behind = [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into();
     let set = |text: &str| Some(Arc::<str>::from(text));
-    let touched = mesh.set_keys(second, set("{}"));
-    assert_eq!((touched.workloads, touched.services.len()), (behind, 0));
+    let affected_set = mesh.set_keys(second, set("{}"));
+    assert_eq!((affected_set.workloads, affected_set.services.len()), (behind, 0));
     assert!(mesh.set_keys(second, set("{}")).is_empty(), "the same set again");
     assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
     assert!(mesh.has_keys(second) && !mesh.has_keys(first));

@@ -116,8 +116,8 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
         assert_eq!(spoken(&mesh), tcp);
         let added = parse_objects(&document).pop().unwrap();
         let key = added.object_key();
-        let touched = mesh.apply(Change::Upsert(added));
-        assert!(touched.services.contains(&service_name("s")), "clients hear of it: {policy}");
+        let affected_set = mesh.apply(Change::Upsert(added));
+        assert!(affected_set.services.contains(&service_name("s")), "clients hear of it: {policy}");
         let (called, ports): (Protocol, Vec<Protocol>) = spoken(&mesh);
         assert_eq!((called, ports[0]), (Protocol::Detect, Protocol::Detect), "{policy}");
         mesh.apply(Change::Remove(key));

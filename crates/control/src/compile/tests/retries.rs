@@ -15,7 +15,7 @@ fn apply_retry(
     name: &str,
     services: &[&str],
     attempts: u8,
-) -> crate::mesh::Touched {
+) -> crate::mesh::AffectedSet {
     let services: Vec<String> = services
         .iter()
         .map(|name| format!("{{kind: Service, name: {name}, namespace: bookinfo}}"))
@@ -42,13 +42,13 @@ fn service_attempts(mesh: &Mesh, name: &str) -> Vec<String> {
 #[test]
 fn the_first_policy_of_the_clients_account_decides() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let touched = apply_retry(&mut mesh, "z", &["reviews", "details"], 2);
-    assert_eq!(touched.workloads, [workload_name("productpage-1")].into());
+    let affected_set = apply_retry(&mut mesh, "z", &["reviews", "details"], 2);
+    assert_eq!(affected_set.workloads, [workload_name("productpage-1")].into());
     apply_retry(&mut mesh, "a", &["reviews"], 5);
     assert_eq!(service_attempts(&mesh, "productpage-1"), ["details z 2", "reviews a 5"]);
     assert_eq!(service_attempts(&mesh, "details-1"), [""; 0]);
-    let touched = apply_retry(&mut mesh, "a", &["ratings"], 5);
-    assert_eq!(touched.workloads, [workload_name("productpage-1")].into());
+    let affected_set = apply_retry(&mut mesh, "a", &["ratings"], 5);
+    assert_eq!(affected_set.workloads, [workload_name("productpage-1")].into());
     assert_eq!(
         service_attempts(&mesh, "productpage-1"),
         ["details z 2", "ratings a 5", "reviews z 2"]

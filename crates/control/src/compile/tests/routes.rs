@@ -94,11 +94,11 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
         let mut mesh = mesh_with_sidecars(&away);
         let given = parse_objects(&grant(kind, to)).remove(0);
         let key = given.object_key();
-        let touched = mesh.apply(Change::Upsert(given));
-        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
+        let affected_set = mesh.apply(Change::Upsert(given));
+        assert!(affected_set.services.contains(&service_name("reviews")), "{affected_set:?}");
         assert_eq!(shares(&mesh), expected, "{kind} {to}");
-        let touched = mesh.apply(Change::Remove(key));
-        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
+        let affected_set = mesh.apply(Change::Remove(key));
+        assert!(affected_set.services.contains(&service_name("reviews")), "{affected_set:?}");
         assert_eq!(shares(&mesh), (1, 10));
     }
 }
@@ -125,8 +125,8 @@ fn sessions_go_to_another_namespace_only_with_a_grant_there() {
              gateway.networking.k8s.io, kind: {kind}, namespace: bookinfo}}]\n  \
              to: [{{group: \"\", kind: Service}}]\n"
         );
-        let touched = mesh.apply(Change::Upsert(parse_objects(&grant).remove(0)));
-        assert!(touched.services.contains(&service_name("reviews")), "{touched:?}");
+        let affected_set = mesh.apply(Change::Upsert(parse_objects(&grant).remove(0)));
+        assert!(affected_set.services.contains(&service_name("reviews")), "{affected_set:?}");
         assert_eq!(shares(&mesh), expected, "{kind}");
     }
 }
@@ -172,7 +172,7 @@ fn applied_routes(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) 
 fn routes_of_another_namespace_decide_for_its_own_clients_only() {
     for strict in [false, true] {
         let mode = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
-                    spec: {trafficMode: audit, namespaces: [{name: bank, trafficMode: strict}]}\n";
+                    spec: {defaultPolicy: dry-run, namespaces: [{name: bank, defaultPolicy: deny}]}\n";
         let mode = if strict { mode } else { "" };
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}{mode}"));
         assert_eq!(mesh.has_strict(), strict);
@@ -218,8 +218,8 @@ fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
     let (theirs, own) = see(&mesh, "reviews");
     assert_ne!(theirs, own);
     let mine = parse_objects(CONSUMER).remove(1);
-    let touched = mesh.apply(Change::Remove(mine.object_key()));
-    assert_eq!(touched.services, BTreeSet::from([service_name("reviews")]));
+    let affected_set = mesh.apply(Change::Remove(mine.object_key()));
+    assert_eq!(affected_set.services, BTreeSet::from([service_name("reviews")]));
     let (theirs, own) = see(&mesh, "reviews");
     assert!(Arc::ptr_eq(&theirs, &own), "the view of producers again");
 }

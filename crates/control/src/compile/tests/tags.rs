@@ -14,7 +14,7 @@ kind: TagRoute
 metadata: {name: reviews, namespace: bookinfo}
 spec:
   service: reviews
-  otherwise: any
+  fallbackPolicy: any
   rules:
   - {from: {service: productpage}, split: [{tags: {version: v2}}]}
 ---
@@ -69,18 +69,19 @@ fn nothing_grows_without_rules() {
 #[test]
 fn a_change_of_tag_rules_touches_who_could_notice() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let mut touched = parse_objects(RULES.trim_start_matches("\n---")).into_iter().map(|object| {
-        assert!(matches!(object, Object::TagRoute(_) | Object::Lane(_)));
-        (
-            mesh.apply(leno_model::Change::Upsert(object.clone())),
-            mesh.apply(leno_model::Change::Upsert(object)),
-        )
-    });
-    let (route, again) = touched.next().unwrap();
+    let mut affected_set =
+        parse_objects(RULES.trim_start_matches("\n---")).into_iter().map(|object| {
+            assert!(matches!(object, Object::TagRoute(_) | Object::Lane(_)));
+            (
+                mesh.apply(leno_model::Change::Upsert(object.clone())),
+                mesh.apply(leno_model::Change::Upsert(object)),
+            )
+        });
+    let (route, again) = affected_set.next().unwrap();
     assert!(route.everybody, "what sidecars know of callers is asked for the first time");
     assert_eq!(route.services, [service_name("reviews")].into());
     assert!(again.is_empty());
-    let (lane, again) = touched.next().unwrap();
+    let (lane, again) = affected_set.next().unwrap();
     assert_eq!(
         lane.workloads,
         [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into()

@@ -10,7 +10,7 @@ fn rejection_status(reason: &str, by: &str, policies: &[&str]) -> RejectionStatu
         reason: reason.to_owned(),
         requests: 30,
         share: 0.75,
-        by: by.to_owned(),
+        side: by.to_owned(),
         sidecars: vec!["shop/api-1".to_owned()],
         clients: vec!["shop/web-1".to_owned()],
         policies: policies.iter().map(|name| (*name).to_owned()).collect(),
@@ -95,7 +95,7 @@ fn without_any_policy_it_says_that_none_allows_it() {
     let found = rejection_hint(&rejection_status("denied-outbound", "client", &[]));
     assert_eq!(
         found,
-        "leno explain denied-outbound shows its meaning and remedy; leno diagnose shop/web-1 --to shop/api"
+        "leno explain denied-outbound shows its meaning and hint; leno diagnose shop/web-1 --to shop/api"
     );
 }
 

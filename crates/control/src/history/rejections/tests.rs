@@ -26,7 +26,7 @@ fn traffic_series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]
     }
 }
 
-fn traffic_report(series: Vec<TrafficSeries>, rules: Vec<RuleHits>) -> Traffic {
+fn traffic_report(series: Vec<TrafficSeries>, rules: Vec<RuleMatches>) -> Traffic {
     Traffic { series, rules, ..Traffic::default() }
 }
 
@@ -43,13 +43,13 @@ spec:
   concurrency: {requests: 5}
 ";
 
-fn rule_hits() -> RuleHits {
-    RuleHits {
+fn rule_hits() -> RuleMatches {
+    RuleMatches {
         kind: RuleKind::ServicePolicy(ServicePolicyKind::RateLimit),
         namespace: Name::new("bookinfo").unwrap(),
         name: Name::new("few").unwrap(),
         rule: String::new(),
-        hits: 30,
+        matches: 30,
     }
 }
 
@@ -63,7 +63,7 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
     history.record_report(&mesh, &workload_name("productpage-1"), &client, at_second(5));
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(
-        (&*found[0].by, &found[0].sidecars[..]),
+        (&*found[0].side, &found[0].sidecars[..]),
         ("client", &["bookinfo/productpage-1".to_owned()][..])
     );
     let server =
@@ -74,7 +74,7 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
         reason: "rate-limited".to_owned(),
         requests: 30,
         share: 0.75,
-        by: "server".to_owned(),
+        side: "server".to_owned(),
         sidecars: vec!["bookinfo/details-1".to_owned()],
         clients: vec!["bookinfo/productpage-1".to_owned()],
         policies: vec!["RateLimit bookinfo/few".to_owned()],
@@ -107,7 +107,7 @@ const SHARED: &str = "
 fn a_rejection_names_policy_and_server_where_the_client_reports_another_service() {
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}{SHARED}"));
     let limited = [(Reason::RateLimited, 30)];
-    let of_metrics = RuleHits { name: Name::new("of-metrics").unwrap(), ..rule_hits() };
+    let of_metrics = RuleMatches { name: Name::new("of-metrics").unwrap(), ..rule_hits() };
     let mut history = History::default();
     for name in ["details-v1", "metrics"] {
         let service = Some(service_name(name));
@@ -137,7 +137,7 @@ fn a_rejection_names_policy_and_server_where_the_client_reports_another_service(
     let found = history.traffic_status(&mesh, at_second(6), None).rejections;
     let found: Vec<_> = found
         .iter()
-        .map(|it| (&*it.service, it.requests, &*it.by, it.sidecars.clone(), it.policies.clone()))
+        .map(|it| (&*it.service, it.requests, &*it.side, it.sidecars.clone(), it.policies.clone()))
         .collect();
     let server = || vec!["bookinfo/details-1".to_owned()];
     let policy = |name: &str| vec![format!("RateLimit bookinfo/{name}")];
@@ -165,7 +165,7 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
         ..traffic_series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
     };
     let kind = RuleKind::ServicePolicy(ServicePolicyKind::CircuitBreaker);
-    let hit = |name| RuleHits { kind, name: Name::new(name).unwrap(), ..rule_hits() };
+    let hit = |name| RuleMatches { kind, name: Name::new(name).unwrap(), ..rule_hits() };
     let mut history = History::default();
     let sent = traffic_report(vec![sent], vec![hit("own"), hit("other")]);
     history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
@@ -197,7 +197,7 @@ fn rejections_of_clients_without_a_sidecar_count_where_they_happened() {
         traffic_report(vec![unmeshed, traffic_series(Direction::Inbound, 20, &[])], Vec::new());
     history.record_report(&mesh, &workload_name("details-1"), &server, at_second(5));
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
-    assert_eq!((found[0].requests, found[0].share, &*found[0].by), (10, 0.25, "server"));
+    assert_eq!((found[0].requests, found[0].share, &*found[0].side), (10, 0.25, "server"));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     let found = history.traffic_status(&mesh, at_second(5), None).rejections;
     let found: Vec<_> = found
         .iter()
-        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.by, &it.clients))
+        .map(|it| (&*it.service, &*it.reason, it.requests, it.share, &*it.side, &it.clients))
         .collect();
     let client = vec!["bookinfo/productpage-1".to_owned()];
     let expected = [
@@ -331,7 +331,7 @@ const DECIDING: &str = "
  spec: {targetRefs: [{kind: Service, name: details}], concurrency: {requests: 5}}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: FaultInjection, metadata: {name: own, namespace: bookinfo},
- spec: {targetRefs: [{kind: Service, name: details}], rules: [{abort: {status: 503}}]}}
+ spec: {targetRefs: [{kind: Service, name: details}], rules: [{abort: {httpStatus: 503}}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: JwtValidation, metadata: {name: own, namespace: bookinfo},
  spec: {targetRefs: [{kind: Service, name: details}], issuers: [{issuer: i, jwks: {url: 'https://a.example/jwks'}}]}}
@@ -343,7 +343,7 @@ const DECIDING: &str = "
  spec: {deny: [{requests: [{methods: [DELETE]}]}]}}
 ---
 {apiVersion: leno.dev/v1alpha1, kind: TagRoute, metadata: {name: own, namespace: bookinfo},
- spec: {service: details, otherwise: any, rules: [{split: [{tags: {version: v9}}], otherwise: any}]}}
+ spec: {service: details, fallbackPolicy: any, rules: [{split: [{tags: {version: v9}}], fallbackPolicy: any}]}}
 ---
 {apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: own, namespace: bookinfo},
  spec: {parentRefs: [{group: '', kind: Service, name: details}],
@@ -353,7 +353,7 @@ const DECIDING: &str = "
 #[test]
 fn each_reason_with_a_deciding_policy_names_it() {
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{DECIDING}"));
-    let counted = |kind: &str, name: &str| RuleHits {
+    let counted = |kind: &str, name: &str| RuleMatches {
         kind: RuleKind::from_word(kind).unwrap(),
         name: Name::new(name).unwrap(),
         ..rule_hits()
@@ -368,7 +368,7 @@ fn each_reason_with_a_deciding_policy_names_it() {
         "TagRoute",
         "HTTPRoute",
     ];
-    let mut rules: Vec<RuleHits> = kinds.map(|kind| counted(kind, "own")).to_vec();
+    let mut rules: Vec<RuleMatches> = kinds.map(|kind| counted(kind, "own")).to_vec();
     rules.push(counted("CircuitBreaker", "other"));
     for (reason, kind) in [
         (Reason::CircuitOpen, "CircuitBreaker"),

@@ -60,7 +60,7 @@ impl Program {
 
     /// Returns the number of configurations compiled so far.
     async fn compiled_count(&self) -> u64 {
-        const NAME: &str = "leno_control_compiled_total ";
+        const NAME: &str = "leno_control_snapshots_compiled_total ";
         let socket = self.directory.path().join("data/control.sock");
         loop {
             let Ok((200, page)) = admin::query_admin(&socket, "GET", "/metrics").await else {

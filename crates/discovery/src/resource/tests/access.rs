@@ -31,7 +31,7 @@ pub(super) fn any_inbound_policy() -> impl Strategy<Value = InboundPolicy> {
             ports,
         });
     (any::<bool>(), vec(rule, 0..3))
-        .prop_map(|(is_audited, rules)| InboundPolicy { is_audited, rules })
+        .prop_map(|(is_dry_run, rules)| InboundPolicy { is_dry_run, rules })
 }
 
 #[test]
@@ -54,10 +54,10 @@ fn a_rule_that_is_not_understood_is_not_taken_for_another() {
         (proto::PolicyRule { policy: "a".to_owned(), ..rule() }, "rules[0].policy"),
         (proto::PolicyRule { peers: vec![peer], ..rule() }, "rules[0].peers[0].account"),
     ] {
-        let wire = proto::InboundPolicy { audited: false, rules: vec![wrong] };
+        let wire = proto::InboundPolicy { dry_run: false, rules: vec![wrong] };
         let invalid = inbound::from_wire(Some(wire)).map(|_| ()).unwrap_err();
         assert_eq!(invalid.field, field, "{}", invalid.reason);
     }
-    let fine = proto::InboundPolicy { audited: false, rules: vec![rule()] };
+    let fine = proto::InboundPolicy { dry_run: false, rules: vec![rule()] };
     assert_eq!(inbound::from_wire(Some(fine)).unwrap().rules.len(), 1);
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedAnswer, Header, ServicePolicyKind,
-    ServicePolicyName, Slow, TooMany, Trip,
+    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedResponse, Header,
+    ServicePolicyKind, ServicePolicyName, Slow, TooMany, Trip,
 };
 use proptest::prelude::*;
 
@@ -26,8 +26,8 @@ pub(super) fn any_breaker() -> impl Strategy<Value = Breaker> {
         any_fixed_answer(),
         prop::option::of(any_duration()),
     )
-        .prop_map(|(policy, limits, trip, answer, connect_timeout)| {
-            let rule = CircuitBreaker { limits, trip, answer, connect_timeout };
+        .prop_map(|(policy, limits, trip, response, connect_timeout)| {
+            let rule = CircuitBreaker { limits, trip, response, connect_timeout };
             Breaker { policy, rule }
         })
 }
@@ -41,12 +41,12 @@ pub(super) fn any_policy_name() -> impl Strategy<Value = ServicePolicyName> {
     })
 }
 
-pub(super) fn any_fixed_answer() -> impl Strategy<Value = FixedAnswer> {
+pub(super) fn any_fixed_answer() -> impl Strategy<Value = FixedResponse> {
     let header = ("x-[a-z]{1,5}", "[a-z]{0,5}").prop_map(|(name, value)| Header { name, value });
     let headers = prop::collection::vec(header, 0..3);
-    let status = (200..600_u16).prop_filter("it has a body", |it| FixedAnswer::may_have(*it));
+    let status = (200..600_u16).prop_filter("it has a body", |it| FixedResponse::may_have(*it));
     (prop::option::of(status), prop::option::of(any::<String>()), headers)
-        .prop_map(|(status, body, headers)| FixedAnswer { status, body, headers })
+        .prop_map(|(status, body, headers)| FixedResponse { status, body, headers })
 }
 
 pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
@@ -59,19 +59,26 @@ fn too_many() -> impl Strategy<Value = TooMany> {
 }
 
 fn any_trip() -> impl Strategy<Value = Trip> {
-    let slow = (any_duration(), too_many()).prop_map(|(from, too_many)| Slow { from, too_many });
+    let slow =
+        (any_duration(), too_many()).prop_map(|(threshold, too_many)| Slow { threshold, too_many });
     let counts = (1..=60_u8, any::<u32>(), prop::option::of(1..u32::MAX), 1..u32::MAX);
     (any_duration(), any_duration(), too_many(), prop::option::of(slow), counts).prop_map(
-        |(window, open_for, failed, slow, (steps, requests_min, consecutive, probes))| Trip {
+        |(
+            window,
+            open_duration,
+            failed,
+            slow,
+            (buckets, requests_min, consecutive_failures, half_open_requests),
+        )| Trip {
             failures: FailureClasses { timeout: true, ..FailureClasses::default() },
             window,
-            steps,
+            buckets,
             requests_min,
             failed,
-            consecutive,
+            consecutive_failures,
             slow,
-            open_for,
-            probes,
+            open_duration,
+            half_open_requests,
         },
     )
 }

@@ -19,7 +19,7 @@ pub(super) fn any_faults() -> impl Strategy<Value = Faults> {
     let waits = (1..=600_000_u64).prop_map(Duration::from_millis);
     let delay = (share(), waits).prop_map(|(share_ppm, time)| Delay { share_ppm, time });
     let abort = (share(), any_fixed_answer(), prop::option::of(1..=16_u8))
-        .prop_map(|(share_ppm, answer, grpc)| Abort { share_ppm, answer, grpc });
+        .prop_map(|(share_ppm, response, grpc)| Abort { share_ppm, response, grpc });
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });

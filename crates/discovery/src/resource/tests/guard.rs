@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, CheckService, CheckServiceAddress, ClaimHeader, Descriptor, DescriptorEntry,
-    DescriptorValue, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation,
-    LongerBody, PortGuard, Required, Server, ShownBody, Unanswered,
+    DescriptorValue, FailureMode, GlobalLimit, Guard, IssuerKeys, JwtIssuer, JwtPlace,
+    JwtValidation, LongerBody, PortGuard, Required, Server, ShownBody,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -20,12 +20,19 @@ pub(super) fn any_port_checks() -> impl Strategy<Value = BTreeMap<u16, Vec<PortG
     let headers = prop::option::of(vec("x-[a-z]{1,5}", 0..3));
     let context = vec(("[a-z]{1,3}", ".{0,5}"), 0..3);
     let longer = prop_oneof![Just(LongerBody::Refused), Just(LongerBody::Begun)];
-    let body = (1..=ShownBody::BYTES_MAX, longer, any::<bool>())
-        .prop_map(|(bytes_max, longer, as_bytes)| ShownBody { bytes_max, longer, as_bytes });
+    let body = (1..=ShownBody::BYTES_MAX, longer, any::<bool>()).prop_map(
+        |(bytes_max, longer, pack_as_bytes)| ShownBody { bytes_max, longer, pack_as_bytes },
+    );
     let rule =
         (check_service(), vec(any_request_match(), 0..3), headers, context, prop::option::of(body))
             .prop_map(|(check_service, requests, headers, context, body)| {
-                let rule = Authorization { check_service, requests, headers, context, body };
+                let rule = Authorization {
+                    check_service,
+                    requests,
+                    headers,
+                    context_extensions: context,
+                    body,
+                };
                 Guard::Authorization(Box::new(rule))
             });
     let rule =
@@ -48,20 +55,21 @@ fn any_jwt_validation() -> impl Strategy<Value = JwtValidation> {
     let max_age = prop::option::of((1..9999_u64).prop_map(Duration::from_secs));
     let times = (0..3600_u64, any::<bool>(), max_age);
     let issuer = (texts, vec(place, 1..3), times, vec(forward, 0..3), any::<bool>());
-    let issuer = issuer.prop_map(|(texts, places, times, forwards, passes_token)| {
-        let ((issuer, aud, keys), (leeway, requires_expiration, max_age)) = (texts, times);
-        JwtIssuer {
-            issuer,
-            aud,
-            keys,
-            places,
-            leeway: Duration::from_secs(leeway),
-            requires_expiration,
-            max_age,
-            forwards,
-            passes_token,
-        }
-    });
+    let issuer =
+        issuer.prop_map(|(texts, places, times, claim_to_headers, forward_original_token)| {
+            let ((issuer, aud, keys), (clock_skew, requires_expiration, max_age)) = (texts, times);
+            JwtIssuer {
+                issuer,
+                aud,
+                keys,
+                places,
+                clock_skew: Duration::from_secs(clock_skew),
+                requires_expiration,
+                max_age,
+                claim_to_headers,
+                forward_original_token,
+            }
+        });
     let required = prop_oneof![
         Just(Required::Never),
         Just(Required::Always),
@@ -82,14 +90,10 @@ pub(super) fn any_global_limit() -> impl Strategy<Value = GlobalLimit> {
     ];
     let entry = ("[a-z]{1,5}", value).prop_map(|(key, value)| DescriptorEntry { key, value });
     let descriptor = (vec(any_request_match(), 0..2), vec(entry, 1..3), 1..9_u32)
-        .prop_map(|(requests, entries, hits)| Descriptor { requests, entries, hits });
+        .prop_map(|(requests, entries, hits_addend)| Descriptor { requests, entries, hits_addend });
     (check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), any_fixed_answer(), any::<bool>())
-        .prop_map(|(check_service, domain, descriptors, answer, tells)| GlobalLimit {
-            check_service,
-            domain,
-            descriptors,
-            answer,
-            tells,
+        .prop_map(|(check_service, domain, descriptors, response, rate_limit_headers)| {
+            GlobalLimit { check_service, domain, descriptors, response, rate_limit_headers }
         })
 }
 
@@ -102,8 +106,8 @@ fn check_service() -> impl Strategy<Value = CheckService> {
         .prop_map(|(service, port)| CheckServiceAddress::Service { service, port });
     let time = (1_000_000..60_000_000_000_u64).prop_map(Duration::from_nanos);
     (prop_oneof![outside, inside], time, any::<bool>()).prop_map(|(at, timeout, allows)| {
-        let unanswered = if allows { Unanswered::Allow } else { Unanswered::Deny };
-        CheckService { at, timeout, unanswered }
+        let failure_mode = if allows { FailureMode::Allow } else { FailureMode::Deny };
+        CheckService { at, timeout, failure_mode }
     })
 }
 
@@ -114,7 +118,7 @@ fn a_guard_that_is_not_understood_lets_nobody_in() {
     let check_service = || proto::CheckService {
         at: url("http://a:1"),
         timeout_nanoseconds: 1_000_000,
-        unanswered_allowed: false,
+        failure_mode_allow: false,
     };
     let rule = |check_service| proto::Authorization { check_service, ..Default::default() };
     let wire = |guard: Option<proto::guard::Guard>| {
@@ -133,12 +137,15 @@ fn a_guard_that_is_not_understood_lets_nobody_in() {
     };
     assert!(asked(body(1)).is_ok());
     for (wrong, field) in [
-        (rule(None), "decider"),
-        (rule(Some(proto::CheckService { at: None, ..check_service() })), "decider.at"),
-        (rule(Some(proto::CheckService { at: url("a:1"), ..check_service() })), "decider.url"),
+        (rule(None), "check_service"),
+        (rule(Some(proto::CheckService { at: None, ..check_service() })), "check_service.at"),
+        (
+            rule(Some(proto::CheckService { at: url("a:1"), ..check_service() })),
+            "check_service.url",
+        ),
         (
             rule(Some(proto::CheckService { timeout_nanoseconds: 0, ..check_service() })),
-            "decider.timeout_nanoseconds",
+            "check_service.timeout_nanoseconds",
         ),
         (
             proto::Authorization { headers: Some(upper), ..rule(Some(check_service())) },

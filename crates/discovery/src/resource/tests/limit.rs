@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_model::{
-    AdaptiveConcurrency, Concurrency, Each, NamePattern, PeerMatch, PortLimits, Rate, RateLimits,
-    RateRule,
+    AdaptiveConcurrency, Concurrency, NamePattern, PeerMatch, PortLimits, Rate, RateLimitKey,
+    RateLimits, RateRule,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -39,12 +39,12 @@ pub(super) fn any_port_limits() -> impl Strategy<Value = BTreeMap<u16, Vec<PortL
 fn any_concurrency() -> impl Strategy<Value = Concurrency> {
     let requests = || 1..=Rate::COUNT_MAX;
     let adaptive = prop::option::of((requests(), 1..=u16::MAX));
-    (requests(), adaptive, any_fixed_answer()).prop_map(|(requests, adaptive, answer)| {
-        let adaptive = adaptive.map(|(least, slower_percent)| AdaptiveConcurrency {
-            least: least.min(requests),
-            slower_percent,
+    (requests(), adaptive, any_fixed_answer()).prop_map(|(requests, adaptive, response)| {
+        let adaptive = adaptive.map(|(least, latency_tolerance_percent)| AdaptiveConcurrency {
+            min_concurrency: least.min(requests),
+            latency_tolerance_percent,
         });
-        Concurrency { requests, adaptive, answer }
+        Concurrency { requests, adaptive, response }
     })
 }
 
@@ -63,39 +63,40 @@ fn any_rate_rule() -> impl Strategy<Value = RateRule> {
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
     let buckets = || 1..=Rate::BUCKETS_MAX;
     let each = prop_oneof![
-        Just(Each::Nothing),
-        buckets().prop_map(|buckets| Each::Client { buckets }),
-        ("x-[a-z]{1,5}", buckets()).prop_map(|(name, buckets)| Each::Header { name, buckets }),
+        Just(RateLimitKey::Nothing),
+        buckets().prop_map(|buckets| RateLimitKey::Client { buckets }),
+        ("x-[a-z]{1,5}", buckets())
+            .prop_map(|(name, buckets)| RateLimitKey::Header { name, buckets }),
     ];
     let who = (vec(any_request_match(), 0..3), vec(peer, 0..3), each);
     (".{0,9}", who, any_rate(), any::<bool>(), any_fixed_answer()).prop_map(
-        |(name, (requests, peers, each), rate, is_last, answer)| RateRule {
+        |(name, (requests, peers, key), rate, stop, response)| RateRule {
             name,
             requests,
             peers,
-            each,
+            key,
             rate,
-            is_last,
-            answer,
+            stop,
+            response,
         },
     )
 }
 
 #[test]
 fn a_limit_that_is_not_understood_is_not_taken_for_another() {
-    use proto::rate_rule::Each;
-    let nothing = || Some(Each::Nothing(proto::Nothing {}));
+    use proto::rate_rule::Key;
+    let nothing = || Some(Key::Nothing(proto::Nothing {}));
     let rate = || proto::Rate { count: 1, time_nanoseconds: 1_000_000_000, size: 1 };
-    let rule = || proto::RateRule { each: nothing(), rate: Some(rate()), ..Default::default() };
-    let client = Some(Each::Client(proto::Nothing {}));
+    let rule = || proto::RateRule { key: nothing(), rate: Some(rate()), ..Default::default() };
+    let client = Some(Key::Client(proto::Nothing {}));
     let too_long = 86_400_000_000_001;
     for (wrong, field) in [
-        (proto::RateRule { each: None, ..rule() }, "each"),
+        (proto::RateRule { key: None, ..rule() }, "key"),
         (proto::RateRule { buckets: 1, ..rule() }, "buckets"),
-        (proto::RateRule { each: client.clone(), ..rule() }, "buckets"),
-        (proto::RateRule { each: client, buckets: 100_001, ..rule() }, "buckets"),
+        (proto::RateRule { key: client.clone(), ..rule() }, "buckets"),
+        (proto::RateRule { key: client, buckets: 100_001, ..rule() }, "buckets"),
         (
-            proto::RateRule { each: Some(Each::Header("A".to_owned())), buckets: 1, ..rule() },
+            proto::RateRule { key: Some(Key::Header("A".to_owned())), buckets: 1, ..rule() },
             "header",
         ),
         (proto::RateRule { rate: None, ..rule() }, "rate"),
@@ -129,19 +130,20 @@ fn a_limit_that_is_not_understood_is_not_taken_for_another() {
 
 #[test]
 fn a_bound_on_what_is_under_way_that_is_not_understood_is_refused() {
-    let adaptive =
-        |least, slower_percent| Some(proto::AdaptiveConcurrency { least, slower_percent });
+    let adaptive = |min_concurrency, latency_tolerance_percent| {
+        Some(proto::AdaptiveConcurrency { min_concurrency, latency_tolerance_percent })
+    };
     for (requests, adaptive, field) in [
         (0, None, "policies[0].concurrency.requests"),
         (Rate::COUNT_MAX + 1, None, "policies[0].concurrency.requests"),
-        (4, adaptive(5, 50), "policies[0].concurrency.adaptive.least"),
-        (4, adaptive(0, 50), "policies[0].concurrency.adaptive.least"),
-        (4, adaptive(4, 0), "policies[0].concurrency.adaptive.slower_percent"),
-        (4, adaptive(4, 70_000), "policies[0].concurrency.adaptive.slower_percent"),
+        (4, adaptive(5, 50), "policies[0].concurrency.adaptive.min_concurrency"),
+        (4, adaptive(0, 50), "policies[0].concurrency.adaptive.min_concurrency"),
+        (4, adaptive(4, 0), "policies[0].concurrency.adaptive.latency_tolerance_percent"),
+        (4, adaptive(4, 70_000), "policies[0].concurrency.adaptive.latency_tolerance_percent"),
     ] {
         let mut wire = limited_port(Vec::new());
         wire.policies[0].concurrency =
-            Some(proto::Concurrency { requests, adaptive, answer: None });
+            Some(proto::Concurrency { requests, adaptive, response: None });
         assert_eq!(limit::from_wire(wire).map(|_| ()).unwrap_err().field, field);
     }
 }

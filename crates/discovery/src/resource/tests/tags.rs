@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Caller, CallerRule, Callers, FieldTest, LaneMark, LaneRule, NumberRelation, Otherwise, Quorum,
-    Repeated, RuleOrigin, Sticky, TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet,
-    TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
+    Caller, CallerRule, Callers, FallbackPolicy, FieldTest, LaneMark, LaneRule, NumberRelation,
+    Quorum, Repeated, RuleOrigin, Sticky, TagDialect, TagMatch, TagRouteName, TagRule, TagRules,
+    TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
 };
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -13,8 +13,9 @@ use proptest::prelude::*;
 use super::{any_name, any_request_match, service_name};
 
 pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
-    (vec(any_tag_rule(), 0..3), any_otherwise(), vec(caller_rule(), 0..2))
-        .prop_map(|(rules, otherwise, by_caller)| TagRules { rules, otherwise, by_caller })
+    (vec(any_tag_rule(), 0..3), any_fallback_policy(), vec(caller_rule(), 0..2)).prop_map(
+        |(rules, fallback_policy, by_caller)| TagRules { rules, fallback_policy, by_caller },
+    )
 }
 
 pub(super) fn any_caller() -> impl Strategy<Value = Caller> {
@@ -50,8 +51,8 @@ fn any_origin() -> impl Strategy<Value = RuleOrigin> {
     )
 }
 
-fn any_otherwise() -> impl Strategy<Value = Vec<Otherwise>> {
-    vec(proptest::sample::select(vec![Otherwise::Any, Otherwise::Default]), 0..3)
+fn any_fallback_policy() -> impl Strategy<Value = Vec<FallbackPolicy>> {
+    vec(proptest::sample::select(vec![FallbackPolicy::Any, FallbackPolicy::Default]), 0..3)
 }
 
 fn any_tag_rule() -> impl Strategy<Value = TagRule> {
@@ -66,19 +67,21 @@ fn any_tag_rule() -> impl Strategy<Value = TagRule> {
         any_callers(),
         any_tag_match(),
         (any_tag_split(), any_tag_split()),
-        any_otherwise(),
+        any_fallback_policy(),
         sticky,
     )
         .prop_map(
-            |(origin, precedence, from, matches, (split, fallback), otherwise, sticky)| TagRule {
-                origin,
-                precedence,
-                from,
-                matches,
-                split,
-                fallback,
-                otherwise,
-                sticky,
+            |(origin, precedence, from, matches, (split, fallback), fallback_policy, sticky)| {
+                TagRule {
+                    origin,
+                    precedence,
+                    from,
+                    matches,
+                    split,
+                    fallback,
+                    fallback_policy,
+                    sticky,
+                }
             },
         )
 }

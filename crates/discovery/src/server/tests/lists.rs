@@ -7,9 +7,9 @@ async fn no_list_of_a_message_is_lost() {
     let all = proto::Services {
         names: vec!["shop/a".into()],
         addresses: vec![vec![10, 0, 0, 1]],
-        looked_up: vec!["shop/b".into()],
+        dns_names: vec!["shop/b".into()],
     };
-    let names = proto::Services { looked_up: all.looked_up.clone(), ..Default::default() };
+    let names = proto::Services { dns_names: all.dns_names.clone(), ..Default::default() };
     let steps = [
         (
             from_proxy::Message::Subscribe(all.clone()),

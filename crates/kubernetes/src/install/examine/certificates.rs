@@ -31,21 +31,21 @@ pub(super) async fn check_issuer(
             "see the log of the control plane",
         );
     };
-    let remedy = match key {
+    let hint = match key {
         INTERMEDIATE => "renew it with its issuer, such as cert-manager",
-        _ => "replace the root: see `leno root --help`",
+        _ => "replace the root: see `leno ca --help`",
     };
     // The first certificate is the signing one.
     match remaining_days(&certificates.0, now).first() {
         Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
-            Finding::odd(format!("the intermediate CA expires in {days} days"), remedy)
+            Finding::odd(format!("the intermediate CA expires in {days} days"), hint)
         }
         Some(Some(days)) if *days < DAYS_MIN && key != INTERMEDIATE => {
-            Finding::odd(format!("the CA expires in {days} days"), remedy)
+            Finding::odd(format!("the CA expires in {days} days"), hint)
         }
-        Some(Some(days)) => Finding::Well(format!("valid for {days} days")),
+        Some(Some(days)) => Finding::Passed(format!("valid for {days} days")),
         Some(None) | None => {
-            Finding::wrong("its certificate is not valid: sidecars get no certificates", remedy)
+            Finding::wrong("its certificate is not valid: sidecars get no certificates", hint)
         }
     }
 }
@@ -67,14 +67,14 @@ pub(super) async fn check_roots(
             "see the log of the control plane",
         );
     };
-    let remedy = "replace the root: see `leno root --help`";
+    let hint = "replace the root: see `leno ca --help`";
     let ends: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
     match ends.iter().max() {
-        None => Finding::wrong("none is valid", remedy),
+        None => Finding::wrong("none is valid", hint),
         Some(days) if *days < DAYS_MIN => {
-            Finding::odd(format!("the last one expires in {days} days"), remedy)
+            Finding::odd(format!("the last one expires in {days} days"), hint)
         }
-        Some(days) => Finding::Well(format!("{}, valid for {days} days", ends.len())),
+        Some(days) => Finding::Passed(format!("{}, valid for {days} days", ends.len())),
     }
 }
 
@@ -92,7 +92,7 @@ pub(super) fn check_bundle(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
             "see the log of the control plane, which renews it a year before expiry",
         ),
-        Some(Some(days)) => Finding::Well(format!(
+        Some(Some(days)) => Finding::Passed(format!(
             "pods get sidecars; the webhook's CA bundle is valid for {days} days"
         )),
         Some(None) | None => Finding::wrong(

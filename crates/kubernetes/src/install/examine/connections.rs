@@ -43,7 +43,7 @@ pub(super) async fn check_connections(
         }
         return match (fresh, known) {
             (_, Some(known)) => compare_connections(&known, replicas, pods, are_more),
-            (Some(_), None) => Finding::Well(
+            (Some(_), None) => Finding::Passed(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
             ),
             (None, None) => Finding::odd(
@@ -96,7 +96,7 @@ fn compare_connections(
     let names: Vec<String> =
         known.disconnected.iter().map(ToString::to_string).filter(runs).collect();
     let Some(first) = names.first() else {
-        return Finding::Well(
+        return Finding::Passed(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
@@ -148,7 +148,7 @@ mod tests {
         ];
         let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
             let found = compare_connections(known, replicas, &pods, more);
-            assert_eq!(matches!(found, Finding::Wrong(_)), is_wrong, "{found}");
+            assert_eq!(matches!(found, Finding::Failed(_)), is_wrong, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
         check(

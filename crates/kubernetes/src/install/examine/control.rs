@@ -69,7 +69,7 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
 /// Checks that all its pods are available.
 pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Finding {
     match incomplete_rollout(deployment) {
-        None => Finding::Well(format!("all pods are ready, in {namespace}")),
+        None => Finding::Passed(format!("all pods are ready, in {namespace}")),
         Some(lacks) => Finding::wrong(
             lacks,
             format!("see `kubectl -n {namespace} describe pods` and their logs"),
@@ -132,11 +132,11 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
-        (Some((node, pods)), None) => Finding::Well(format!(
+        (Some((node, pods)), None) => Finding::Passed(format!(
             "{} share the node {node}, and no other node can run them",
             pods.len()
         )),
-        (None, _) => Finding::Well(format!("on {} nodes", by_node.len())),
+        (None, _) => Finding::Passed(format!("on {} nodes", by_node.len())),
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
         let both = [pod_on_node("a", "n1"), pod_on_node("b", "n1")];
         let check = |pods: &[Pod], nodes: &[Node], is_well: bool, words: &str| {
             let found = compare_nodes("leno-system", pods, nodes);
-            assert_eq!(matches!(found, Finding::Well(_)), is_well, "{found}");
+            assert_eq!(matches!(found, Finding::Passed(_)), is_well, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
         let nodes = [first.clone(), second.clone()];

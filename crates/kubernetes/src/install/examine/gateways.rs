@@ -19,10 +19,10 @@ use crate::words::GATEWAY_CONTROLLER;
 /// Checks for Gateways of our class that no control plane serves.
 pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Finding {
     if Installed::from_deployment(control).gateways {
-        return Finding::Well("the control plane serves them".to_owned());
+        return Finding::Passed("the control plane serves them".to_owned());
     }
     match of_our_class(client).await {
-        Ok(all) if all.is_empty() => Finding::Well("none to serve".to_owned()),
+        Ok(all) if all.is_empty() => Finding::Passed("none to serve".to_owned()),
         Ok(all) => Finding::odd(
             format!(
                 "no control plane serves {}: the mesh is installed without gateways",
@@ -94,9 +94,9 @@ mod tests {
         let found = check_gateways(&server.client, &control(json!([]))).await.to_string();
         assert!(found.starts_with("no control plane serves shop/a: the mesh"), "{found}");
         let found = check_gateways(&server.client, &control(json!(["--gateways"]))).await;
-        assert!(matches!(found, Finding::Well(_)), "{found}");
+        assert!(matches!(found, Finding::Passed(_)), "{found}");
         server.store.lock().unwrap().objects.insert(format!("{api}/gateways"), list(json!([])));
         let found = check_gateways(&server.client, &control(json!([]))).await;
-        assert!(matches!(found, Finding::Well(_)), "{found}");
+        assert!(matches!(found, Finding::Passed(_)), "{found}");
     }
 }

@@ -18,7 +18,7 @@ use crate::install::Installed;
 use crate::status::event::shorten_middle;
 use crate::webhook::INJECTOR;
 use crate::words::{
-    CONTROL, INTERCEPT_ANNOTATION, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, ROOTS_NAME,
+    CONTROL, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, REDIRECT_ANNOTATION, ROOTS_NAME,
     ROOTS_VARIABLE,
 };
 
@@ -80,7 +80,7 @@ impl Members<'_> {
         );
         match others.as_slice() {
             [] => {
-                Finding::Well(format!("{looked}, none of another image than the control plane's"))
+                Finding::Passed(format!("{looked}, none of another image than the control plane's"))
             }
             others => Finding::odd(
                 format!(
@@ -125,20 +125,20 @@ impl Members<'_> {
             ));
         }
         if found.is_empty() {
-            found.push(Finding::Well(self.describe_count()));
+            found.push(Finding::Passed(self.describe_count()));
         }
         found
     }
 
     fn check_redirection(&self, by_plugin: bool) -> Finding {
-        let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(INTERCEPT_ANNOTATION);
+        let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
         let others = self.names_where(|pod| is_by_plugin(pod) != by_plugin);
         let (now, before) = match by_plugin {
             true => ("the network plugin of their node", "an init container"),
             false => ("an init container", "the network plugin of their node"),
         };
         match others.as_slice() {
-            [] => Finding::Well(format!("by {now}")),
+            [] => Finding::Passed(format!("by {now}")),
             others => Finding::odd(
                 format!("by {before} in {}, and by {now} in new pods", summarize_names(others)),
                 "restart their workloads",
@@ -156,9 +156,10 @@ impl Members<'_> {
             !theirs.is_empty() && theirs.is_disjoint(&ours)
         });
         match others.as_slice() {
-            [] => {
-                Finding::Well(format!("{} started with a root of the mesh", self.describe_count()))
-            }
+            [] => Finding::Passed(format!(
+                "{} started with a root of the mesh",
+                self.describe_count()
+            )),
             others => Finding::odd(
                 format!(
                     "{} of {} started with none of the roots of the mesh: {}",
@@ -166,7 +167,7 @@ impl Members<'_> {
                     self.describe_count(),
                     summarize_names(others)
                 ),
-                "restart their workloads, unless the root was replaced by `leno root`, which reaches running sidecars",
+                "restart their workloads, unless the root was replaced by `leno ca`, which reaches running sidecars",
             ),
         }
     }
@@ -258,7 +259,7 @@ fn check_blocked(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> 
     let held: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
     let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
     match held.first() {
-        None => Finding::Well("none".to_owned()),
+        None => Finding::Passed("none".to_owned()),
         Some((first, message)) => Finding::wrong(
             format!("pods of {} are not created; of {first}: {message}", summarize_names(&names)),
             "correct the problem in the message; `kubectl describe` of each object shows its own",
@@ -340,7 +341,7 @@ pub(super) async fn check_namespaces(
             format!("pods need NET_ADMIN, which {} reject", summarize_names(&closed)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
-        _ => Finding::Well(format!("{} with sidecar injection", injected.len())),
+        _ => Finding::Passed(format!("{} with sidecar injection", injected.len())),
     }
 }
 
@@ -414,7 +415,7 @@ mod tests {
     }
 
     fn assert_finding(finding: &Finding, is_well: bool, words: &str) {
-        assert_eq!(matches!(finding, Finding::Well(_)), is_well, "{finding}");
+        assert_eq!(matches!(finding, Finding::Passed(_)), is_well, "{finding}");
         assert!(finding.to_string().contains(words), "{finding}");
     }
 

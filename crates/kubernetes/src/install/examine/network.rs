@@ -26,7 +26,7 @@ pub(super) async fn check_agents(
     };
     match (wanted, set) {
         (false, None) => {
-            Finding::Well("init containers of pods redirect connections to sidecars".to_owned())
+            Finding::Passed("init containers of pods redirect connections to sidecars".to_owned())
         }
         (false, Some(_)) => Finding::odd(
             format!(
@@ -51,7 +51,7 @@ async fn check_running(client: &Client, set: &DaemonSet) -> Finding {
     let status = set.status.clone().unwrap_or_default();
     let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
     if ready >= wanted {
-        return Finding::Well(format!("{ready} agents of {wanted} are ready"));
+        return Finding::Passed(format!("{ready} agents of {wanted} are ready"));
     }
     let without = match without_agent(client).await {
         Ok(without) => without,

@@ -88,7 +88,7 @@ fn summarize_comparisons(looks: Vec<Result<Look, ApiError>>) -> Finding {
         }
     }
     match (wrong.as_slice(), odd.as_slice(), unread) {
-        ([], [], None) => Finding::Well(format!("{count} match the output of `leno install`")),
+        ([], [], None) => Finding::Passed(format!("{count} match the output of `leno install`")),
         (wrong @ [_, ..], ..) => Finding::wrong(summarize_names(wrong), AGAIN),
         (_, odd @ [_, ..], _) => Finding::odd(summarize_names(odd), AGAIN),
         (_, _, Some(error)) => unreadable_finding(&error),
@@ -313,13 +313,13 @@ mod tests {
             api.create(&kube::api::PostParams::default(), &object).await.unwrap();
         }
         let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, Finding::Well(_)), "{found}");
+        assert!(matches!(found, Finding::Passed(_)), "{found}");
         let is_binding =
             |path: &String| path.contains("clusterrolebindings") && path.ends_with("/leno-control");
         let path = server.store.lock().unwrap().objects.keys().find(|it| is_binding(it)).cloned();
         server.store.lock().unwrap().objects.remove(&path.unwrap()).unwrap();
         let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, Finding::Wrong(_)), "{found}");
+        assert!(matches!(found, Finding::Failed(_)), "{found}");
         assert!(found.to_string().contains("ClusterRoleBinding leno-control is absent"), "{found}");
     }
 

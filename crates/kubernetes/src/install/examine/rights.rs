@@ -24,7 +24,7 @@ pub(super) async fn check_permissions(client: &Client) -> Finding {
         }
     }
     match lacking.as_slice() {
-        [] => Finding::Well("granted".to_owned()),
+        [] => Finding::Passed("granted".to_owned()),
         lacking => Finding::odd(
             format!("not permitted to create {}", lacking.join(", ")),
             "get the permissions of cluster-admin before you install or upgrade",

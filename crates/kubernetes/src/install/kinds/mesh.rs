@@ -10,8 +10,8 @@ use crate::install::schema::{
 pub(super) fn mesh_config() -> Value {
     let namespace = object([
         ("name!", dns_label()),
-        ("trafficMode", traffic_mode()),
-        ("plaintext", plaintext_schema()),
+        ("defaultPolicy", default_policy()),
+        ("mtls", plaintext_schema()),
     ]);
     object([
         (
@@ -21,8 +21,8 @@ pub(super) fn mesh_config() -> Value {
                 "Trust domain of identities; fixed after the first start of the mesh.",
             ),
         ),
-        ("trafficMode", traffic_mode()),
-        ("plaintext", plaintext_schema()),
+        ("defaultPolicy", default_policy()),
+        ("mtls", plaintext_schema()),
         (
             "egress",
             with_description(
@@ -130,7 +130,7 @@ fn floor_schema() -> Value {
         with_description(list(text(255), 64), "Permitted image repositories of sidecars.");
     let excepted = with_description(list(dns_label(), 1024), "Namespaces exempt from the floor.");
     object([
-        ("trafficMode", traffic_mode()),
+        ("defaultPolicy", default_policy()),
         (
             "plaintext",
             with_description(enumeration(&["refuse"]), "Clients without mutual TLS are rejected."),
@@ -174,10 +174,10 @@ fn plaintext_schema() -> Value {
     with_description(enumeration(&["refuse", "accept"]), "Handling of clients without mutual TLS.")
 }
 
-fn traffic_mode() -> Value {
+fn default_policy() -> Value {
     with_description(
         enumeration(&["permissive", "strict", "audit"]),
-        "Allowed clients. permissive: every member; strict: only clients that a policy allows; \
-         audit: every member, and requests that strict mode would deny are counted.",
+        "Allowed clients. allow: every member; deny: only clients that a policy allows; \
+         dry-run: every member, and requests that deny would reject are counted.",
     )
 }

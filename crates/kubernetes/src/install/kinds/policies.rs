@@ -46,29 +46,32 @@ pub(super) fn access_policy() -> Value {
             ),
             (
                 "allow",
-                with_description(non_empty_list(rule(), 256), "Allow rules for strict mode."),
+                with_description(
+                    non_empty_list(rule(), 256),
+                    "Allow rules for default policy deny.",
+                ),
             ),
         ]),
         &[("has(self.deny) || has(self.allow)", "has no rules: set deny or allow")],
     )
 }
 
-pub(super) fn outlier_removal() -> Value {
+pub(super) fn outlier_detection() -> Value {
     let rate = object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, COUNT_MAX))]);
-    let back_off =
-        object([("base", duration()), ("max", duration()), ("jitterPercent", integer(0, 100))]);
     object([
         ("targetRefs!", target_refs()),
         ("failures", failure_kinds()),
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
-        ("steps", integer(1, 60)),
-        ("rate", rate),
-        ("consecutive", integer(1, COUNT_MAX)),
-        ("maxRemovedPercent", integer(1, 100)),
-        ("keepAtLeast", integer(1, COUNT_MAX)),
-        ("backOff", back_off),
-        ("probes", integer(1, 1000)),
+        ("buckets", integer(1, 60)),
+        ("failureRate", rate),
+        ("consecutiveFailures", integer(1, COUNT_MAX)),
+        ("maxEjectionPercent", integer(1, 100)),
+        ("minHealthy", integer(1, COUNT_MAX)),
+        ("baseEjectionTime", duration()),
+        ("maxEjectionTime", duration()),
+        ("ejectionJitterPercent", integer(0, 100)),
+        ("probeRequests", integer(1, 1000)),
         ("healthCheck", with_description(health_check(), "Active health checks of endpoints.")),
     ])
 }
@@ -104,18 +107,18 @@ pub(super) fn circuit_breaker() -> Value {
         ("pending", integer(1, u32::MAX)),
         ("retries", integer(0, u32::MAX)),
     ]);
-    let slow = object([("from!", duration()), ("percent", integer(1, 100))]);
+    let slow = object([("threshold!", duration()), ("percent", integer(1, 100))]);
     let trip = object([
         ("failures", failure_kinds()),
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
-        ("steps", integer(1, 60)),
+        ("buckets", integer(1, 60)),
         ("minimumRequests", integer(1, COUNT_MAX)),
         ("percent", integer(1, 100)),
-        ("consecutive", integer(1, u32::MAX)),
+        ("consecutiveFailures", integer(1, u32::MAX)),
         ("slow", slow),
-        ("openFor", duration()),
-        ("probes", integer(1, 1000)),
+        ("openDuration", duration()),
+        ("halfOpenRequests", integer(1, 1000)),
     ]);
     with_rules(
         object([
@@ -133,7 +136,7 @@ pub(super) fn circuit_breaker() -> Value {
                 "has(self.limits) || has(self.connectTimeout) || has(self.trip)",
                 "has no effect: set limits, connectTimeout or trip",
             ),
-            ("!has(self.answer) || has(self.trip)", "answer requires trip"),
+            ("!has(self.response) || has(self.trip)", "response requires trip"),
         ],
     )
 }
@@ -141,7 +144,7 @@ pub(super) fn circuit_breaker() -> Value {
 pub(super) fn rate_limit() -> Value {
     let connections = object([
         ("count!", integer(1, 1_000_000)),
-        ("in!", duration()),
+        ("per!", duration()),
         ("burst", integer(1, 2_000_000)),
     ]);
     let rule = object([
@@ -152,14 +155,17 @@ pub(super) fn rate_limit() -> Value {
             "each",
             with_description(any_value(), "Key of the buckets: `client` or `{header: NAME}`."),
         ),
-        ("buckets", integer(1, 100_000)),
+        ("maxKeys", integer(1, 100_000)),
         ("requests!", integer(1, 1_000_000)),
-        ("in!", duration()),
+        ("per!", duration()),
         ("burst", integer(1, 2_000_000)),
-        ("last", boolean()),
-        ("answer", error_response()),
+        ("stop", boolean()),
+        ("response", error_response()),
     ]);
-    let adaptive = object([("least", integer(1, 1_000_000)), ("slowerPercent", integer(1, 1000))]);
+    let adaptive = object([
+        ("minConcurrency", integer(1, 1_000_000)),
+        ("latencyTolerancePercent", integer(1, 1000)),
+    ]);
     let concurrency = object([
         ("requests!", integer(1, 1_000_000)),
         (
@@ -169,12 +175,11 @@ pub(super) fn rate_limit() -> Value {
                 "Adaptive concurrency: a lower limit while the application's latency is increased.",
             ),
         ),
-        ("answer", error_response()),
+        ("response", error_response()),
     ]);
-    let least =
-        "!has(self.adaptive) || !has(self.adaptive.least) || self.adaptive.least <= self.requests";
+    let least = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
     let concurrency =
-        with_rules(concurrency, &[(least, "adaptive.least must not exceed requests")]);
+        with_rules(concurrency, &[(least, "adaptive.minConcurrency must not exceed requests")]);
     with_rules(
         object([
             ("targetRefs!", target_refs()),
@@ -197,30 +202,30 @@ fn global_limit() -> Value {
     let entry = with_rules(
         object([
             ("key!", text(256)),
-            ("text", text(256)),
+            ("value", text(256)),
             ("header", text(256)),
             ("from", enumeration(&["client", "path", "method", "address"])),
         ]),
         &[(
-            "[has(self.text), has(self.header), has(self.from)].filter(it, it).size() == 1",
-            "set exactly one of text, header and from",
+            "[has(self.value), has(self.header), has(self.from)].filter(it, it).size() == 1",
+            "set exactly one of value, header and from",
         )],
     );
     let descriptor = object([
         ("matches", non_empty_list(request_match(), 256)),
         ("entries!", non_empty_list(entry, 16)),
-        ("hits", integer(1, 1_000_000)),
+        ("hitsAddend", integer(1, 1_000_000)),
     ]);
     with_rules(
         object([
             ("service", check_service_service()),
             ("url", text(512)),
             ("timeout", duration()),
-            ("onFailure", enumeration(&["deny", "allow"])),
+            ("failureMode", enumeration(&["deny", "allow"])),
             ("domain!", text(256)),
             ("descriptors!", non_empty_list(descriptor, 16)),
-            ("answer", error_response()),
-            ("tellClients", boolean()),
+            ("response", error_response()),
+            ("rateLimitHeaders", boolean()),
         ]),
         &[ONE_CHECK_SERVICE],
     )
@@ -228,9 +233,9 @@ fn global_limit() -> Value {
 
 pub(super) fn external_authorization() -> Value {
     let body = object([
-        ("maxBytes", integer(1, 1_048_576)),
-        ("allowPartial", boolean()),
-        ("asBytes", boolean()),
+        ("maxRequestBytes", integer(1, 1_048_576)),
+        ("allowPartialMessage", boolean()),
+        ("packAsBytes", boolean()),
     ]);
     with_rules(
         object([
@@ -250,10 +255,10 @@ pub(super) fn external_authorization() -> Value {
                 ),
             ),
             ("timeout", duration()),
-            ("onFailure", enumeration(&["deny", "allow"])),
+            ("failureMode", enumeration(&["deny", "allow"])),
             ("matches", non_empty_list(request_match(), 256)),
             ("headers", list(text(256), 64)),
-            ("context", map(text(4096), 32)),
+            ("contextExtensions", map(text(4096), 32)),
             (
                 "body",
                 with_description(
@@ -289,14 +294,17 @@ pub(super) fn jwt_validation() -> Value {
                     "URL of a JWKS endpoint, which the control plane queries.",
                 ),
             ),
-            ("refresh", with_description(duration(), "Maximum interval between JWKS fetches.")),
+            (
+                "refreshInterval",
+                with_description(duration(), "Maximum interval between JWKS fetches."),
+            ),
         ]),
         &[
             (
                 "(has(self.inline) ? 1 : 0) + (has(self.file) ? 1 : 0) + (has(self.url) ? 1 : 0) == 1",
                 "set exactly one of inline, file and url",
             ),
-            ("!has(self.refresh) || has(self.url)", "refresh requires url"),
+            ("!has(self.refreshInterval) || has(self.url)", "refreshInterval requires url"),
             (
                 "!has(self.file) || self.file.startsWith('/')",
                 "must be an absolute path in a cluster",
@@ -308,11 +316,11 @@ pub(super) fn jwt_validation() -> Value {
         ("audiences", non_empty_list(text(512), 256)),
         ("jwks!", jwks),
         ("from", non_empty_list(place, 256)),
-        ("leeway", duration()),
+        ("clockSkew", duration()),
         ("requireExpiration", boolean()),
         ("maxAge", duration()),
-        ("forwardClaims", non_empty_list(forward, 256)),
-        ("forwardToken", boolean()),
+        ("claimToHeaders", non_empty_list(forward, 256)),
+        ("forwardOriginalToken", boolean()),
     ]);
     object([
         ("targetRefs!", target_refs()),
@@ -330,16 +338,19 @@ const ONE_CHECK_SERVICE: (&str, &str) =
     ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
 pub(super) fn fault_injection() -> Value {
-    let delay = object([("time!", duration()), ("percent", percentage())]);
+    let delay = object([("fixedDelay!", duration()), ("percent", percentage())]);
     let abort = with_rules(
         object([
-            ("status", integer(200, 599)),
+            ("httpStatus", integer(200, 599)),
             ("grpcStatus", enumeration(GRPC)),
             ("body", text(4096)),
             ("headers", header_list()),
             ("percent", percentage()),
         ]),
-        &[("has(self.status) || has(self.grpcStatus)", "has no status: set status or grpcStatus")],
+        &[(
+            "has(self.httpStatus) || has(self.grpcStatus)",
+            "has no status: set httpStatus or grpcStatus",
+        )],
     );
     let rule = with_rules(
         object([
@@ -362,30 +373,30 @@ pub(super) fn load_balancing() -> Value {
             "set exactly one of header, cookie and source",
         )],
     );
-    let warm_up = object([("time!", duration()), ("minPercent", integer(1, 100))]);
+    let warm_up = object([("duration!", duration()), ("minimumPercent", integer(1, 100))]);
     let algorithms = ["PeakEwma", "LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
     let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
     with_rules(
         object([
             ("targetRefs!", target_refs()),
             ("algorithm", enumeration(&algorithms)),
-            ("choices", integer(2, 16)),
+            ("choiceCount", integer(2, 16)),
             ("key", key),
-            ("warmUp", warm_up),
+            ("warmup", warm_up),
         ]),
         &[
             (
-                "!has(self.choices) || !has(self.algorithm) \
+                "!has(self.choiceCount) || !has(self.algorithm) \
                  || self.algorithm in ['PeakEwma', 'LeastRequest']",
-                "choices requires PeakEwma or LeastRequest",
+                "choiceCount requires PeakEwma or LeastRequest",
             ),
             (
                 &format!("has(self.key) == ({hashes})"),
                 "key is required for RingHash and Maglev, and not supported for other algorithms",
             ),
             (
-                "!has(self.key) || !has(self.warmUp)",
-                "warmUp is not supported for algorithms with a key",
+                "!has(self.key) || !has(self.warmup)",
+                "warmup is not supported for algorithms with a key",
             ),
         ],
     )

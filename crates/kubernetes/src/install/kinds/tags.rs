@@ -18,7 +18,7 @@ pub(super) fn tag_route() -> Value {
         ("match", request_match()),
         ("split!", list(weighted_target(), 64)),
         ("fallback", list(weighted_target(), 64)),
-        ("otherwise", fallback_schema()),
+        ("fallbackPolicy", fallback_schema()),
         ("sticky", sticky),
     ]);
     let preference = object([
@@ -31,13 +31,13 @@ pub(super) fn tag_route() -> Value {
             ("service", dns_label()),
             ("port", port()),
             ("scope", enumeration(&["namespace", "mesh"])),
-            ("otherwise", fallback_schema()),
+            ("fallbackPolicy", fallback_schema()),
             (
                 "rules",
                 with_description(list(rule, 16_384), "Rules by request; the first match applies."),
             ),
             (
-                "sameTag",
+                "preferSameTag",
                 with_description(
                     list(preference, 64),
                     "Rules by caller: prefer instances with the same tags as the caller.",
@@ -47,7 +47,10 @@ pub(super) fn tag_route() -> Value {
         &[
             ("has(self.service) != has(self.scope)", "set exactly one of service and scope"),
             ("!has(self.port) || has(self.service)", "port requires service"),
-            ("has(self.rules) || has(self.sameTag)", "has no rules: set rules or sameTag"),
+            (
+                "has(self.rules) || has(self.preferSameTag)",
+                "has no rules: set rules or preferSameTag",
+            ),
         ],
     )
 }
@@ -77,7 +80,7 @@ fn request_match() -> Value {
         ("path", path),
         ("methods", list(text(32), 256)),
         ("headers", value_matches()),
-        ("query", value_matches()),
+        ("queryParams", value_matches()),
         ("cookies", value_matches()),
     ])
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leno_model::TrafficMode;
+use leno_model::DefaultPolicy;
 use serde_json::{Value, json};
 
 use super::*;
@@ -29,7 +29,7 @@ fn pod_with_changes(changes: &[(&str, Value)]) -> Pod {
                 {"name": "leno-proxy", "ports": [{"name": "inbound", "containerPort": 15003}]},
             ],
             "initContainers": [
-                {"name": "leno-intercept"},
+                {"name": "leno-init"},
                 {"name": "migrate", "ports": [{"containerPort": 1}]},
                 {"name": "shipper", "restartPolicy": "Always", "ports": [
                     {"name": "tcp-logs", "containerPort": 5170},
@@ -154,7 +154,7 @@ fn without_a_sidecar_it_is_what_gateways_reach() {
         (("/status/phase", json!("Failed")), false),
         // Invalid as a member, but it is not meshed.
         (("/metadata/namespace", json!("NO")), false),
-        (("/metadata/annotations", json!({"leno.dev/traffic-mode": "odd"})), true),
+        (("/metadata/annotations", json!({"leno.dev/default-policy": "odd"})), true),
     ] {
         let found = plain(std::slice::from_ref(&change));
         assert_eq!(found.is_some(), expected, "{change:?}");
@@ -259,13 +259,13 @@ fn ports_of_services_need_not_be_declared() {
 #[test]
 fn the_annotation_for_the_mode_is_kept_beside() {
     let annotated = |value: &str| {
-        let annotations = json!({"leno.dev/traffic-mode": value});
+        let annotations = json!({"leno.dev/default-policy": value});
         read_pod(&pod_with_changes(&[("/metadata/annotations", annotations)]))
             .unwrap()
             .unwrap()
             .admission
-            .mode
+            .default_policy
     };
-    assert_eq!(annotated("strict"), Ok(Some(TrafficMode::Strict)));
+    assert_eq!(annotated("deny"), Ok(Some(DefaultPolicy::Deny)));
     assert!(annotated("of-course").is_err());
 }

@@ -37,15 +37,15 @@ impl Elected {
     ) -> Vec<ObjectKey> {
         let key = object.object_key();
         let before = self.held.insert(origin.clone(), Held { object, created });
-        let mut touched = vec![key.clone()];
+        let mut affected = vec![key.clone()];
         if let Some(before) = before.map(|held| held.object.object_key())
             && before != key
         {
             self.unlist(&before, origin);
-            touched.push(before);
+            affected.push(before);
         }
         self.by_key.entry(key).or_default().insert(origin.clone());
-        touched
+        affected
     }
 
     /// Removes one; returns the key that may have changed.
@@ -125,5 +125,5 @@ fn duplicate_rejection(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Reje
         }
         _ => "one of another API group has its name, and is in force".to_owned(),
     };
-    Rejected { at, problem, remedy: "remove one of the two, or rename it".to_owned() }
+    Rejected { at, problem, hint: "remove one of the two, or rename it".to_owned() }
 }

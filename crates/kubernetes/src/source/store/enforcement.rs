@@ -1,8 +1,8 @@
 //! Condition `Enforced` of policies: clients exclude endpoints without a sidecar.
 
 use leno_model::{
-    AccessPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service, ServicePolicy,
-    TrafficMode, Workload,
+    AccessPolicy, DefaultPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service,
+    ServicePolicy, Workload,
 };
 
 use super::ObjectStore;
@@ -86,9 +86,9 @@ impl ObjectStore {
             let action = |action| policy.rules.iter().any(|rule| rule.action == action);
             policy.is_about(&workload.account)
                 && match config.mode_of(workload) {
-                    TrafficMode::Audit => false,
-                    TrafficMode::Permissive => action(PolicyAction::Deny),
-                    TrafficMode::Strict => true,
+                    DefaultPolicy::DryRun => false,
+                    DefaultPolicy::Allow => action(PolicyAction::Deny),
+                    DefaultPolicy::Deny => true,
                 }
         };
         let services = self.services.of_namespace(&policy.name.namespace);

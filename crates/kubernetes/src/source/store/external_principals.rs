@@ -109,11 +109,11 @@ impl ObjectStore {
         let why = self.external_principals.outcome(&record.target.uid)?.err()?;
         let (field, rest) =
             why.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &why));
-        let (problem, remedy) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
+        let (problem, hint) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
         Some(Warning {
             at: super::mesh_config::place_of_field(origin, field),
             problem: problem.to_owned(),
-            remedy: remedy.to_owned(),
+            hint: hint.to_owned(),
         })
     }
 }

@@ -11,7 +11,7 @@ use leno_registry::{Place, Rejected, Warning};
 
 use super::{ObjectStore, Origin, Watched};
 use crate::read::Choices;
-use crate::words::{PLAINTEXT, SIDECAR_IMAGE, TRAFFIC_MODE};
+use crate::words::{DEFAULT_POLICY, MTLS, SIDECAR_IMAGE};
 
 /// The sidecar settings of pods and namespaces that have any.
 #[derive(Default)]
@@ -115,7 +115,7 @@ impl ObjectStore {
                  the pod is not a member of the mesh",
                 join_images(&choices.images)
             ),
-            remedy: "create the pod again with a permitted image".to_owned(),
+            hint: "create the pod again with a permitted image".to_owned(),
         })
         .collect()
     }
@@ -139,7 +139,7 @@ impl ObjectStore {
                     "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
                      requires one"
                 ),
-                remedy: "remove it and create the pod again, or add the namespace to \
+                hint: "remove it and create the pod again, or add the namespace to \
                          spec.floor.exceptNamespaces"
                     .to_owned(),
             });
@@ -171,13 +171,13 @@ impl ObjectStore {
         choices: &Choices,
         at: impl Fn(&str) -> Place,
     ) -> Vec<Warning> {
-        let excluded = choices.exclusions.iter().filter(|_| floor.exclusions_refused);
+        let excluded = choices.exclusions.iter().filter(|_| floor.exclusions_forbidden);
         let excluded = excluded.map(|key| Warning {
             at: at(&format!("metadata.annotations[{key:?}]")),
             problem:
                 "is below spec.floor.exclusions of the MeshConfig, and pods are created without it"
                     .to_owned(),
-            remedy: "remove the annotation; create pods again that were created with it".to_owned(),
+            hint: "remove the annotation; create pods again that were created with it".to_owned(),
         });
         let own = self.floors.repository.as_deref();
         let is_forbidden =
@@ -189,7 +189,7 @@ impl ObjectStore {
                 "{image} is not permitted by spec.floor.sidecarImages of the MeshConfig, and pods \
                  get the image of the mesh"
             ),
-            remedy: "remove the annotation".to_owned(),
+            hint: "remove the annotation".to_owned(),
         });
         excluded.chain(image).collect()
     }
@@ -211,7 +211,7 @@ impl ObjectStore {
         (!self.may_set_all(namespace)).then(|| Rejected {
             at: Place::for_object(&object.object_key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
-            remedy: format!(
+            hint: format!(
                 "move the object into its target namespace or into that of the control plane, or \
                  install with `--settings-namespaces {namespace}`"
             ),
@@ -221,14 +221,14 @@ impl ObjectStore {
 
 fn admission_warnings(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Vec<Warning> {
     let warning = |it: &Overruled| {
-        let key = if it.field == "plaintext" { PLAINTEXT } else { TRAFFIC_MODE };
+        let key = if it.field == "mtls" { MTLS } else { DEFAULT_POLICY };
         Warning {
             at: at(&format!("metadata.annotations[{key:?}]")),
             problem: format!(
                 "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
                 it.wanted, it.field, it.in_force
             ),
-            remedy: "remove the annotation".to_owned(),
+            hint: "remove the annotation".to_owned(),
         }
     };
     overruled.iter().map(warning).collect()

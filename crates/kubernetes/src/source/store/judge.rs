@@ -64,7 +64,7 @@ impl ObjectStore {
             .take(REFUSALS_MAX)
             .map(|it| {
                 let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field}: {}; {}", it.problem, it.remedy)
+                format!("{field}: {}; {}", it.problem, it.hint)
             })
             .collect();
         let refusal = (!refusals.is_empty()).then(|| truncate_message(&refusals.join("\n")));

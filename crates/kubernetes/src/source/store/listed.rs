@@ -333,7 +333,7 @@ impl ObjectStore {
 
     /// Returns the warnings about listed addresses that are excluded.
     pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
-        let remedy = match self.edge.is_some() {
+        let hint = match self.edge.is_some() {
             true => "route to a Service there, with a ReferenceGrant",
             false => "call a Service of that namespace",
         };
@@ -346,7 +346,7 @@ impl ObjectStore {
                 ..Place::default()
             },
             problem: format!("{} is a pod of another namespace", workload.address),
-            remedy: remedy.to_owned(),
+            hint: hint.to_owned(),
         })
     }
 
@@ -384,7 +384,7 @@ fn no_room(slice: &Origin, count: usize) -> Warning {
             "{count} of its endpoints are ignored: the limit of {LISTED_MAX} endpoints of all \
              Services without a selector is exceeded"
         ),
-        remedy: "give the Services of pods a selector".to_owned(),
+        hint: "give the Services of pods a selector".to_owned(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Admission, Egress, MeshConfig, Name, Object, ObjectKey, TrafficMode, TrustDomain,
+    Admission, DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TrustDomain,
 };
 use leno_registry::{Place, Warning};
 
@@ -50,21 +50,21 @@ impl Settings {
     }
 
     /// Returns the reason that settings of another mesh are ignored regardless of ours. `is_weaker` is true if
-    /// the mesh is permissive although these settings are strict.
+    /// the mesh allows by default although these settings deny.
     fn ignored_reason(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
         if !self.is_named(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
             let (problem, written) = match is_weaker {
-                true => (format!("{NOT_NAMED}, {WEAKER}"), " with `trafficMode: strict`"),
+                true => (format!("{NOT_NAMED}, {WEAKER}"), " with `defaultPolicy: deny`"),
                 false => (NOT_NAMED.to_owned(), ""),
             };
-            let remedy = format!(
+            let hint = format!(
                 "write a MeshConfig of leno.dev{written}, or install with `--settings-namespaces {namespace}`"
             );
             return Some(Warning {
                 at: place_of_field(origin, "metadata.namespace"),
                 problem,
-                remedy,
+                hint,
             });
         }
         let (oldest, _) =
@@ -72,7 +72,7 @@ impl Settings {
         (oldest != origin).then(|| Warning {
             at: place_of_field(origin, "metadata.name"),
             problem: format!("is ignored: {} is older", describe_origin(oldest)),
-            remedy: "remove one of the two".to_owned(),
+            hint: "remove one of the two".to_owned(),
         })
     }
 }
@@ -102,15 +102,18 @@ impl ObjectStore {
         fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN))
     }
 
-    /// Returns true if the mesh is permissive although the settings of another mesh are strict, and no object
-    /// of ours specifies a mode.
+    /// Returns true if the mesh allows by default although the settings of another mesh deny, and no object of
+    /// ours has a default policy.
     fn is_weaker_than(&self, foreign: &Foreign) -> bool {
-        if foreign.mode != TrafficMode::Strict || self.is_mentioned(TRAFFIC_MODE) {
+        if foreign.default_policy != DefaultPolicy::Deny || self.is_mentioned(DEFAULT_POLICY) {
             return false;
         }
         let config = self.mesh_config().unwrap_or_default();
-        let mode = config.floor.mode.map_or(config.mode, |least| config.mode.stricter(least));
-        mode == TrafficMode::Permissive
+        let default_policy = config
+            .floor
+            .default_policy
+            .map_or(config.default_policy, |least| config.default_policy.stricter(least));
+        default_policy == DefaultPolicy::Allow
     }
 
     /// Sets the trust domain for the case that no object of ours specifies it.
@@ -189,13 +192,13 @@ impl ObjectStore {
     }
 
     /// Returns the modes of other meshes; the strictest one wins.
-    fn of_others(&self) -> Option<(TrafficMode, Egress)> {
+    fn of_others(&self) -> Option<(DefaultPolicy, Egress)> {
         let all = || self.applied_settings().map(|(_, foreign)| foreign);
         let first = all().next()?;
-        let is_strict = all().any(|it| it.mode == TrafficMode::Strict);
+        let is_strict = all().any(|it| it.default_policy == DefaultPolicy::Deny);
         let is_closed = all().any(|it| it.egress == Egress::Deny);
         Some((
-            if is_strict { TrafficMode::Strict } else { first.mode },
+            if is_strict { DefaultPolicy::Deny } else { first.default_policy },
             if is_closed { Egress::Deny } else { first.egress },
         ))
     }
@@ -231,8 +234,8 @@ impl ObjectStore {
         if let Some(assumed) = assumed.filter(|_| !self.is_mentioned(TRUST_DOMAIN)) {
             config.trust_domain = assumed.clone();
         }
-        if let Some((mode, egress)) = others {
-            config.mode = mode;
+        if let Some((default_policy, egress)) = others {
+            config.default_policy = default_policy;
             config.egress = egress;
         }
         if config.egress == Egress::Deny && config.api_server_egress == Egress::Allow {
@@ -243,8 +246,8 @@ impl ObjectStore {
                 config.annotated.insert(name.clone());
             }
             let own = config.namespaces.entry(name.clone()).or_default();
-            own.mode = own.mode.or(wanted.mode);
-            own.plaintext = own.plaintext.or(wanted.plaintext);
+            own.default_policy = own.default_policy.or(wanted.default_policy);
+            own.mtls = own.mtls.or(wanted.mtls);
         }
         Some(config)
     }
@@ -258,13 +261,13 @@ impl ObjectStore {
             let own = self.customs.in_force(&ObjectKey::MeshConfig);
             let name = &own.filter(|_| self.is_configured())?.id.name;
             let (also, such_as) = match is_weaker {
-                true => (format!(", {WEAKER}"), ", such as `trafficMode: strict`"),
+                true => (format!(", {WEAKER}"), ", such as `defaultPolicy: deny`"),
                 false => (String::new(), ""),
             };
             Some(Warning {
                 at: place_of_field(origin, "spec"),
                 problem: format!("is ignored: the MeshConfig {name} of leno.dev is in force{also}"),
-                remedy: format!("move the settings to {name}{such_as}, and remove this one"),
+                hint: format!("move the settings to {name}{such_as}, and remove this one"),
             })
         };
         let ignored = self.settings.ignored_reason(origin, is_weaker).or_else(by_ours);
@@ -281,7 +284,7 @@ impl ObjectStore {
         let texts: Vec<String> = all
             .map(|it| {
                 let field = it.at.field.as_deref().unwrap_or_default();
-                format!("{field} {}; {}", it.problem, it.remedy)
+                format!("{field} {}; {}", it.problem, it.hint)
             })
             .collect();
         (!texts.is_empty()).then(|| texts.join("\n"))
@@ -292,12 +295,16 @@ impl ObjectStore {
         self.settings.foreign.keys().flat_map(|origin| self.overridden_warnings(origin))
     }
 
-    /// Returns warnings about namespaces with a mode other than the one in the `MeshConfig`.
+    /// Returns warnings about namespaces with another default policy than the one in the `MeshConfig`.
     pub(super) fn mode_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
         let overruled = |(name, wanted): (&Name, &Admission)| {
-            let mode = wanted.mode?;
-            let given = config.namespaces.get(name)?.mode.filter(|given| *given != mode)?;
+            let default_policy = wanted.default_policy?;
+            let given = config
+                .namespaces
+                .get(name)?
+                .default_policy
+                .filter(|given| *given != default_policy)?;
             Some(Warning {
                 at: Place {
                     kind: Some("Namespace".to_owned()),
@@ -307,10 +314,10 @@ impl ObjectStore {
                 },
                 problem: format!(
                     "requests {}, but the MeshConfig sets {}, which is in force",
-                    mode.as_str(),
+                    default_policy.as_str(),
                     given.as_str()
                 ),
-                remedy: "remove one of the two".to_owned(),
+                hint: "remove one of the two".to_owned(),
             })
         };
         self.namespaces.iter().filter_map(overruled).collect()
@@ -338,7 +345,7 @@ fn describe_origin(origin: &Origin) -> String {
 /// The maximum number of warnings reported for one object.
 const DIAGNOSTICS_MAX: usize = 5;
 const TRUST_DOMAIN: &str = "trustDomain";
-const TRAFFIC_MODE: &str = "trafficMode";
-const WEAKER: &str = "and the mesh is permissive although this object is strict";
+const DEFAULT_POLICY: &str = "defaultPolicy";
+const WEAKER: &str = "and the mesh allows by default although this object denies";
 const NOT_NAMED: &str =
     "is ignored: mesh-wide settings are read only from the namespaces that the operator configures";

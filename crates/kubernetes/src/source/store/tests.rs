@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
 use kube::core::ApiResource;
-use leno_model::{Egress, MeshConfig, Plaintext, TrafficMode, TrustDomain};
+use leno_model::{DefaultPolicy, Egress, MeshConfig, MtlsMode, TrustDomain};
 use serde_json::{Value, json};
 
 use super::*;
@@ -88,9 +88,9 @@ fn headless_event(name: &str) -> WatchEvent {
     WatchEvent::Seen(Box::new(Seen::from_service(service)))
 }
 
-fn namespace_event(name: &str, mode: &str) -> WatchEvent {
+fn namespace_event(name: &str, default_policy: &str) -> WatchEvent {
     let namespace: Namespace = serde_json::from_value(json!({
-        "metadata": {"name": name, "annotations": {"leno.dev/traffic-mode": mode}},
+        "metadata": {"name": name, "annotations": {"leno.dev/default-policy": default_policy}},
     }))
     .unwrap();
     WatchEvent::Seen(Box::new(Seen::from_namespace(namespace)))
@@ -273,7 +273,7 @@ fn the_last_good_version_stays() {
 fn of_two_mesh_configs_the_older_is_in_force() {
     let kind = index("MeshConfig", "leno.dev");
     let mut store = listed_store();
-    let strict = json!({"trafficMode": "strict"});
+    let strict = json!({"defaultPolicy": "deny"});
     store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", json!({})));
     store.apply_event(kind, custom_event(kind, "b", "2025-01-01T00:00:00Z", strict));
     let update = store.flush().unwrap();
@@ -285,11 +285,11 @@ fn of_two_mesh_configs_the_older_is_in_force() {
           the two, or rename it"
         ]
     );
-    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Strict);
+    assert_eq!(updated_config(Some(update)).default_policy, DefaultPolicy::Deny);
     store.apply_event(kind, removal_event("", "b"));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected, []);
-    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Permissive);
+    assert_eq!(updated_config(Some(update)).default_policy, DefaultPolicy::Allow);
     store.apply_event(kind, removal_event("", "a"));
     assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
 }
@@ -313,28 +313,29 @@ fn one_name_in_two_groups_is_one_object() {
 #[test]
 fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
     let kind = index("MeshConfig", "leno.dev");
-    let mode = |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
+    let default_policy =
+        |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
     let mut store = listed_store();
     store.apply_event(NAMESPACES, namespace_event("shop", "strict"));
     store.apply_event(NAMESPACES, namespace_event("bank", "audit"));
     let found = updated_config(store.flush());
-    assert_eq!(found.mode, TrafficMode::Permissive);
-    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
-    let listed = json!({"namespaces": [{"name": "bank", "trafficMode": "strict"}]});
+    assert_eq!(found.default_policy, DefaultPolicy::Allow);
+    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
+    let listed = json!({"namespaces": [{"name": "bank", "defaultPolicy": "deny"}]});
     store.apply_event(kind, custom_event(kind, "mesh", "2025-01-01T00:00:00Z", listed));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings.len(), 1);
     let found = updated_config(Some(update));
-    assert_eq!(mode(&found, "bank"), TrafficMode::Strict);
-    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
-    // An invalid mode is ignored; without a previous valid one the mode is strict.
+    assert_eq!(default_policy(&found, "bank"), DefaultPolicy::Deny);
+    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
+    // An invalid value is ignored; without a previous valid one the default policy is `deny`.
     store.apply_event(NAMESPACES, namespace_event("shop", "permisive"));
     store.apply_event(NAMESPACES, namespace_event("new", "permisive"));
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 2);
     let found = updated_config(Some(update));
-    assert_eq!(mode(&found, "shop"), TrafficMode::Strict);
-    assert_eq!(mode(&found, "new"), TrafficMode::Strict);
+    assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
+    assert_eq!(default_policy(&found, "new"), DefaultPolicy::Deny);
     store.apply_event(kind, removal_event("", "mesh"));
     for name in ["shop", "bank", "new"] {
         store.apply_event(NAMESPACES, removal_event("", name));
@@ -359,20 +360,26 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
         }
         store.namespaces.get(&Name::new(name).unwrap()).copied()
     };
-    let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
-    // No annotation, and then an invalid one: the mode of the mesh stays in force.
+    let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");
+    // No annotation, and then an invalid one: the default policy of the mesh stays in force.
     assert_eq!(admission_after("wv", json!({}), 0), None);
-    assert_eq!(admission_after("wv", json!({plaintext: "yes"}), 1), None);
-    assert_eq!(admission_after("wv", json!({plaintext: "yes", mode: "Strict"}), 2), None);
+    assert_eq!(admission_after("wv", json!({mtls: "yes"}), 1), None);
+    assert_eq!(admission_after("wv", json!({mtls: "yes", default_policy: "Deny"}), 2), None);
     // Each annotation counts by itself.
-    let strict = Admission { mode: Some(TrafficMode::Strict), plaintext: None };
-    assert_eq!(admission_after("wv", json!({plaintext: "yes", mode: "strict"}), 1), Some(strict));
-    let accept = Admission { plaintext: Some(Plaintext::Accept), ..strict };
-    assert_eq!(admission_after("wv", json!({plaintext: "accept", mode: "x"}), 1), Some(accept));
+    let strict = Admission { default_policy: Some(DefaultPolicy::Deny), mtls: None };
+    assert_eq!(
+        admission_after("wv", json!({mtls: "yes", default_policy: "deny"}), 1),
+        Some(strict)
+    );
+    let accept = Admission { mtls: Some(MtlsMode::Permissive), ..strict };
+    assert_eq!(
+        admission_after("wv", json!({mtls: "permissive", default_policy: "x"}), 1),
+        Some(accept)
+    );
     assert_eq!(admission_after("wv", json!({}), 0), None);
 }
 
-/// After a restart the last valid value is unknown, and the invalid one may be meant as a strict one.
+/// After a restart the last valid value is unknown, and the invalid one may be meant as the strictest one.
 #[test]
 fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
     let mut store = listed_store();
@@ -380,17 +387,20 @@ fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
         store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
         store.namespaces.get(&Name::new(name).unwrap()).copied()
     };
-    let of = |mode, plaintext| Some(Admission { mode, plaintext });
-    let (mode, plaintext) = ("leno.dev/traffic-mode", "leno.dev/plaintext");
-    let (strict, refuse) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
-    assert_eq!(first("a", json!({mode: "Permissive"})), of(strict, None));
-    // An invalid plaintext value does not affect the mode.
-    assert_eq!(first("b", json!({plaintext: "yes"})), of(None, refuse));
-    let audit = json!({mode: "audit", plaintext: "yes"});
-    assert_eq!(first("c", audit), of(Some(TrafficMode::Audit), refuse));
+    let of = |default_policy, mtls| Some(Admission { default_policy, mtls });
+    let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");
+    let (strict, refuse) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
+    assert_eq!(first("a", json!({default_policy: "Allow"})), of(strict, None));
+    // An invalid mutual TLS mode does not affect the default policy.
+    assert_eq!(first("b", json!({mtls: "yes"})), of(None, refuse));
+    let audit = json!({default_policy: "dry-run", mtls: "yes"});
+    assert_eq!(first("c", audit), of(Some(DefaultPolicy::DryRun), refuse));
     // It stays so until it is corrected.
-    assert_eq!(first("a", json!({mode: "Audit"})), of(strict, None));
-    assert_eq!(first("a", json!({mode: "audit"})), of(Some(TrafficMode::Audit), None));
+    assert_eq!(first("a", json!({default_policy: "Dry-run"})), of(strict, None));
+    assert_eq!(
+        first("a", json!({default_policy: "dry-run"})),
+        of(Some(DefaultPolicy::DryRun), None)
+    );
 }
 
 #[test]
@@ -406,11 +416,11 @@ fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
         }
     };
     assert_eq!(admission_after("1", json!({})), Admission::default());
-    let wrong = json!({"leno.dev/plaintext": "yes", "leno.dev/traffic-mode": "Permissive"});
+    let wrong = json!({"leno.dev/mtls": "yes", "leno.dev/default-policy": "Allow"});
     assert_eq!(admission_after("1", wrong.clone()), Admission::default());
     // Another pod of the same name has no previous state.
-    let (mode, plaintext) = (Some(TrafficMode::Strict), Some(Plaintext::Refuse));
-    assert_eq!(admission_after("2", wrong), Admission { mode, plaintext });
+    let (default_policy, mtls) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
+    assert_eq!(admission_after("2", wrong), Admission { default_policy, mtls });
 }
 
 #[test]
@@ -479,19 +489,20 @@ fn nothing_is_reported_while_policies_may_not_be_read() {
 #[test]
 fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
     let mut store = listed_store();
-    let annotated = |mode: &str| json!({"annotations": {"leno.dev/traffic-mode": mode}});
-    let mut mode_after = |mode: &str| {
-        store.apply_event(PODS, pod_event("a", annotated(mode)));
+    let annotated =
+        |default_policy: &str| json!({"annotations": {"leno.dev/default-policy": default_policy}});
+    let mut mode_after = |default_policy: &str| {
+        store.apply_event(PODS, pod_event("a", annotated(default_policy)));
         store.flush();
         let key = ObjectKey::Workload(WorkloadName::new("shop", "a").unwrap());
         match store.current_object(&key) {
-            Some(Object::Workload(workload)) => workload.admission.mode.unwrap(),
+            Some(Object::Workload(workload)) => workload.admission.default_policy.unwrap(),
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(mode_after("typo"), TrafficMode::Strict);
-    assert_eq!(mode_after("audit"), TrafficMode::Audit);
-    assert_eq!(mode_after("typo"), TrafficMode::Audit);
+    assert_eq!(mode_after("typo"), DefaultPolicy::Deny);
+    assert_eq!(mode_after("dry-run"), DefaultPolicy::DryRun);
+    assert_eq!(mode_after("typo"), DefaultPolicy::DryRun);
 }
 
 /// Returns the conditions of the first object, each with its status and reason.
@@ -515,8 +526,8 @@ fn route_spec(parent: Value, backend: Value) -> Value {
 
 #[test]
 fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
-    let kind = index("OutlierRemoval", "leno.dev");
-    let removal = |name: &str, targets: Value| {
+    let kind = index("OutlierDetection", "leno.dev");
+    let outlier_detection = |name: &str, targets: Value| {
         custom_event(
             kind,
             name,
@@ -526,7 +537,7 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     };
     let web = || json!([{"kind": "Service", "name": "web"}]);
     let mut store = listed_store();
-    store.apply_event(kind, removal("b", web()));
+    store.apply_event(kind, outlier_detection("b", web()));
     let nowhere = [
         ("Accepted", "False", "TargetNotFound"),
         ("ResolvedRefs", "False", "TargetNotFound"),
@@ -538,7 +549,7 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
         [("Accepted", "True", "Accepted"), ("ResolvedRefs", "True", "ResolvedRefs"), PROGRAMMED];
     assert_eq!(first_conditions(&mut store), well);
     // Another one is first in alphabetical order, and is in force alone.
-    store.apply_event(kind, removal("a", web()));
+    store.apply_event(kind, outlier_detection("a", web()));
     let statements = store.changed_statements().unwrap();
     let said = statements.iter().map(|it| match &it.said {
         Said::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
@@ -546,12 +557,12 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     });
     let said: Vec<_> = said.collect();
     assert_eq!(said[0], ("True", "Accepted", "in force".to_owned()));
-    let other = "OutlierRemoval shop/a takes precedence at all of its targets".to_owned();
+    let other = "OutlierDetection shop/a takes precedence at all of its targets".to_owned();
     assert_eq!(said[1], ("False", "Conflicted", other));
     // One of two targets is missing: the other one counts.
     store.apply_event(
         kind,
-        removal(
+        outlier_detection(
             "a",
             json!([{"kind": "Service", "name": "web"}, {"kind": "Service", "name": "no"}]),
         ),
@@ -563,16 +574,16 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
 
 #[test]
 fn a_policy_without_effect_is_accepted_and_not_programmed() {
-    let kind = index("OutlierRemoval", "leno.dev");
+    let kind = index("OutlierDetection", "leno.dev");
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
-    let removal = |name: &str, target: &str| {
+    let outlier_detection = |name: &str, target: &str| {
         let spec = json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutive": 3});
         custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
     };
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(SERVICES, service_event("next", 8080));
-    store.apply_event(kind, removal("a", "web"));
+    store.apply_event(kind, outlier_detection("a", "web"));
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let spec = json!({
         "parentRefs": [parent], "rules": [{"backendRefs": [{"name": "next", "port": 80}]}]
@@ -594,8 +605,8 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     };
     // It is the default of a backend without such a policy.
     assert_eq!(programmed(&mut store), PROGRAMMED);
-    store.apply_event(kind, removal("own", "next"));
-    let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierRemoval shop/own";
+    store.apply_event(kind, outlier_detection("own", "next"));
+    let message = "HTTPRoute shop/away forwards all requests to shop/next, and each of these has its own policy, such as OutlierDetection shop/own";
     let unprogrammed = ("Programmed", "False", "Overridden", message.to_owned());
     assert_eq!(said(&mut store)[1], unprogrammed);
 }
@@ -608,7 +619,7 @@ fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(SERVICES, service_event("next", 8080));
     let rules = json!([{"split": [{"tags": {"version": "2"}}]}]);
-    let spec = json!({"service": "web", "otherwise": "any", "rules": rules});
+    let spec = json!({"service": "web", "fallbackPolicy": "any", "rules": rules});
     store.apply_event(kind, custom_event(kind, "a", "2025-01-01T00:00:00Z", spec));
     assert_eq!(first_conditions(&mut store)[2], PROGRAMMED);
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
@@ -766,7 +777,7 @@ fn what_no_longer_holds_is_taken_back() {
         (json!({"service": 7}), "Unknown"),
         (json!({"scope": "namespace"}), "True"),
     ] {
-        let mut spec = json!({"sameTag": [{"tags": ["rack"]}], "status": written});
+        let mut spec = json!({"preferSameTag": [{"tags": ["rack"]}], "status": written});
         spec.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
         store.apply_event(kind, custom_event(kind, "t", "2025-01-01T00:00:00Z", spec));
         store.unjudged = true;
@@ -780,9 +791,9 @@ fn what_no_longer_holds_is_taken_back() {
 
 #[test]
 fn policies_are_judged_beside_those_of_their_services() {
-    let kind = index("OutlierRemoval", "leno.dev");
+    let kind = index("OutlierDetection", "leno.dev");
     let of_namespace = index("SermantRemoval", "leno.dev");
-    let removal = |name: &str, service: &str| {
+    let outlier_detection = |name: &str, service: &str| {
         let targets = json!([{"kind": "Service", "name": service}]);
         let spec = json!({"targetRefs": targets, "consecutive": 3});
         custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
@@ -796,8 +807,8 @@ fn policies_are_judged_beside_those_of_their_services() {
     let published = json!({"compat": "sermant", "config": config});
     let published = custom_event(of_namespace, "a", "2025-01-01T00:00:00Z", published);
     store.apply_event(of_namespace, published);
-    store.apply_event(kind, removal("b", "web"));
-    store.apply_event(kind, removal("c", "web"));
+    store.apply_event(kind, outlier_detection("b", "web"));
+    store.apply_event(kind, outlier_detection("c", "web"));
     let said = |store: &mut ObjectStore| -> BTreeMap<String, &'static str> {
         store.unjudged = true;
         let statements = store.changed_statements().unwrap();
@@ -816,7 +827,7 @@ fn policies_are_judged_beside_those_of_their_services() {
     let both = [("a", "Accepted"), ("b", "Accepted"), ("c", "Conflicted")];
     assert_eq!(said(&mut store), expected(&both));
     // When each service has a policy of its own, nothing is left for that of the namespace.
-    store.apply_event(kind, removal("d", "db"));
+    store.apply_event(kind, outlier_detection("d", "db"));
     let all = [("a", "Conflicted"), ("b", "Accepted"), ("c", "Conflicted"), ("d", "Accepted")];
     assert_eq!(said(&mut store), expected(&all));
 }

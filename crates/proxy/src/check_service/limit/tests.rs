@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, GlobalLimit,
-    PortLimits, RateLimits, Server, ServicePolicyKind, ServicePolicyName, Unanswered,
+    CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, FailureMode,
+    GlobalLimit, PortLimits, RateLimits, Server, ServicePolicyKind, ServicePolicyName,
 };
 use leno_traffic::Guards;
 use leno_traffic::guard::Asking;
@@ -17,20 +17,21 @@ fn with_limit(tells: bool, check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>
     let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
     let timeout = Duration::from_millis(20);
     let entry = |key: &str, value| DescriptorEntry { key: key.to_owned(), value };
-    let descriptor = |entries, hits| Descriptor { requests: Vec::new(), entries, hits };
+    let descriptor =
+        |entries, hits| Descriptor { requests: Vec::new(), entries, hits_addend: hits };
     let global = GlobalLimit {
-        check_service: CheckService { at, timeout, unanswered: Unanswered::Allow },
+        check_service: CheckService { at, timeout, failure_mode: FailureMode::Allow },
         domain: "shop".to_owned(),
         descriptors: vec![
             descriptor(vec![entry("path", DescriptorValue::Path)], 1),
             descriptor(vec![entry("rule", DescriptorValue::Text("dear".to_owned()))], 3),
         ],
-        answer: FixedAnswer { status: Some(503), ..FixedAnswer::default() },
-        tells,
+        response: FixedResponse { status: Some(503), ..FixedResponse::default() },
+        rate_limit_headers: tells,
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
-    let mut plan = fixture::proxy_config("a", leno_model::Access::Permissive);
+    let mut plan = fixture::proxy_config("a", leno_model::Access::AllowAll);
     plan.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
     let guards = Guards::build(&plan).unwrap().unwrap();
     let fields: Vec<(String, String)> = Vec::new();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 
 use leno_model::{
-    Access, LongerBody, Plaintext, RetryRule, RouteRule, RuleActions, ShownBody, WorkloadPlan,
+    Access, LongerBody, MtlsMode, RetryRule, RouteRule, RuleActions, ShownBody, WorkloadPlan,
     WorkloadPort,
 };
 use leno_telemetry::Gauge;
@@ -15,9 +15,10 @@ use crate::tests::fixture::{Answer, End, proxy_config, wait_until_stable};
 use crate::tests::http2;
 use crate::tests::routes::{path_rule, routed_services};
 
-const TEXT: ShownBody = ShownBody { bytes_max: 8, longer: LongerBody::Refused, as_bytes: false };
+const TEXT: ShownBody =
+    ShownBody { bytes_max: 8, longer: LongerBody::Refused, pack_as_bytes: false };
 const BEGUN: ShownBody = ShownBody { longer: LongerBody::Begun, ..TEXT };
-const BYTES: ShownBody = ShownBody { as_bytes: true, ..TEXT };
+const BYTES: ShownBody = ShownBody { pack_as_bytes: true, ..TEXT };
 
 fn guard_with_body(check_service: CheckService, body: ShownBody) -> PortGuard {
     port_guard(Authorization { body: Some(body), ..authorization_rule(check_service) })
@@ -52,7 +53,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
         );
         let mut client = Client::connect(mesh.listener).await;
@@ -100,7 +101,7 @@ fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
         );
         // A body that declares its excessive length is rejected at once, without an interim response.
@@ -139,7 +140,7 @@ fn a_call_whose_message_is_longer_hears_of_it_in_its_own_words() {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
         );
         let mut client = http2::connect_client(mesh.listener).await;
@@ -162,7 +163,7 @@ fn a_service_may_decide_by_the_beginning() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Deny), BEGUN)],
+            vec![guard_with_body(asked.check_service(FailureMode::Deny), BEGUN)],
             Vec::new(),
         );
         let mut client = Client::connect(mesh.listener).await;
@@ -202,7 +203,8 @@ fn a_call_that_waits_for_an_answer_is_asked_about_in_time() {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
         let asked = Asked::respond_with(by_body).await;
         let soon = Duration::from_secs(2);
-        let check_service = CheckService { timeout: soon, ..asked.check_service(Unanswered::Deny) };
+        let check_service =
+            CheckService { timeout: soon, ..asked.check_service(FailureMode::Deny) };
         mesh.set_guards(vec![guard_with_body(check_service, BEGUN)], Vec::new());
         let mut client = http2::connect_client(mesh.listener).await;
         let (response, mut stream) =
@@ -225,7 +227,7 @@ fn bytes_are_shown_as_they_are_and_text_as_text() {
         let odd = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
         for (body, text, bytes) in [(BYTES, "", &b"a\xffb"[..]), (TEXT, "a\u{fffd}b", b"")] {
             mesh.set_guards(
-                vec![guard_with_body(asked.check_service(Unanswered::Deny), body)],
+                vec![guard_with_body(asked.check_service(FailureMode::Deny), body)],
                 Vec::new(),
             );
             let mut client = Client::connect(mesh.listener).await;
@@ -245,7 +247,7 @@ fn a_client_that_waits_for_a_word_is_reported_to_go_on() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
         );
         const EXPECT: &str =
@@ -281,7 +283,7 @@ fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_w
         let mesh = http2::http2_mesh(app.await.address, Protocol::Http2).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
         );
         let mut client = http2::connect_client(mesh.listener).await;
@@ -315,7 +317,7 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
         let at = mesh.inbound;
         let check_service = CheckService {
             timeout: Duration::from_millis(10),
-            ..asked.check_service(Unanswered::Allow)
+            ..asked.check_service(FailureMode::Allow)
         };
         for body in [TEXT, BEGUN] {
             take_plaintext(&mesh, vec![guard_with_body(check_service.clone(), body)]);
@@ -348,7 +350,7 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Allow), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
         );
         let ahead = mesh.server.worker.check_services.ahead.clone();
@@ -356,7 +358,7 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
         let mut client = Client::connect(mesh.listener).await;
         let answer = client.send_request(&post_request("yes")).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));
-        assert_eq!(server_count(&mesh, Count::AuthorizationUnanswered), 1);
+        assert_eq!(server_count(&mesh, Count::AuthorizationFailed), 1);
         ahead.all.set(0);
         assert_eq!(
             Client::connect(mesh.listener).await.send_request(&post_request("yes")).await.status,
@@ -374,9 +376,9 @@ fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
         WorkloadPlan {
             ports,
             served: BTreeMap::from([(port, test_service())]),
-            plaintext: Plaintext::Accept,
+            mtls: MtlsMode::Permissive,
             guards: [(port, guards)].into(),
-            ..proxy_config("ratings", Access::Permissive)
+            ..proxy_config("ratings", Access::AllowAll)
         },
         Vec::new(),
     );
@@ -389,7 +391,7 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         let whole = ShownBody { bytes_max: ShownBody::BYTES_MAX, ..TEXT };
-        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(Unanswered::Deny), whole)]);
+        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(FailureMode::Deny), whole)]);
         // Longer than any window or buffer.
         let long = "abcdefg ".repeat(100_000);
         let mut client = Client::connect(mesh.inbound).await;
@@ -403,7 +405,7 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
         assert_eq!(mesh.server.worker.check_services.ahead.all.get(), 0);
 
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
-        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(Unanswered::Deny), whole)]);
+        take_plaintext(&mesh, vec![guard_with_body(asked.check_service(FailureMode::Deny), whole)]);
         let mut client = http2::connect_client(mesh.inbound).await;
         for (body, status) in [("yes", 200), ("no", 401), (&*long, 200)] {
             let request = http::Request::post("http://ratings/1").body(()).unwrap();
@@ -431,7 +433,7 @@ fn each_attempt_is_asked_about_with_its_body() {
         let mesh = Mesh::permissive(app.address).await;
         let asked = Asked::respond_with(by_body).await;
         mesh.set_guards(
-            vec![guard_with_body(asked.check_service(Unanswered::Deny), TEXT)],
+            vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
         );
         let retry = RetryRule { codes: vec![503], attempts: 1, backoff: Duration::from_millis(1) };
@@ -466,12 +468,12 @@ fn services_of_several_policies_see_as_much_as_each_may() {
             Asked::respond_with(by_body).await,
         ];
         let guards = vec![
-            port_guard(authorization_rule(none.check_service(Unanswered::Deny))),
+            port_guard(authorization_rule(none.check_service(FailureMode::Deny))),
             guard_with_body(
-                few.check_service(Unanswered::Deny),
+                few.check_service(FailureMode::Deny),
                 ShownBody { bytes_max: 2, ..BEGUN },
             ),
-            guard_with_body(all.check_service(Unanswered::Deny), TEXT),
+            guard_with_body(all.check_service(FailureMode::Deny), TEXT),
         ];
         mesh.set_guards(guards, Vec::new());
         let mut client = Client::connect(mesh.listener).await;
@@ -489,7 +491,7 @@ fn services_of_several_policies_see_as_much_as_each_may() {
         assert_eq!(app.received_requests()[0].body_text(), "abcd");
         // A request that waits for its body holds no concurrency permit meanwhile.
         mesh.set_guards(
-            vec![guard_with_body(all.check_service(Unanswered::Deny), TEXT)],
+            vec![guard_with_body(all.check_service(FailureMode::Deny), TEXT)],
             vec![at_once("x", 1)],
         );
         let mut slow = Client::connect(mesh.listener).await;

@@ -70,7 +70,7 @@ fn a_question_that_the_server_did_not_process_is_sent_again() {
             mesh.set_guards(
                 vec![port_guard(authorization_rule(check_service_at(
                     server.address,
-                    Unanswered::Deny,
+                    FailureMode::Deny,
                 )))],
                 Vec::new(),
             );
@@ -105,7 +105,7 @@ fn questions_are_sent_again_as_long_as_each_connection_takes_some() {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let server = Short::with_responses(streams, |stream, _| allow_frames(stream)).await;
-            let check_service = check_service_at(server.application.address, Unanswered::Deny);
+            let check_service = check_service_at(server.application.address, FailureMode::Deny);
             mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
             assert_eq!(
                 concurrent_statuses(&mesh, 60).await,
@@ -129,7 +129,7 @@ fn a_server_that_processes_no_question_gets_few_connections() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let server = Short::with_responses(0, |stream, _| allow_frames(stream)).await;
-        let check_service = check_service_at(server.application.address, Unanswered::Deny);
+        let check_service = check_service_at(server.application.address, FailureMode::Deny);
         mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
         assert_eq!(concurrent_statuses(&mesh, 30).await, [403; 30]);
         assert_eq!(server.take_refused(), 30 * outside::ATTEMPTS_MAX as usize);
@@ -166,7 +166,7 @@ fn a_connection_that_ends_before_any_question_costs_none() {
         mesh.set_guards(
             vec![port_guard(authorization_rule(check_service_at(
                 server.address,
-                Unanswered::Deny,
+                FailureMode::Deny,
             )))],
             Vec::new(),
         );
@@ -188,7 +188,7 @@ fn a_server_that_goes_away_after_each_answer_loses_no_question() {
             mesh.set_guards(
                 vec![port_guard(authorization_rule(check_service_at(
                     server.address,
-                    Unanswered::Deny,
+                    FailureMode::Deny,
                 )))],
                 Vec::new(),
             );
@@ -214,7 +214,7 @@ fn a_question_that_the_server_may_have_processed_is_sent_once() {
         mesh.set_guards(
             vec![port_guard(authorization_rule(check_service_at(
                 server.address,
-                Unanswered::Deny,
+                FailureMode::Deny,
             )))],
             Vec::new(),
         );
@@ -253,7 +253,7 @@ fn a_question_on_a_link_that_goes_away_is_sent_again_within_a_bound() {
             &[meshed_endpoint("authz-1", server.address, "ratings")],
         )];
         let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service = CheckService { at, timeout: TIME, unanswered: Unanswered::Deny };
+        let check_service = CheckService { at, timeout: TIME, failure_mode: FailureMode::Deny };
         mesh.guard_knowing(vec![port_guard(authorization_rule(check_service))], Vec::new(), known);
         let answer = Client::connect(mesh.listener).await.send_request(BARE).await;
         assert_eq!(answer.verdict(), (403, Some("authorization-unavailable")));

@@ -21,7 +21,7 @@ fn questions_wait_for_room_where_no_second_connection_can_be_opened() {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let server = narrow_check_service(surplus, true).await;
-            let check_service = check_service_at(server.address, Unanswered::Deny);
+            let check_service = check_service_at(server.address, FailureMode::Deny);
             mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
             assert_eq!(concurrent_statuses(&mesh, 20).await, [200; 20], "{surplus:?}");
             assert!(server.accepted.get() > 1, "{surplus:?}: nothing was full");
@@ -37,9 +37,9 @@ fn the_wait_for_room_ends_with_the_time_of_the_question() {
         let server = narrow_check_service(Surplus::Closed, false).await;
         let timeout = Duration::from_millis(50);
         let check_service =
-            CheckService { timeout, ..check_service_at(server.address, Unanswered::Deny) };
+            CheckService { timeout, ..check_service_at(server.address, FailureMode::Deny) };
         mesh.set_guards(vec![port_guard(authorization_rule(check_service))], Vec::new());
         assert_eq!(concurrent_statuses(&mesh, 5).await, [403; 5]);
-        assert_eq!(server_count(&mesh, Count::AuthorizationUnanswered), 5);
+        assert_eq!(server_count(&mesh, Count::AuthorizationFailed), 5);
     });
 }

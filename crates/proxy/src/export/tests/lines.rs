@@ -110,7 +110,7 @@ async fn export_entries(url: &str) -> (u64, u64) {
     }
     drop(queue);
     crate::access_log::write(intake, Rc::new(courier)).await;
-    (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRefused))
+    (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRejected))
 }
 
 #[test]

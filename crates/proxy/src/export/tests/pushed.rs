@@ -44,7 +44,7 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
         drop(over);
         push_metrics(Rc::new(courier), (UNIX_EPOCH, u64::MAX), ended).await;
         assert!(telemetry.count(Count::PointsExported) > 30);
-        assert_eq!(telemetry.count(Count::PointsRefused), 0);
+        assert_eq!(telemetry.count(Count::PointsRejected), 0);
         let arrived = receiver.arrived_requests();
         let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));

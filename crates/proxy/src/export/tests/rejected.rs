@@ -74,7 +74,7 @@ fn a_rejection_is_a_failed_span_at_both_sidecars_in_every_protocol() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
             let app = Application::with_response(OK).await;
-            let mut mesh = tracing_mesh(&app, protocol, Access::Strict(Vec::new())).await;
+            let mut mesh = tracing_mesh(&app, protocol, Access::AllowListed(Vec::new())).await;
             call_once(&mesh, protocol).await;
             wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for (side, sidecar) in [("server", &mut mesh.server), ("client", &mut mesh.client)] {
@@ -94,7 +94,7 @@ fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
     run(async {
         for protocol in [Protocol::Http, Protocol::Http2, Protocol::Grpc] {
             let app = Application::with_response(OK).await;
-            let mut mesh = tracing_mesh(&app, protocol, Access::Permissive).await;
+            let mut mesh = tracing_mesh(&app, protocol, Access::AllowAll).await;
             mesh.route_to(&[]);
             call_once(&mesh, protocol).await;
             wait_until(|| mesh.client.ended_count() == 1).await;
@@ -112,7 +112,7 @@ fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
 fn a_request_that_cannot_be_read_is_a_failed_span() {
     run(async {
         let app = Application::with_response(OK).await;
-        let mut mesh = tracing_mesh(&app, Protocol::Http, Access::Permissive).await;
+        let mut mesh = tracing_mesh(&app, Protocol::Http, Access::AllowAll).await;
         for (head, reason) in [
             ("GET / HTTP/1.1\r\nhost : x\r\n\r\n".to_owned(), "bad-request"),
             (
@@ -134,10 +134,10 @@ fn an_error_of_the_application_has_no_reason_in_its_span() {
         // Only statuses from 500 are failures: 403, 404 and 429 leave no unsampled span.
         for (status, error) in [(403, None), (404, None), (429, None), (500, Some("500"))] {
             let claims = format!(
-                "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=ours\r\ncontent-length: 0\r\n\r\n"
+                "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=mesh\r\ncontent-length: 0\r\n\r\n"
             );
             let app = Application::respond_with(move |_| claims.clone()).await;
-            let mut mesh = tracing_mesh(&app, Protocol::Http, Access::Permissive).await;
+            let mut mesh = tracing_mesh(&app, Protocol::Http, Access::AllowAll).await;
             let sight = Sight { tracing: Some(tracing_settings("100%")), ..Sight::default() };
             for sidecar in [&mesh.client, &mesh.server] {
                 sidecar.worker.world.sights.apply_settings(&sight);

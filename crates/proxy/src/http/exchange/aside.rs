@@ -18,7 +18,6 @@ use leno_wire::http1::{Framing, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
-use crate::hits;
 use crate::http::answer::Answer;
 use crate::http::body::Piece;
 use crate::http::forward::request_edits;
@@ -27,6 +26,7 @@ use crate::http::replay::Hold;
 use crate::http::request::Aim;
 use crate::http::route::Bound;
 use crate::http::trailers;
+use crate::rule_matches;
 
 impl Exchange<'_, '_> {
     /// Responds with a redirect; no part of the request is forwarded.
@@ -172,11 +172,11 @@ impl Exchange<'_, '_> {
         let chance = &mut || worker.random_number();
         let injected =
             traffic_policy.faults.as_ref().and_then(|it| it.draw_faults(&view, caller, chance));
-        let Some(Injected { policy, rule, delay, abort, hits: slot }) = injected else {
+        let Some(Injected { policy, rule, delay, abort, match_slot: slot }) = injected else {
             return Ok(());
         };
         let decision = PolicyDecision::service_policy(policy, rule, slot);
-        hits::count_policy(&worker.shard, &decision);
+        rule_matches::count_policy(&worker.shard, &decision);
         if let Some(delay) = delay {
             worker.shard.add(Count::FaultDelays, 1);
             self.while_there(tokio::time::sleep(delay)).await?;
@@ -184,7 +184,7 @@ impl Exchange<'_, '_> {
         match abort {
             None => Ok(()),
             Some(answer) => {
-                worker.shard.add(Count::FaultAnswers, 1);
+                worker.shard.add(Count::FaultAborts, 1);
                 Err(Failure::from_fault(decision, answer))
             }
         }

@@ -59,7 +59,7 @@ impl Exchange<'_, '_> {
             Err(Unread::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(Unread::NoRoom) => {
                 // Many clients together must not bypass the check either.
-                worker.shard.add(Count::AuthorizationUnanswered, 1);
+                worker.shard.add(Count::AuthorizationFailed, 1);
                 let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use leno_model::{Header, HeaderEdits, Reason, SpiffeId, Unanswered};
+use leno_model::{FailureMode, Header, HeaderEdits, Reason, SpiffeId};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::guard::{
     Asking, CompiledAuthorization, CompiledGlobalLimit, Described, PortGuards,
@@ -24,8 +24,8 @@ type Reported<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
 
 /// True if a request continues without a decision. An unusable response may have been a denial, and never
 /// allows the request.
-fn may_go_on(none: &NoAnswer, unanswered: Unanswered) -> bool {
-    unanswered == Unanswered::Allow && !matches!(none, NoAnswer::Unusable(_))
+fn may_go_on(none: &NoAnswer, failure_mode: FailureMode) -> bool {
+    failure_mode == FailureMode::Allow && !matches!(none, NoAnswer::Unusable(_))
 }
 
 /// The header changes of all check services, for the request and its response.
@@ -159,12 +159,12 @@ impl Exchange<'_, '_> {
                 let (policy, answer) = (Some(rule.policy_decision()), Some(Arc::new(answer)));
                 Err(Failure { policy, answer, grpc, ..Reason::DeniedByService.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.check_service.unanswered) => {
-                worker.shard.add(Count::AuthorizationSkipped, 1);
+            Err(none) if may_go_on(&none, rule.rule.check_service.failure_mode) => {
+                worker.shard.add(Count::AuthorizationFailureModeAllowed, 1);
                 Ok(Default::default())
             }
             Err(_) => {
-                worker.shard.add(Count::AuthorizationUnanswered, 1);
+                worker.shard.add(Count::AuthorizationFailed, 1);
                 let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
@@ -192,12 +192,12 @@ impl Exchange<'_, '_> {
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, answer, retry_after, ..Reason::RateLimited.into() })
             }
-            Err(none) if may_go_on(&none, rule.rule.check_service.unanswered) => {
-                worker.shard.add(Count::GlobalLimitSkipped, 1);
+            Err(none) if may_go_on(&none, rule.rule.check_service.failure_mode) => {
+                worker.shard.add(Count::GlobalLimitFailureModeAllowed, 1);
                 Ok(Default::default())
             }
             Err(_) => {
-                worker.shard.add(Count::GlobalLimitUnanswered, 1);
+                worker.shard.add(Count::GlobalLimitFailed, 1);
                 let policy = Some(rule.policy_decision());
                 Err(Failure { policy, ..Reason::RateLimitUnavailable.into() })
             }

@@ -12,7 +12,7 @@ use leno_model::{EndpointId, HedgeRule, Reason, ServiceName};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::CompiledActions;
 use leno_traffic::hedge::{Hedged, may_hedge};
-use leno_traffic::removal::Ending;
+use leno_traffic::outlier::Ending;
 use leno_wire::http1::{Answers, Parsed, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
@@ -32,7 +32,7 @@ use crate::session::Session;
 use crate::upstream::cluster::Trial;
 use crate::upstream::gate::Retrying;
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Destined, Lease, Timed, Upstream, Wait};
+use crate::upstream::{Checkout, Destined, Timed, Upstream, Wait};
 use crate::worker::Worker;
 
 /// State shared by two parallel attempts.
@@ -297,12 +297,12 @@ impl Second<'_> {
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
         let wait = Wait::for_cluster(self.bound.cluster.as_deref(), || Wait::Short);
-        let lease = upstream.acquire(self.worker, Some(timed), wait);
-        let lease = match &self.bound.cluster {
-            None => lease.await,
-            Some(cluster) => cluster.wait_for_connection(lease).await,
+        let checkout = upstream.acquire(self.worker, Some(timed), wait);
+        let checkout = match &self.bound.cluster {
+            None => checkout.await,
+            Some(cluster) => cluster.wait_for_connection(checkout).await,
         };
-        let Lease::Link(link) = lease.map_err(Ending::Broken)? else { return Ok(None) };
+        let Checkout::Link(link) = checkout.map_err(Ending::Broken)? else { return Ok(None) };
         if !charge_retry(self.worker, self.service.as_ref()) {
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use super::Exchange;
 use crate::http::route::{Bound, Destination};
 use crate::upstream::cluster::Trial;
 use crate::upstream::pick::session_endpoint;
-use crate::upstream::{Destined, Http1Upstream, Lease, Wait};
+use crate::upstream::{Checkout, Destined, Http1Upstream, Wait};
 
 /// The connections of one client, each to a different server, newest last.
 #[derive(Default)]
@@ -108,20 +108,20 @@ impl Exchange<'_, '_> {
     }
 
     /// Returns a connection for this client only.
-    pub(super) async fn lease_private(
+    pub(super) async fn checkout_private(
         &self,
         destined: &Destined,
         connection: Option<Box<Http1Upstream>>,
-    ) -> Result<Lease, Reason> {
+    ) -> Result<Checkout, Reason> {
         let worker = &self.session.worker;
         match connection {
             Some(connection) => {
-                worker.shard.add(Count::LeaseReused, 1);
-                Ok(Lease::Http1(connection))
+                worker.shard.add(Count::CheckoutReused, 1);
+                Ok(Checkout::Http1(connection))
             }
             None => {
                 let wait = self.wait_alone();
-                destined.lease_alone(worker, (self.timed.as_ref(), wait)).await
+                destined.checkout_alone(worker, (self.timed.as_ref(), wait)).await
             }
         }
     }

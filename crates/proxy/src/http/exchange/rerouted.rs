@@ -11,11 +11,11 @@ use leno_traffic::retry::{self, Attempt, Sent};
 use super::{Exchange, in_limit};
 use crate::awaited::Outdated;
 use crate::error::Failure;
-use crate::hits;
 use crate::http::forward::Progress;
 use crate::http::request::Aim;
 use crate::http::route::{Bound, Destination, route_request};
 use crate::http2::cancel;
+use crate::rule_matches;
 
 impl Exchange<'_, '_> {
     /// Returns the state of the request after an attempt.
@@ -42,7 +42,7 @@ impl Exchange<'_, '_> {
         self.record.retries += 1;
         let policy = self.actions.as_ref().and_then(|it| it.retried_by.as_ref());
         if let Some((policy, slot)) = policy {
-            hits::count_retry(&self.session.worker.shard, (policy, slot));
+            rule_matches::count_retry(&self.session.worker.shard, (policy, slot));
         }
         self.progress = Progress::default();
         self.record.head.rejection.set(None);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_identity::{BadJwt, Expected, UnverifiedJwt, texts_of};
-use leno_model::{FixedAnswer, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtPlace, Reason};
+use leno_model::{FixedResponse, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtPlace, Reason};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::guard::CompiledJwtValidation;
 use leno_traffic::{Fields, RequestView, is_similar_name, similar_parameters};
@@ -78,7 +78,7 @@ impl Exchange<'_, '_> {
         for rule in rules {
             let before = shown.claims.len();
             // Headers with these names are set by this sidecar only.
-            let reported = rule.rule.issuers.iter().flat_map(|issuer| &issuer.forwards);
+            let reported = rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
             for forward in reported {
                 remove(&mut shown.edits, &forward.header);
             }
@@ -122,7 +122,7 @@ fn verify_all(
         let expected = Expected {
             issuer: &issuer.issuer,
             aud: &issuer.aud,
-            leeway: issuer.leeway,
+            clock_skew: issuer.clock_skew,
             requires_expiration: issuer.requires_expiration,
             max_age: issuer.max_age,
             now: SystemTime::now(),
@@ -182,11 +182,11 @@ fn forward_claims(
     edits: &mut HeaderEdits,
 ) {
     if let JwtPlace::Header { name, .. } = place
-        && !issuer.passes_token
+        && !issuer.forward_original_token
     {
         remove(edits, name);
     }
-    for forward in &issuer.forwards {
+    for forward in &issuer.claim_to_headers {
         // A comma inside an element would split it in two.
         let texts = texts_of(claims, &forward.claim);
         let texts: Vec<String> = match texts.as_slice() {
@@ -221,7 +221,7 @@ fn token_rejection(rule: &CompiledJwtValidation, bad: Option<BadJwt>) -> Failure
         }
     };
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
-    let answer = Some(Arc::new(FixedAnswer { status: None, body, headers }));
+    let answer = Some(Arc::new(FixedResponse { status: None, body, headers }));
     let grpc = Some(GrpcStatus::of_http(reason.status()));
     Failure { policy: Some(rule.policy_decision()), answer, grpc, ..reason.into() }
 }

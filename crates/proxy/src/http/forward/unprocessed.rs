@@ -10,9 +10,9 @@ use leno_traffic::retry;
 use super::{Progress, over_http2};
 use crate::http::exchange::Exchange;
 use crate::http::request::Aim;
-use crate::http2::client::Http2Lease;
+use crate::http2::client::Http2Checkout;
 use crate::upstream::cluster::Trial;
-use crate::upstream::{Destined, Lease};
+use crate::upstream::{Checkout, Destined};
 
 /// Sends a request again after its stream was refused. This does not count as a retry of a rule: the server has
 /// not processed the request.
@@ -24,20 +24,20 @@ pub(super) async fn send_again(
     exchange: &mut Exchange<'_, '_>,
     aim: &Aim<'_>,
     destined: &Destined,
-    refused: Http2Lease,
+    refused: Http2Checkout,
 ) -> Result<(), Reason> {
-    let (mut lease, mut refusals) = (refused, Refusals::default());
+    let (mut checkout, mut refusals) = (refused, Refusals::default());
     loop {
         let is_reset = exchange.progress.reset.get().is_some();
         refusals.record(is_reset);
         if refusals.are_too_many(exchange)
             || is_final(exchange)
-            || !lease.may_repeat(is_reset).await
+            || !checkout.may_repeat(is_reset).await
         {
             return Err(Reason::UpstreamRefused);
         }
-        lease = lease_again(exchange, destined).await?;
-        match over_http2(exchange, aim, destined, &mut lease).await {
+        checkout = checkout_again(exchange, destined).await?;
+        match over_http2(exchange, aim, destined, &mut checkout).await {
             Err(Reason::UpstreamRefused) => {}
             outcome => return outcome,
         }
@@ -77,10 +77,10 @@ fn is_final(exchange: &Exchange<'_, '_>) -> bool {
 }
 
 /// Returns a connection to the same endpoint, with the request rewound to its first byte.
-async fn lease_again(
+async fn checkout_again(
     exchange: &mut Exchange<'_, '_>,
     destined: &Destined,
-) -> Result<Http2Lease, Reason> {
+) -> Result<Http2Checkout, Reason> {
     if exchange.progress.body_taken {
         exchange.body.rewind();
         exchange.record.bytes_in.set(0);
@@ -89,15 +89,15 @@ async fn lease_again(
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
     let how = (session.found_http2, exchange.wait_alone());
-    let lease = destined.acquire(&session.worker, exchange.timed.as_ref(), how);
-    let lease = match exchange.trial.as_ref().map(Trial::upstream_cluster) {
-        Some(cluster) => cluster.wait_for_connection(lease).await?,
-        None => lease.await?,
+    let checkout = destined.acquire(&session.worker, exchange.timed.as_ref(), how);
+    let checkout = match exchange.trial.as_ref().map(Trial::upstream_cluster) {
+        Some(cluster) => cluster.wait_for_connection(checkout).await?,
+        None => checkout.await?,
     };
-    match lease {
-        Lease::Http2(lease) => Ok(lease),
+    match checkout {
+        Checkout::Http2(checkout) => Ok(checkout),
         // The endpoint has switched to another protocol.
-        Lease::Link(_) | Lease::Http1(_) => Err(Reason::UpstreamRefused),
+        Checkout::Link(_) | Checkout::Http1(_) => Err(Reason::UpstreamRefused),
     }
 }
 

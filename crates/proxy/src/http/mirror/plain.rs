@@ -14,11 +14,11 @@ use crate::error::upstream_reason;
 use crate::http::body::{Piece, Sink, Source};
 use crate::http::forward::{Awaited, Http2Answer, Unanswered};
 use crate::http::request::Request;
-use crate::http2::client::Http2Lease;
+use crate::http2::client::Http2Checkout;
 use crate::http2::head;
 use crate::http2::stream::{Outgoing, Received};
 use crate::upstream::cluster::UpstreamCluster;
-use crate::upstream::{Destined, Http1Upstream, Lease, Upstream, Wait};
+use crate::upstream::{Checkout, Destined, Http1Upstream, Upstream, Wait};
 use crate::worker::Worker;
 
 /// Sends a complete request over an HTTP/1.1 connection, and reads the response to its end. Returns its status.
@@ -64,17 +64,17 @@ pub(crate) async fn over_http1(
 pub(crate) async fn over_http2(
     worker: &Rc<Worker>,
     (upstream, cluster): (&Rc<Upstream>, Option<&UpstreamCluster>),
-    mut lease: Http2Lease,
+    mut checkout: Http2Checkout,
     bytes: Bytes,
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
     loop {
         let asked = head_of(worker, upstream, &bytes)?;
-        let is_reset = match over_stream(worker, &mut lease, asked, body.clone()).await {
+        let is_reset = match over_stream(worker, &mut checkout, asked, body.clone()).await {
             Err(Unanswered { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
             outcome => return outcome.map_err(|unanswered| unanswered.reason),
         };
-        if !lease.may_repeat(is_reset).await {
+        if !checkout.may_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
         let again = upstream.acquire(worker, None, Wait::Whole);
@@ -82,10 +82,10 @@ pub(crate) async fn over_http2(
             None => again.await?,
             Some(cluster) => cluster.wait_for_connection(again).await?,
         };
-        lease = match again {
-            Lease::Http2(lease) => lease,
+        checkout = match again {
+            Checkout::Http2(checkout) => checkout,
             // The endpoint has switched to another protocol.
-            Lease::Link(_) | Lease::Http1(_) => return Err(Reason::UpstreamRefused),
+            Checkout::Link(_) | Checkout::Http1(_) => return Err(Reason::UpstreamRefused),
         };
     }
 }
@@ -110,11 +110,11 @@ fn head_of(
 
 async fn over_stream(
     worker: &Worker,
-    lease: &mut Http2Lease,
+    checkout: &mut Http2Checkout,
     asked: http::Request<()>,
     body: Vec<Piece>,
 ) -> Result<u16, Unanswered> {
-    let (response, stream) = lease.open_stream(asked, body.is_empty())?;
+    let (response, stream) = checkout.open_stream(asked, body.is_empty())?;
     let mut awaited = Awaited::new(response);
     if !body.is_empty() {
         let max_wait = worker.config.limits.body_stall_timeout;
@@ -124,7 +124,7 @@ async fn over_stream(
     }
     loop {
         if let Http2Answer::Final(parts, body) = awaited.next().await? {
-            lease.record_processed();
+            checkout.record_processed();
             discard_body(&mut Source::Http2(Received::new(body))).await?;
             return Ok(parts.status.as_u16());
         }

@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    CONNECTIONS_MAX, Connection, FEW_STREAMS, Http2Lease, Http2Pool, SHORT_CONNECTIONS_MAX,
+    CONNECTIONS_MAX, Connection, FEW_STREAMS, Http2Checkout, Http2Pool, SHORT_CONNECTIONS_MAX,
     connect_http2,
 };
 use crate::io::Io;
@@ -72,7 +72,7 @@ struct Wanted<'a> {
 
 impl Http2Pool {
     /// Returns the first connection with room; `None` while other requests wait.
-    pub(crate) fn acquire_ready(&self) -> Option<Http2Lease> {
+    pub(crate) fn acquire_ready(&self) -> Option<Http2Checkout> {
         match self.open.queue.length.get() {
             0 => self.with_room(),
             _ => None,
@@ -85,9 +85,9 @@ impl Http2Pool {
         address: SocketAddr,
         worker: &Rc<Worker>,
         max_wait: Duration,
-    ) -> Result<Http2Lease, Reason> {
+    ) -> Result<Http2Checkout, Reason> {
         if let Some(ready) = self.acquire_ready() {
-            worker.shard.add(Count::LeaseReused, 1);
+            worker.shard.add(Count::CheckoutReused, 1);
             return Ok(ready);
         }
         let wanted = Wanted { address, worker, max_wait, since: Instant::now() };
@@ -116,7 +116,7 @@ impl Http2Pool {
 
     /// Waits for room on a new connection or on an open one, whichever comes first. If no connection can be
     /// opened, the request waits for the open ones: a server may accept only a few.
-    async fn room_on_any(&self, mut wanted: Wanted<'_>) -> Result<Http2Lease, Reason> {
+    async fn room_on_any(&self, mut wanted: Wanted<'_>) -> Result<Http2Checkout, Reason> {
         loop {
             if let Some(room) = self.wait_for_room().await {
                 return Ok(room);
@@ -150,7 +150,7 @@ impl Http2Pool {
         let under_way = &self.open.openings.under_way;
         while under_way.get() < self.openings_max() {
             under_way.set(under_way.get() + 1);
-            wanted.worker.shard.add(Count::LeaseOpened, 1);
+            wanted.worker.shard.add(Count::CheckoutOpened, 1);
             // The task ends by itself, soon: with a connection or without.
             let (pool, worker) = (self.clone(), wanted.worker.clone());
             tokio::task::spawn_local(pool.open_connection(wanted.address, worker, wanted.max_wait));
@@ -187,7 +187,7 @@ impl Http2Pool {
     }
 
     /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
-    pub(crate) async fn wait_for_room(&self) -> Option<Http2Lease> {
+    pub(crate) async fn wait_for_room(&self) -> Option<Http2Checkout> {
         loop {
             if let Some(ready) = self.with_room() {
                 return Some(ready);
@@ -203,7 +203,7 @@ impl Http2Pool {
     }
 
     /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
-    pub(crate) async fn room_on_open(&self) -> Option<Http2Lease> {
+    pub(crate) async fn room_on_open(&self) -> Option<Http2Checkout> {
         loop {
             if let Some(ready) = self.with_room() {
                 return Some(ready);

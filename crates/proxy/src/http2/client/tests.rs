@@ -13,15 +13,15 @@ async fn acquire_stream(
     pool: &Http2Pool,
     app: &Application,
     expires: Option<Instant>,
-) -> Http2Lease {
+) -> Http2Checkout {
     let tcp = TcpStream::connect(app.address).await.unwrap();
     let send = connect_http2(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
     pool.add_and_acquire(send, expires)
 }
 
-async fn send_get(lease: &mut Http2Lease) -> Result<(), h2::Error> {
+async fn send_get(checkout: &mut Http2Checkout) -> Result<(), h2::Error> {
     let request = http::Request::get("http://x/").body(()).unwrap();
-    let (response, _stream) = lease.open_stream(request, true).unwrap();
+    let (response, _stream) = checkout.open_stream(request, true).unwrap();
     response.await.map(drop)
 }
 
@@ -44,7 +44,7 @@ fn a_stream_that_is_reset_says_nothing_about_the_streams_of_a_connection() {
         // The previous connection ended after one stream.
         pool.server.ended_after.set(1);
         let mut first = acquire_stream(&pool, &app, Some(Instant::now())).await;
-        let mut second = Http2Lease::new(first.connection.clone());
+        let mut second = Http2Checkout::new(first.connection.clone());
         send_get(&mut first).await.unwrap();
         assert_eq!(send_get(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
         assert!(second.connection.is_over(), "the certificate of its peer has expired");
@@ -109,15 +109,14 @@ fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first()
         let pool = Http2Pool::default();
         let first = acquire_stream(&pool, &app, None).await;
         let connection = first.connection.clone();
-        let mut leases = vec![first];
-        leases.extend((1..4).map(|_| Http2Lease::new(connection.clone())));
-        for (lease, number) in leases.iter_mut().zip(0..) {
-            lease.number = Some(number);
+        let mut checkouts = vec![first];
+        checkouts.extend((1..4).map(|_| Http2Checkout::new(connection.clone())));
+        for (checkout, number) in checkouts.iter_mut().zip(0..) {
+            checkout.number = Some(number);
         }
-        let waits = leases
-            .into_iter()
-            .rev()
-            .map(|lease| tokio::task::spawn_local(async move { lease.may_repeat(false).await }));
+        let waits = checkouts.into_iter().rev().map(|checkout| {
+            tokio::task::spawn_local(async move { checkout.may_repeat(false).await })
+        });
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
         }
@@ -148,13 +147,13 @@ fn the_surplus_of_a_busier_time_is_closed() {
         })
         .await;
         let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
-        let mut leases = Vec::new();
+        let mut checkouts = Vec::new();
         for _ in 0..5 {
-            leases.push(acquire_stream(&pool, &app, None).await);
+            checkouts.push(acquire_stream(&pool, &app, None).await);
         }
         // Only the fourth one is still in use.
-        let mut used = leases.swap_remove(3);
-        drop(leases);
+        let mut used = checkouts.swap_remove(3);
+        drop(checkouts);
         let asking = tokio::task::spawn_local(async move { send_get(&mut used).await });
         wait_until(|| ended.get() == 3).await;
         assert_eq!(pool.open.connections.borrow().len(), 2);

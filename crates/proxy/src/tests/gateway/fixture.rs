@@ -62,7 +62,7 @@ impl Gate {
         let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
         let plan = WorkloadPlan {
             gateway: Some(Arc::new(gateway)),
-            ..proxy_config("productpage", Access::Permissive)
+            ..proxy_config("productpage", Access::AllowAll)
         };
         let (protocol, endpoints) = &self.plain;
         let meshed = service_config(*protocol, &[self.mesh.server_endpoint()]);

@@ -60,7 +60,7 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
         let mut plaintext = Client::connect(address).await;
         plaintext.send_bytes(get("a.com")).await;
         plaintext.read_rest().await;
-        assert_eq!(gate.mesh.client.telemetry.rejected_connections()["plaintext-refused"], 1);
+        assert_eq!(gate.mesh.client.telemetry.rejected_connections()["plaintext-rejected"], 1);
     });
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, LaneMark, LaneRule, Name, Otherwise, PathMatch, Quorum, Repeated,
+    CallerRule, Callers, FallbackPolicy, LaneMark, LaneRule, Name, PathMatch, Quorum, Repeated,
     RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule, TagSet, TagSplit,
     TagTarget, TagValue, Weights,
 };
@@ -63,7 +63,7 @@ pub(super) fn read_flow_rule(
         matches,
         split,
         fallback: fallback.unwrap_or_default(),
-        otherwise: vec![Otherwise::Any],
+        fallback_policy: vec![FallbackPolicy::Any],
         sticky: None,
     }))
 }

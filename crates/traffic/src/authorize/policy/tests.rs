@@ -57,7 +57,7 @@ fn path_prefix(prefix: &str) -> PathMatch {
 }
 
 /// Port 80 speaks HTTP, port 90 is detected, port 5432 is opaque.
-fn compile_access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> InboundAccess {
+fn compile_access(mode: Access, is_dry_run: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
     let plan = WorkloadPlan::identity_only(
         WorkloadName::new("stock", "stock-1").unwrap(),
@@ -68,12 +68,12 @@ fn compile_access(mode: Access, is_audited: bool, rules: Vec<PolicyRule>) -> Inb
     );
     let ports = [(80, Protocol::Http), (90, Protocol::Detect), (5432, Protocol::Tcp)];
     let ports = ports.map(|(number, protocol)| port(number, protocol)).to_vec();
-    let plan = WorkloadPlan { ports, inbound: InboundPolicy { is_audited, rules }, ..plan };
+    let plan = WorkloadPlan { ports, inbound: InboundPolicy { is_dry_run, rules }, ..plan };
     InboundAccess::from_config(&plan).unwrap()
 }
 
 fn strict_access(rules: Vec<PolicyRule>) -> InboundAccess {
-    compile_access(Access::Strict(Vec::new()), false, rules)
+    compile_access(Access::AllowListed(Vec::new()), false, rules)
 }
 
 fn connection_permit(access: &InboundAccess, peer: &str, port: u16) -> ConnectionPermit {
@@ -122,7 +122,7 @@ fn decide_bytes(access: &InboundAccess, peer: &str, port: u16) -> String {
 /// A `TrafficTarget` that allows `shop/web` to read everything and use all ports.
 fn target_access() -> Access {
     let request = RequestMatch { methods: vec!["GET".to_owned()], ..RequestMatch::default() };
-    Access::Strict(vec![AccessRule {
+    Access::AllowListed(vec![AccessRule {
         policy: PolicyName::new("stock", "target").unwrap(),
         sources: vec![ServiceAccount::new("shop", "web").unwrap()],
         http: vec![request],
@@ -132,7 +132,7 @@ fn target_access() -> Access {
 
 #[test]
 fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
-    let none = || compile_access(Access::Permissive, false, Vec::new());
+    let none = || compile_access(Access::AllowAll, false, Vec::new());
     assert_eq!(decide_request(&none(), "shop/web", "GET /"), "ok");
     let rules = || {
         vec![
@@ -143,14 +143,14 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ),
         ]
     };
-    for (mode, is_audited, answers) in [
+    for (mode, is_dry_run, answers) in [
         (
-            Access::Permissive,
+            Access::AllowAll,
             false,
             ["ok items", "denied-by-policy no-deletes", "ok", "ok", "denied-by-policy no-deletes"],
         ),
         (
-            Access::Strict(Vec::new()),
+            Access::AllowListed(Vec::new()),
             false,
             [
                 "ok items",
@@ -161,7 +161,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ],
         ),
         (
-            Access::Strict(Vec::new()),
+            Access::AllowListed(Vec::new()),
             true,
             [
                 "ok items",
@@ -190,7 +190,7 @@ fn a_denial_goes_before_what_allows_and_the_mode_has_the_last_word() {
             ("else/web", "GET /items/1"),
             ("else/web", "DELETE /other"),
         ];
-        let access = compile_access(mode, is_audited, rules());
+        let access = compile_access(mode, is_dry_run, rules());
         let found = asked.map(|(peer, what)| decide_request(&access, peer, what));
         assert_eq!(found, answers, "{access:?}");
     }
@@ -230,12 +230,12 @@ fn bytes_are_judged_by_identity_and_port_alone() {
     assert_eq!(decide_bytes(&by_request, "shop/web", 80), "denied");
     // A rule that denies some requests denies bytes that may contain them.
     let hidden = for_requests(&[("DELETE", PathMatch::Any)], deny_rule("no-deletes"));
-    let hidden = compile_access(Access::Permissive, false, vec![hidden]);
+    let hidden = compile_access(Access::AllowAll, false, vec![hidden]);
     assert_eq!(decide_bytes(&hidden, "shop/web", 80), "denied-by-policy no-deletes");
     assert_eq!(decide_bytes(&hidden, "shop/web", 90), "denied-by-policy no-deletes");
     assert_eq!(decide_bytes(&hidden, "shop/web", 5432), "ok");
     let denied =
-        compile_access(Access::Permissive, false, vec![for_ports(&[5432], deny_rule("closed"))]);
+        compile_access(Access::AllowAll, false, vec![for_ports(&[5432], deny_rule("closed"))]);
     assert_eq!(decide_bytes(&denied, "shop/web", 5432), "denied-by-policy closed");
     assert_eq!(decide_bytes(&denied, "shop/web", 80), "ok");
     let both =
@@ -247,7 +247,7 @@ fn bytes_are_judged_by_identity_and_port_alone() {
 #[test]
 fn a_denial_of_a_path_holds_for_every_variant_of_it() {
     let admin = || for_requests(&[("", path_prefix("/admin"))], deny_rule("admin"));
-    let closed = compile_access(Access::Permissive, false, vec![admin()]);
+    let closed = compile_access(Access::AllowAll, false, vec![admin()]);
     for path in [
         "/admin",
         "/admin/x",
@@ -275,7 +275,7 @@ fn a_denial_of_a_path_holds_for_every_variant_of_it() {
     let exact = PathMatch::Exact("/a".to_owned());
     let regex = PathMatch::Regex("/b[0-9]+".to_owned());
     let closed = compile_access(
-        Access::Permissive,
+        Access::AllowAll,
         false,
         vec![for_requests(&[("", exact), ("", regex)], deny_rule("ab"))],
     );
@@ -318,7 +318,7 @@ fn a_denial_of_a_header_or_method_is_not_missed_by_repetition_or_case() {
             ..RequestMatch::default()
         };
         compile_access(
-            Access::Permissive,
+            Access::AllowAll,
             false,
             vec![PolicyRule { requests: vec![request], ..deny_rule("team") }],
         )
@@ -388,7 +388,7 @@ fn rules_ask_what_a_token_says() {
         (vec![wants(deny_rule("by"))], Some("denied-by-policy"), None),
     ] {
         let mode =
-            if otherwise.is_some() { Access::Strict(Vec::new()) } else { Access::Permissive };
+            if otherwise.is_some() { Access::AllowListed(Vec::new()) } else { Access::AllowAll };
         let access = compile_access(mode, false, rules);
         let peer = SpiffeId {
             trust_domain: TrustDomain::new("cluster.local").unwrap(),

@@ -72,7 +72,8 @@ struct Simulation {
 impl Simulation {
     fn new(application: Application, rule: (u32, u32)) -> Self {
         let (least, requests) = rule;
-        let adaptive = Some(AdaptiveConcurrency { least, slower_percent: 50 });
+        let adaptive =
+            Some(AdaptiveConcurrency { min_concurrency: least, latency_tolerance_percent: 50 });
         let places = Places::new(&Concurrency { requests, adaptive, ..Concurrency::default() });
         let mut all = Self {
             application,
@@ -308,7 +309,7 @@ fn clients_that_give_up_tell_that_it_is_slow() {
 
 #[test]
 fn fast_errors_are_no_pace() {
-    let rule = AdaptiveConcurrency { least: 1, slower_percent: 50 };
+    let rule = AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 };
     let mut tuning = Tuning::new(rule, 1000);
     let mut now = Duration::from_secs(1);
     let mut hear = |heard, took: u64, count| {
@@ -348,7 +349,7 @@ fn a_place_is_one_request_and_no_more_than_there_are_is_given() {
 
 #[test]
 fn streams_that_go_on_keep_no_place_of_those_who_wait() {
-    let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+    let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: START + 2, adaptive, ..Concurrency::default() };
     let places = Places::new(&rule);
     let take = || places.try_acquire(true, Duration::ZERO);
@@ -362,7 +363,7 @@ fn streams_that_go_on_keep_no_place_of_those_who_wait() {
 
 #[test]
 fn who_is_sending_does_not_wait_yet() {
-    let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+    let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     let places = Places::new(&rule);
     let take = |waits| places.try_acquire(waits, Duration::ZERO);
@@ -377,7 +378,7 @@ fn who_is_sending_does_not_wait_yet() {
 
 #[test]
 fn closed_places_open_again_though_nothing_is_heard() {
-    let adaptive = Some(AdaptiveConcurrency { least: 1, slower_percent: 50 });
+    let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     let places = Places::new(&rule);
     let adaptive = places.adaptive.as_ref().unwrap();

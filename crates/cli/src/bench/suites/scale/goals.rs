@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::bench::mesh_services::MeshServices;
 use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
-use crate::bench::rig::TrafficMode;
+use crate::bench::rig::DefaultPolicy;
 use crate::bench::statistics::round_significant;
 
 /// A figure, its upper bound, its target, and its source.
@@ -29,9 +29,9 @@ fn of_change(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     mesh.changes.as_ref().map(figure)
 }
 
-/// Returns a figure of the rule, which exists in strict mode only.
+/// Returns a figure of the rule, which exists with `defaultPolicy: deny` only.
 fn of_rule(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
-    let strict = mesh.mode == TrafficMode::Strict;
+    let strict = mesh.mode == DefaultPolicy::Deny;
     mesh.changes.as_ref().filter(|_| strict).map(figure)
 }
 
@@ -45,7 +45,7 @@ const GOALS: [Goal; 13] = [
         of_change(m, |c| c.endpoint_p99_ms)
     }),
     goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |m| {
-        of_change(m, |c| c.endpoint_to_others as f64)
+        of_change(m, |c| c.endpoint_to_non_users as f64)
     }),
     goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
         of_rule(m, |c| c.rule_p99_ms)
@@ -64,7 +64,7 @@ const GOALS: [Goal; 13] = [
     }),
     goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
     goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| {
-        of_change(m, |c| c.back_s)
+        of_change(m, |c| c.reconnect_s)
     }),
     goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
         of_change(m, |c| c.failed as f64)
@@ -73,8 +73,8 @@ const GOALS: [Goal; 13] = [
 
 /// Compares figures with their goals, for meshes of the size that the goals apply to.
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
-    let strict = last_with_changes(meshes, TrafficMode::Strict)?;
-    let permissive = last_with_changes(meshes, TrafficMode::Permissive)?;
+    let strict = last_with_changes(meshes, DefaultPolicy::Deny)?;
+    let permissive = last_with_changes(meshes, DefaultPolicy::Allow)?;
     let judged = strict.sidecars >= SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
@@ -110,9 +110,7 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
     }
     Some(FigureTable {
         title: format!("Goals for {} sidecars", strict.sidecars),
-        columns: ["figure", "at most", "aim", "permissive", "strict", "holds"]
-            .map(str::to_owned)
-            .to_vec(),
+        columns: ["figure", "at most", "aim", "allow", "deny", "holds"].map(str::to_owned).to_vec(),
         rows,
     })
 }
@@ -122,39 +120,39 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     let changed: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
     changed.first()?;
-    let row = |mesh: &MeshSize, name: &str, touched: f64, bytes: f64| {
+    let row = |mesh: &MeshSize, name: &str, recipients: f64, bytes: f64| {
         vec![
             json!(name),
             json!(mesh.mode),
-            format_figure(Some(touched)),
+            format_figure(Some(recipients)),
             format_figure(Some(bytes)),
         ]
     };
     let mut rows = Vec::new();
     for (mesh, c) in changed {
         let moves = format!("a moved endpoint with {} clients", c.users);
-        rows.push(row(mesh, &moves, c.endpoint_touched, c.endpoint_bytes));
-        if mesh.mode == TrafficMode::Strict {
-            rows.push(row(mesh, "a mesh-wide rule changes", c.rule_touched, c.rule_bytes));
+        rows.push(row(mesh, &moves, c.endpoint_recipients, c.endpoint_bytes));
+        if mesh.mode == DefaultPolicy::Deny {
+            rows.push(row(mesh, "a mesh-wide rule changes", c.rule_recipients, c.rule_bytes));
         }
         rows.push(row(
             mesh,
             "one of many moved endpoints in a burst",
-            c.storm_touched,
+            c.storm_recipients,
             c.storm_bytes,
         ));
-        rows.push(row(mesh, "all reconnect after a crash", 0.0, c.back_bytes));
+        rows.push(row(mesh, "all reconnect after a crash", 0.0, c.reconnect_bytes));
     }
     Some(FigureTable {
         title: "The cost of a change".to_owned(),
-        columns: ["change", "mode", "proxies updated", "bytes of deltas"]
+        columns: ["change", "default policy", "proxies updated", "bytes of deltas"]
             .map(str::to_owned)
             .to_vec(),
         rows,
     })
 }
 
-fn last_with_changes(meshes: &[MeshSize], mode: TrafficMode) -> Option<&MeshSize> {
+fn last_with_changes(meshes: &[MeshSize], mode: DefaultPolicy) -> Option<&MeshSize> {
     meshes.iter().rfind(|mesh| mesh.mode == mode && mesh.changes.is_some())
 }
 

@@ -169,9 +169,9 @@ fn a_retry_that_is_about_the_same_requests_names_the_first() {
 
 #[test]
 fn rules_about_tags_name_the_nearer_ones() {
-    let rules = json!([{"split": [{"tags": {"version": "2"}}], "otherwise": "any"}]);
-    let whole = json!({"scope": "namespace", "otherwise": "any", "rules": rules});
-    let near = json!({"service": "web", "otherwise": "any", "rules": rules});
+    let rules = json!([{"split": [{"tags": {"version": "2"}}], "fallbackPolicy": "any"}]);
+    let whole = json!({"scope": "namespace", "fallbackPolicy": "any", "rules": rules});
+    let near = json!({"service": "web", "fallbackPolicy": "any", "rules": rules});
     let decides = "Conflicted: TagRoute shop/near takes precedence";
     assert_precedence((TAGS, "near", near.clone()), (TAGS, "whole", whole), "True", decides);
     // All objects of one service count.
@@ -270,11 +270,11 @@ fn contested_policies() -> Vec<(&'static str, Value, &'static str)> {
     }]});
     let issuer = json!({"issuer": "https://a.example", "jwks": {"inline": keys.to_string()}});
     vec![
-        ("OutlierRemoval.leno.dev", policy(json!({"consecutive": 3})), "True"),
+        ("OutlierDetection.leno.dev", policy(json!({"consecutiveFailures": 3})), "True"),
         ("CircuitBreaker.leno.dev", policy(json!({"limits": {"requests": 3}})), "True"),
         (
             "RateLimit.leno.dev",
-            policy(json!({"rules": [{"name": "all", "requests": 5, "in": "1s"}]})),
+            policy(json!({"rules": [{"name": "all", "requests": 5, "per": "1s"}]})),
             "True",
         ),
         (

@@ -37,24 +37,24 @@ fn update_warnings(update: Option<Update>) -> Vec<String> {
 #[test]
 fn annotations_below_the_floor_are_overruled_and_reported() {
     let mut store = listed_store();
-    with_floor(&mut store, json!({"trafficMode": "strict", "plaintext": "refuse"}));
+    with_floor(&mut store, json!({"defaultPolicy": "deny", "mtls": "strict"}));
     store.apply_event(NAMESPACES, namespace_event("shop", "permissive"));
-    let annotations = json!({"leno.dev/traffic-mode": "audit", "leno.dev/plaintext": "accept"});
+    let annotations = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
     store.apply_event(PODS, pod_event("a", json!({"annotations": annotations})));
     let update = store.flush();
     let config = store.mesh_config().unwrap();
     let workload = store.workloads.values().next().unwrap();
-    assert_eq!(config.mode_of(workload), TrafficMode::Strict);
-    assert_eq!(config.plaintext_of(workload), Plaintext::Refuse);
+    assert_eq!(config.mode_of(workload), DefaultPolicy::Deny);
+    assert_eq!(config.plaintext_of(workload), MtlsMode::Strict);
     assert_eq!(
         update_warnings(update),
         [
-            "Namespace shop: metadata.annotations[\"leno.dev/traffic-mode\"]: permissive is below \
-             spec.floor.trafficMode of the MeshConfig, and strict is in force; remove the annotation",
-            "Pod shop/a: metadata.annotations[\"leno.dev/plaintext\"]: accept is below spec.floor.plaintext of \
-             the MeshConfig, and refuse is in force; remove the annotation",
-            "Pod shop/a: metadata.annotations[\"leno.dev/traffic-mode\"]: audit is below spec.floor.trafficMode \
-             of the MeshConfig, and strict is in force; remove the annotation",
+            "Namespace shop: metadata.annotations[\"leno.dev/default-policy\"]: allow is below \
+             spec.floor.defaultPolicy of the MeshConfig, and deny is in force; remove the annotation",
+            "Pod shop/a: metadata.annotations[\"leno.dev/mtls\"]: permissive is below spec.floor.mtls of \
+             the MeshConfig, and strict is in force; remove the annotation",
+            "Pod shop/a: metadata.annotations[\"leno.dev/default-policy\"]: dry-run is below spec.floor.defaultPolicy \
+             of the MeshConfig, and deny is in force; remove the annotation",
         ]
     );
     // An event on each of the two.
@@ -63,16 +63,16 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
         statements.iter().filter(|it| it.diagnostic.is_some()).map(|it| it.target.kind).collect();
     assert_eq!(kinds, ["Pod", "Namespace"]);
     // In an exempt namespace they apply.
-    with_floor(&mut store, json!({"plaintext": "refuse", "exceptNamespaces": ["shop"]}));
+    with_floor(&mut store, json!({"mtls": "strict", "exceptNamespaces": ["shop"]}));
     assert_eq!(update_warnings(store.flush()), [""; 0]);
     let shop = Name::new("shop").unwrap();
-    assert_eq!(store.mesh_config().unwrap().mode_in(&shop), TrafficMode::Permissive);
+    assert_eq!(store.mesh_config().unwrap().mode_in(&shop), DefaultPolicy::Allow);
 }
 
 #[test]
 fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
     let mut store = listed_store();
-    with_floor(&mut store, json!({"injection": "required", "exclusions": "refuse"}));
+    with_floor(&mut store, json!({"injection": "required", "exclusions": "forbidden"}));
     let labels = json!({"leno.dev/injection": "enabled"});
     let lists = json!({"openservicemesh.io/outbound-port-exclusion-list": "25"});
     store.apply_event(NAMESPACES, annotated_namespace("shop", labels, lists));
@@ -84,7 +84,7 @@ fn choices_about_sidecars_are_reported_where_the_floor_overrules_them() {
     let parts: Vec<&str> = warnings.iter().map(|it| it.split(": ").next().unwrap()).collect();
     assert_eq!(parts, ["Namespace shop", "Pod shop/holes", "Pod shop/out"], "{warnings:?}");
     assert!(warnings[2].contains("leno.dev/injection disables the sidecar"), "{warnings:?}");
-    assert!(store.injection_floor().exclusions_refused);
+    assert!(store.injection_floor().exclusions_forbidden);
     // In a namespace without injection no sidecar is required.
     store.apply_event(NAMESPACES, removal_event("", "shop"));
     assert_eq!(store.flush().unwrap().warnings.len(), 1);
@@ -123,7 +123,7 @@ fn a_pod_whose_sidecar_has_another_image_is_no_member() {
 #[test]
 fn objects_about_the_whole_mesh_are_read_from_named_namespaces_alone() {
     let tag_route = json!({
-        "scope": "mesh", "otherwise": "fail",
+        "scope": "mesh", "fallbackPolicy": "fail",
         "rules": [{"split": [{"weight": 1, "tags": {"group": "black"}}]}],
     });
     let egress = json!({

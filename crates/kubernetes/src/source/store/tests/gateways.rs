@@ -236,7 +236,7 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(PODS, pod_event("meshed", json!({})));
     let now = "2025-01-01T00:00:00Z";
-    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let rules = json!([{"requests": 10, "per": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
     store.apply_event(limit, custom_event(limit, "a", now, spec));
     let deny = json!({"deny": [{"requests": [{"path": {"value": "/admin"}}]}]});
@@ -247,7 +247,7 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     store.flush();
     let met = ("True", "Enforced", "clients also use endpoints without a sidecar".to_owned());
     assert_eq!(enforced(&mut store), [met.clone(), met.clone(), met.clone()]);
-    // A policy that allows rejects no request in permissive mode.
+    // A policy that allows rejects no request with `defaultPolicy: allow`.
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
     let unmet = (
         "False",
@@ -269,7 +269,7 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(SERVICES, service_event("front", 8080));
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
-    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let rules = json!([{"requests": 10, "per": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
     store.apply_event(limit, custom_event(limit, "a", "2025-01-01T00:00:00Z", spec));
     add_gateway(&mut store, "front");
@@ -292,7 +292,7 @@ fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() 
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));
-    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let rules = json!([{"requests": 10, "per": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
     store.apply_event(limit, custom_event(limit, "a", "2025-01-01T00:00:00Z", spec));
     store.flush();

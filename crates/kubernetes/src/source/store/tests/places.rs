@@ -70,7 +70,7 @@ fn a_service_that_asks_for_it_prefers_the_zone_of_the_client() {
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
     // Rules of users take precedence.
     let kind = index("TagRoute", "leno.dev");
-    let written = json!({"service": "web", "sameTag": [{"tags": ["rack"]}]});
+    let written = json!({"service": "web", "preferSameTag": [{"tags": ["rack"]}]});
     store.apply_event(kind, custom_event(kind, "mine", "2025-01-01T00:00:00Z", written));
     assert_eq!(
         describe_update(store.flush()),

@@ -25,7 +25,7 @@ fn leading_to(name: &str, target: Value, protocol: &str) -> WatchEvent {
 }
 
 fn limit_of_web(kind: usize) -> WatchEvent {
-    let rules = json!([{"requests": 10, "in": "1s"}]);
+    let rules = json!([{"requests": 10, "per": "1s"}]);
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "rules": rules});
     custom_event(kind, "a", "2025-01-01T00:00:00Z", spec)
 }

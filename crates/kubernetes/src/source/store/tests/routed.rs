@@ -143,7 +143,7 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
     let limits = index("RateLimit", "leno.dev");
     let limit = json!({
         "targetRefs": [{"group": "", "kind": "Service", "name": "un"}],
-        "rules": [{"requests": 5, "in": "1s"}],
+        "rules": [{"requests": 5, "per": "1s"}],
     });
     store.apply_event(limits, custom_event(limits, "l", "2025-01-01T00:00:00Z", limit));
     store.flush();

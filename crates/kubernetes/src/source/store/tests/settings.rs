@@ -17,13 +17,13 @@ fn a_strict_mesh_of_osm_is_strict_here() {
     let (kind, event) = foreign_settings(json!({"traffic": traffic}));
     store.apply_event(kind, event);
     let found = updated_config(store.flush());
-    assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
+    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Deny, Egress::Deny));
     assert_eq!(store.mesh_exclusions().outbound_ports, BTreeSet::from([6379]));
     let open = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
     let (kind, event) = foreign_settings(json!({"traffic": open}));
     store.apply_event(kind, event);
     let found = updated_config(store.flush());
-    assert_eq!((found.mode, found.egress), (TrafficMode::Permissive, Egress::Allow));
+    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Allow, Egress::Allow));
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
     store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
     assert_eq!(describe_update(store.flush()), ["- MeshConfig"]);
@@ -38,7 +38,7 @@ fn of_two_meshes_the_stricter_counts() {
     let fsm = index("MeshConfig", "config.flomesh.io");
     store.apply_event(fsm, custom_event(fsm, "fsm-mesh-config", THEN, json!({})));
     let found = updated_config(store.flush());
-    assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny));
+    assert_eq!((found.default_policy, found.egress), (DefaultPolicy::Deny, Egress::Deny));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn settings_of_namespaces_that_the_operator_does_not_name_are_ignored() {
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
     let (_, named) = settings_of_osm("osm-system", THEN, json!({}));
     store.apply_event(kind, named);
-    assert_eq!(updated_config(store.flush()).mode, TrafficMode::Strict);
+    assert_eq!(updated_config(store.flush()).default_policy, DefaultPolicy::Deny);
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
 }
 
@@ -89,7 +89,7 @@ fn of_one_mesh_the_oldest_settings_apply() {
           older; remove one of the two"
         ]
     );
-    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Strict);
+    assert_eq!(updated_config(Some(update)).default_policy, DefaultPolicy::Deny);
     assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default());
     let statements = store.changed_statements().unwrap();
     let diagnostics: Vec<_> = statements.iter().map(|it| it.diagnostic.is_some()).collect();
@@ -97,7 +97,7 @@ fn of_one_mesh_the_oldest_settings_apply() {
     store.apply_event(kind, removal_event("osm-system", "osm-mesh-config"));
     let update = store.flush().unwrap();
     assert_eq!(update.warnings, []);
-    assert_eq!(updated_config(Some(update)).mode, TrafficMode::Permissive);
+    assert_eq!(updated_config(Some(update)).default_policy, DefaultPolicy::Allow);
     assert_eq!(store.mesh_exclusions().outbound_ports, BTreeSet::from([6379]));
 }
 
@@ -142,7 +142,7 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     // One field in addition to the trust domain is enough.
     for (spec, reported) in [
         (
-            json!({"trafficMode": "strict"}),
+            json!({"defaultPolicy": "deny"}),
             "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the MeshConfig mesh of leno.dev is in force; \
              move the settings to mesh, and remove this one",
         ),
@@ -153,12 +153,12 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
         let update = store.flush();
         let found = store.mesh_config().unwrap();
         assert_eq!(found.egress, Egress::Allow, "{spec}");
-        let expected = if spec["trafficMode"].is_string() {
-            TrafficMode::Strict
+        let expected = if spec["defaultPolicy"].is_string() {
+            DefaultPolicy::Deny
         } else {
-            TrafficMode::Permissive
+            DefaultPolicy::Allow
         };
-        assert_eq!(found.mode, expected, "{spec}");
+        assert_eq!(found.default_policy, expected, "{spec}");
         assert_eq!(store.mesh_exclusions(), crate::inject::Exclusions::default(), "{spec}");
         assert_eq!(store.ingress_gateways().count(), 0, "{spec}");
         let warnings = update.map(|it| it.warnings).unwrap_or_default();
@@ -175,11 +175,11 @@ fn nothing_of_another_mesh_applies_beside_our_own_settings() {
     assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]));
 }
 
-/// The warning about strict settings of OSM when our MeshConfig has no mode.
+/// The warning about OSM's settings that deny when our MeshConfig has no default policy.
 const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is ignored: the \
-                               MeshConfig mesh of leno.dev is in force, and the mesh is permissive \
-                               although this object is strict; move the settings to mesh, such as \
-                               `trafficMode: strict`, and remove this one";
+                               MeshConfig mesh of leno.dev is in force, and the mesh allows by default \
+                               although this object denies; move the settings to mesh, such as \
+                               `defaultPolicy: deny`, and remove this one";
 
 #[test]
 fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
@@ -193,7 +193,11 @@ fn a_trust_domain_of_ours_does_not_end_the_settings_of_another_mesh() {
         let update = store.flush().unwrap();
         assert_eq!(update.warnings, [], "{spec}");
         let found = updated_config(Some(update));
-        assert_eq!((found.mode, found.egress), (TrafficMode::Strict, Egress::Deny), "{spec}");
+        assert_eq!(
+            (found.default_policy, found.egress),
+            (DefaultPolicy::Deny, Egress::Deny),
+            "{spec}"
+        );
         let is_said = found.trust_domain.to_string() == "prod.example";
         assert_eq!(is_said, spec["trustDomain"].is_string());
         assert_eq!(store.mesh_exclusions().inbound_ports, BTreeSet::from([80]), "{spec}");
@@ -212,21 +216,24 @@ fn strict_settings_that_are_ignored_are_reported_with_the_mode_of_the_mesh() {
     };
     let expected = [
         "MeshConfig shop/osm-mesh-config: metadata.namespace: is ignored: mesh-wide settings are \
-         read only from the namespaces that the operator configures, and the mesh is permissive \
-         although this object is strict; write a MeshConfig of leno.dev with `trafficMode: \
-         strict`, or install with `--settings-namespaces shop`",
+         read only from the namespaces that the operator configures, and the mesh allows by default \
+         although this object denies; write a MeshConfig of leno.dev with `defaultPolicy: \
+         deny`, or install with `--settings-namespaces shop`",
     ];
     assert_eq!(reported(&mut store), expected);
     let statements = store.changed_statements().unwrap();
-    assert!(statements[0].diagnostic.as_ref().unwrap().contains("the mesh is permissive"));
+    assert!(statements[0].diagnostic.as_ref().unwrap().contains("the mesh allows by default"));
     store.apply_event(own, custom_event(own, "mesh", THEN, json!({"trustDomain": "prod.example"})));
     assert_eq!(reported(&mut store), expected);
-    // The operator specifies a mode.
-    for mode in ["permissive", "strict"] {
-        store.apply_event(own, custom_event(own, "mesh", THEN, json!({"trafficMode": mode})));
+    // The operator sets a default policy.
+    for default_policy in ["allow", "deny"] {
+        store.apply_event(
+            own,
+            custom_event(own, "mesh", THEN, json!({"defaultPolicy": default_policy})),
+        );
         let reported = reported(&mut store);
         assert_eq!(reported.len(), 1, "{reported:?}");
-        assert!(!reported[0].contains("permissive"), "{reported:?}");
+        assert!(!reported[0].contains("by default"), "{reported:?}");
     }
 }
 

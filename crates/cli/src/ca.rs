@@ -1,0 +1,155 @@
+//! `leno ca`: staged rotation of the mesh root certificate, without downtime.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use leno_control::status::Status;
+use leno_identity::{AuthoritySource, Rotation, RotationStage};
+use leno_model::TrustDomain;
+use serde_json::json;
+
+use crate::data_directory::DataArgs;
+use crate::figures::format_count;
+use crate::get::Mesh;
+use crate::output;
+
+/// Arguments of `leno ca`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CaArgs {
+    /// Rotation step
+    #[arg(value_enum)]
+    step: Step,
+    #[command(flatten)]
+    data: DataArgs,
+    /// Directory shared by the control planes of the mesh [default: the data directory]
+    #[arg(long, value_name = "DIR")]
+    shared: Option<PathBuf>,
+    /// Continue even if sidecars are disconnected or have not applied the previous step
+    #[arg(long)]
+    force: bool,
+}
+
+/// A step of a root rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// Show the progress of the rotation
+    Status,
+    /// Create a new root, trusted in addition to the signing root
+    Add,
+    /// Sign with the new root
+    Activate,
+    /// Stop trusting the old root
+    Retire,
+    /// Return to the previous stage, until the old root is retired
+    Rollback,
+}
+
+impl CaArgs {
+    /// Performs the step, unless sidecars have not applied the previous one.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let data = self.data.path()?;
+        let status =
+            runtime.block_on(Mesh::from_data(&data).query_json("/status")).and_then(|answer| {
+                serde_json::from_value::<Status>(answer).context("cannot parse the response")
+            });
+        let status = status.context(
+            "rotation requires a running mesh: set the data directory of a control plane",
+        )?;
+        let trust_domain = TrustDomain::new(&status.trust_domain)?;
+        let authority = self.shared.unwrap_or(data).join("authority");
+        if !authority.join("ca.pem").is_file() {
+            bail!(
+                "no authority in {}: set the shared directory of the control planes with --shared; the CA \
+                 of --issuer is rotated by its owner",
+                authority.display()
+            );
+        }
+        let now = SystemTime::now();
+        let current = AuthoritySource::Own(authority.clone()).open(&trust_domain, now)?;
+        let ca_generation = format!("{:016x}", current.ca_generation());
+        if self.step != Step::Status && status.ca_generation != ca_generation && !self.force {
+            bail!("the control plane has not applied the previous step yet: try again in a second");
+        }
+        let rotation = Rotation::for_authority(&authority, trust_domain);
+        let behind = status.outdated;
+        if matches!(self.step, Step::Activate | Step::Retire) && behind > 0 && !self.force {
+            let problem = format!(
+                "{behind} of {} have not applied the previous step: wait, or see `leno ca status`",
+                format_count(status.proxies, "sidecar")
+            );
+            bail!(self.data.in_commands(&problem));
+        }
+        if matches!(self.step, Step::Activate | Step::Retire) && !self.force {
+            expect_everybody(&status, &self.data)?;
+        }
+        match self.step {
+            Step::Status => {}
+            Step::Add => rotation.add_root(now)?,
+            Step::Activate => rotation.activate_root(now)?,
+            Step::Retire => rotation.retire_root(now)?,
+            Step::Rollback => rotation.roll_back(now)?,
+        }
+        print_step(self.step, rotation.stage(), &status, &self.data)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Rejects a step while sidecars are disconnected: they would miss it, and the next one would cut them off.
+fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
+    if status.starting {
+        bail!("the control plane has just started, and not all sidecars have reconnected: wait");
+    }
+    let away = status.workloads.saturating_sub(status.registered);
+    if away > 0 {
+        let problem = format!(
+            "{} of {} without a ready sidecar, which would lose access to the mesh: see `leno get \
+             workloads`, or continue with --force",
+            away,
+            format_count(status.workloads, "workload")
+        );
+        bail!(data.in_commands(&problem));
+    }
+    Ok(())
+}
+
+fn print_step(
+    step: Step,
+    stage: RotationStage,
+    status: &Status,
+    data: &DataArgs,
+) -> anyhow::Result<()> {
+    let (word, next) = match stage {
+        RotationStage::Stable => ("stable", "one root signs and is trusted; `leno ca add`"),
+        RotationStage::Added => (
+            "added",
+            "a new root is trusted; once every sidecar is up to date: `leno ca activate`, or `leno ca rollback`",
+        ),
+        RotationStage::Activated => (
+            "activated",
+            "the new root signs; once every sidecar is up to date: `leno ca retire`, or `leno ca rollback`",
+        ),
+    };
+    let next = data.in_commands(next);
+    if step != Step::Status {
+        return output::print_raw(&format!("{word}: {next}"));
+    }
+    let (all, outdated) = (status.proxies, status.outdated);
+    let figures = json!({ "stage": word, "sidecars": all, "outdated": outdated, "next": next });
+    output::print_json(&figures)
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leno ca add --data /var/lib/leno        add a new root, trusted in addition to the signing root
+  leno ca status --data /var/lib/leno     repeat until no sidecar is outdated
+  leno ca activate --data /var/lib/leno   sign with the new root; wait again
+  leno ca retire --data /var/lib/leno     stop trusting the old root
+
+With several control planes, query each one: the counts cover only its own sidecars. The files are in
+the shared directory (--shared).
+";

@@ -1,0 +1,272 @@
+//! `leno redirect`: redirection of a network namespace's traffic to its sidecar.
+
+mod nftables;
+mod rules;
+mod verify;
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser};
+use leno_kubernetes::inject::is_interface;
+use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
+use leno_proxy::{DNS_PROXY_PORT, INBOUND_PORT, OUTBOUND_PORT};
+
+use crate::range::Range;
+use rules::{Chain, Hook, Match, Rule, Verdict};
+
+/// Arguments of `leno redirect`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RedirectArgs {
+    /// User ID of the sidecar; its own connections are not redirected
+    #[arg(long, value_name = "UID", default_value_t = PROXY_UID, value_parser = clap::value_parser!(u32).range(1..))]
+    uid: u32,
+    /// Destination ports excluded from outbound redirection
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port_parser())]
+    exclude_outbound_ports: Vec<u16>,
+    /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
+    #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
+    exclude_outbound_ranges: Vec<Range>,
+    /// Destination ranges redirected to the mesh, exclusively [default: all]
+    #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
+    include_outbound_ranges: Vec<Range>,
+    /// Application ports excluded from inbound redirection, reachable without mutual TLS
+    #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port_parser())]
+    exclude_inbound_ports: Vec<u16>,
+    /// Redirect the application's DNS queries (port 53, UDP and TCP) to the sidecar, which must run with --dns
+    /// as well; excluded ranges do not apply
+    #[arg(long)]
+    dns: bool,
+    /// Network interfaces excluded from redirection
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_interface)]
+    exclude_interfaces: Vec<String>,
+    /// Print the rules in `nft -f` syntax without applying them
+    #[arg(long)]
+    dry_run: bool,
+    /// Verify that rules exist, without setting any; run as a user other than the sidecar's, before the sidecar
+    /// starts
+    #[arg(long, conflicts_with = "dry_run")]
+    verify: bool,
+}
+
+/// The options alone.
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    redirect: RedirectArgs,
+}
+
+impl RedirectArgs {
+    /// Replaces the rules of this network namespace atomically.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        self.check_options()?;
+        if self.verify {
+            verify::verify()?;
+        } else if self.dry_run {
+            print!("{}", rules::to_text(&self.build_chains()));
+        } else {
+            self.replace_rules()?;
+            tracing::info!(
+                outbound = OUTBOUND_PORT,
+                inbound = INBOUND_PORT,
+                uid = self.uid,
+                "connections are redirected to the sidecar"
+            );
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Parses options from a list of arguments.
+    ///
+    /// # Errors
+    /// If they are not options of this command.
+    pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
+        let words = std::iter::once("redirect").chain(words.iter().map(String::as_str));
+        let line = Line::try_parse_from(words);
+        let redirect = line.context("invalid options of `leno redirect`")?.redirect;
+        redirect.check_options()?;
+        Ok(redirect)
+    }
+
+    /// Rejects contradictory options.
+    fn check_options(&self) -> anyhow::Result<()> {
+        if self.dns && self.exclude_outbound_ports.contains(&DNS_PORT) {
+            bail!(
+                "--dns redirects port 53 to the sidecar, and --exclude-outbound-ports excludes it: remove one of them"
+            );
+        }
+        Ok(())
+    }
+
+    /// Replaces the rules of the current thread's network namespace atomically.
+    ///
+    /// # Errors
+    /// If the kernel rejects them; the previous rules stay in force.
+    pub(crate) fn replace_rules(&self) -> anyhow::Result<()> {
+        nftables::replace_table(&self.build_chains()).context("the connections are not redirected")
+    }
+
+    fn build_chains(&self) -> [Chain; 2] {
+        [self.outbound_chain(), self.inbound_chain()]
+    }
+
+    /// Redirects outbound TCP connections to the sidecar, except the sidecar's own, those within the namespace,
+    /// and exclusions. The probe connection of `--verify` takes precedence.
+    fn outbound_chain(&self) -> Chain {
+        let mut rules = vec![return_rule(Match::Uid(self.uid))];
+        rules.extend(verify::NOWHERE.map(|address| Rule {
+            matches: vec![Match::In(Range::single_address(address)), Match::Port(verify::DISCARD)],
+            verdict: Verdict::Redirect(OUTBOUND_PORT),
+        }));
+        rules.push(return_rule(Match::To(LOOPBACK.to_owned())));
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(return_rule));
+        if self.dns {
+            rules.extend([Match::UdpPort(DNS_PORT), Match::Port(DNS_PORT)].map(|what| Rule {
+                matches: vec![what],
+                verdict: Verdict::Redirect(DNS_PROXY_PORT),
+            }));
+        }
+        rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(return_rule));
+        rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(return_rule));
+        let redirect = |first: Option<Match>| Rule {
+            matches: first.into_iter().chain([Match::Tcp]).collect(),
+            verdict: Verdict::Redirect(OUTBOUND_PORT),
+        };
+        match self.include_outbound_ranges.as_slice() {
+            [] => rules.push(redirect(None)),
+            ranges => rules.extend(ranges.iter().map(|range| redirect(Some(Match::In(*range))))),
+        }
+        Chain { hook: Hook::Output, rules }
+    }
+
+    /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
+    /// sidecar's health listener, and exclusions.
+    fn inbound_chain(&self) -> Chain {
+        let mut rules = vec![return_rule(Match::From(LOOPBACK.to_owned()))];
+        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(return_rule));
+        let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
+        rules.extend(ports.map(Match::Port).map(return_rule));
+        let verdict = Verdict::Redirect(INBOUND_PORT);
+        rules.push(Rule { matches: vec![Match::Tcp], verdict });
+        Chain { hook: Hook::Prerouting, rules }
+    }
+}
+
+fn return_rule(what: Match) -> Rule {
+    Rule { matches: vec![what], verdict: Verdict::Return }
+}
+
+fn port_parser() -> impl clap::builder::TypedValueParser<Value = u16> {
+    clap::value_parser!(u16).range(1..)
+}
+
+/// Parses an interface name that the kernel accepts (`dev_valid_name`).
+fn parse_interface(text: &str) -> Result<String, String> {
+    match is_interface(text) {
+        true => Ok(text.to_owned()),
+        false => Err("is not the name of a network interface; use one such as eth1".to_owned()),
+    }
+}
+
+const LOOPBACK: &str = "lo";
+/// The DNS port (RFC 1035 section 4.2).
+const DNS_PORT: u16 = 53;
+
+const EXAMPLES: &str = "\
+Examples:
+  leno redirect                                           run in a pod, before its sidecar starts
+  leno redirect --exclude-outbound-ports 25,5432          bypass the mesh for mail and the database
+  leno redirect --exclude-outbound-ranges 10.0.0.0/8,fd00::/8
+  leno redirect --dns                                     resolve service names without cluster DNS
+  leno redirect --dry-run                                 print the rules
+  leno redirect --verify                                  check that the CNI plugin has set the rules
+
+Requires NET_ADMIN in the network namespace. The rules stay in the kernel after the command exits;
+running it again replaces them.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_args(words: &[&str]) -> Result<RedirectArgs, clap::Error> {
+        let words = std::iter::once("redirect").chain(words.iter().copied());
+        Line::try_parse_from(words).map(|line| line.redirect)
+    }
+
+    #[test]
+    fn what_is_excluded_comes_before_the_redirection() {
+        let args = parse_args(&[
+            "--exclude-outbound-ports=25,5432",
+            "--exclude-outbound-ranges=192.0.2.0/24,2001:db8::/32",
+            "--exclude-inbound-ports=9000",
+            "--exclude-interfaces=eth1",
+            "--dns",
+        ]);
+        expect_test::expect![[r#"
+            add table inet leno
+            delete table inet leno
+            table inet leno {
+              chain output {
+                type nat hook output priority -100; policy accept;
+                meta skuid 1500 return
+                ip daddr 192.0.2.1/32 tcp dport 9 redirect to :15001
+                ip6 daddr 2001:db8::1/128 tcp dport 9 redirect to :15001
+                oifname "lo" return
+                oifname "eth1" return
+                udp dport 53 redirect to :15053
+                tcp dport 53 redirect to :15053
+                tcp dport 25 return
+                tcp dport 5432 return
+                ip daddr 192.0.2.0/24 return
+                ip6 daddr 2001:db8::/32 return
+                meta l4proto tcp redirect to :15001
+              }
+              chain prerouting {
+                type nat hook prerouting priority -100; policy accept;
+                iifname "lo" return
+                iifname "eth1" return
+                tcp dport 15020 return
+                tcp dport 9000 return
+                meta l4proto tcp redirect to :15003
+              }
+            }
+        "#]]
+        .assert_eq(&rules::to_text(&args.unwrap().build_chains()));
+    }
+
+    #[test]
+    fn only_included_ranges_are_redirected_when_there_are_any() {
+        let args = parse_args(&["--include-outbound-ranges=10.0.0.0/8,fd00::/8"]).unwrap();
+        let text = rules::to_text(&args.build_chains());
+        assert!(text.contains("ip daddr 10.0.0.0/8 meta l4proto tcp redirect to :15001\n"));
+        assert!(text.contains("ip6 daddr fd00::/8 meta l4proto tcp redirect to :15001\n"));
+        assert!(!text.contains("    meta l4proto tcp redirect to :15001\n"), "{text}");
+    }
+
+    #[test]
+    fn look_ups_are_left_alone_unless_they_are_asked_for() {
+        let text = rules::to_text(&parse_args(&[]).unwrap().build_chains());
+        assert!(!text.contains("dport 53"), "{text}");
+        let both = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
+        let refused = RedirectArgs::from_words(&both).unwrap_err().to_string();
+        assert!(refused.contains("remove one"), "{refused}");
+        assert!(RedirectArgs::from_words(&both[..1]).is_ok());
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_meant() {
+        for bad in [
+            "--uid=0",
+            "--exclude-outbound-ports=0",
+            "--exclude-inbound-ports=65536",
+            "--exclude-outbound-ranges=10.0.0.0/33",
+            "--exclude-interfaces=e/1",
+            "--exclude-interfaces=\"",
+            "--exclude-interfaces=sixteen-letters-",
+        ] {
+            assert!(parse_args(&[bad]).is_err(), "{bad}");
+        }
+    }
+}

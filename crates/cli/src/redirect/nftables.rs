@@ -1,0 +1,291 @@
+//! Atomic nf_tables updates over netlink: sidecar images contain no `nft` program.
+
+use std::io;
+use std::net::IpAddr;
+
+use anyhow::{Context as _, bail};
+use netlink_packet_core::{
+    DefaultNla, NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_netfilter::nftables::{
+    Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions,
+    Hook as HookAttribute, HookNumber, Immediate, InetHookNumber, ListAttribute, Meta, MetaKey,
+    NfTablesMessage, Operator, Payload, Register, RuleAttribute, RuleMessage, TableAttribute,
+    TableMessage, Verdict as VerdictCode, VerdictAttribute,
+};
+use netlink_packet_netfilter::none::ControlMessage;
+use netlink_packet_netfilter::{
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use leno_kubernetes::inject::INTERFACE_BYTES;
+
+use super::rules::{Chain, Hook, Match, PRIORITY, Rule, TABLE, Verdict};
+
+/// Replaces our table in one transaction.
+///
+/// # Errors
+/// If the kernel rejects it; the previous rules stay in force.
+pub(super) fn replace_table(chains: &[Chain]) -> anyhow::Result<()> {
+    let mut requests = vec![
+        // Creates the table if absent, so that the deletion succeeds.
+        ("the table", NfTablesMessage::NewTable(table_message())),
+        ("the old table", NfTablesMessage::DeleteTable(table_message())),
+        ("the table", NfTablesMessage::NewTable(table_message())),
+    ];
+    for chain in chains {
+        requests.push(("a chain", NfTablesMessage::NewChain(chain_message(chain.hook))));
+        let rule = |rule| ("a rule", NfTablesMessage::NewRule(rule_message(chain.hook, rule)));
+        requests.extend(chain.rules.iter().map(rule));
+    }
+    send_batch(&requests)
+}
+
+/// Sends a batch and waits for the answer to each of its requests.
+fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
+    let mut socket =
+        Socket::new(NETLINK_NETFILTER).context("cannot communicate with the kernel")?;
+    socket.bind_auto().context("cannot communicate with the kernel")?;
+    let mut batch = Vec::new();
+    append_message(&mut batch, 0, control_message(ControlMessage::BatchBegin), NLM_F_REQUEST);
+    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
+    for (sequence, (_, request)) in (1..).zip(requests) {
+        let header = NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0);
+        append_message(&mut batch, sequence, NetfilterMessage::new(header, request.clone()), flags);
+    }
+    append_message(&mut batch, 0, control_message(ControlMessage::BatchEnd), NLM_F_REQUEST);
+    let sent = socket.send(&batch, 0).context("cannot communicate with the kernel")?;
+    if sent != batch.len() {
+        bail!("the kernel accepted {sent} of {} bytes", batch.len());
+    }
+    let mut answered = 0;
+    while answered < requests.len() {
+        let (bytes, _) = socket.recv_from_full().context("the kernel does not respond")?;
+        for answer in parse_answers(&bytes)? {
+            let Some(refusal) = answer.refusal else {
+                answered += 1;
+                continue;
+            };
+            let request = usize::try_from(answer.sequence).ok();
+            let request = request.and_then(|number| requests.get(number.checked_sub(1)?));
+            let what = request.map_or("the transaction", |(what, _)| what);
+            return Err(add_hint(refusal).context(format!("the kernel rejected {what}")));
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's answer to one request.
+struct Answer {
+    sequence: u32,
+    refusal: Option<io::Error>,
+}
+
+/// Parses all messages of a datagram, which are aligned to four bytes.
+fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
+    let mut answers = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let message = NetlinkMessage::<NetfilterMessage>::deserialize(rest)
+            .context("invalid response of the kernel")?;
+        if let NetlinkPayload::Error(error) = &message.payload {
+            let refusal = error.code.map(|code| io::Error::from_raw_os_error(-code.get()));
+            answers.push(Answer { sequence: message.header.sequence_number, refusal });
+        }
+        let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(answers)
+}
+
+/// Adds a hint to common errors.
+fn add_hint(refusal: io::Error) -> anyhow::Error {
+    let hint = match refusal.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "run it as root with the capability NET_ADMIN in the network namespace"
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::Unsupported => {
+            "the kernel needs nf_tables with `inet` address translation: Linux 5.2 or later, with \
+             nft_chain_nat and nft_redir"
+        }
+        _ => return refusal.into(),
+    };
+    anyhow::Error::from(refusal).context(hint)
+}
+
+fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage, flags: u16) {
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    header.sequence_number = sequence;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    message.finalize();
+    let start = batch.len();
+    batch.resize(start + message.buffer_len().next_multiple_of(4), 0);
+    if let Some(room) = batch.get_mut(start..) {
+        message.serialize(room);
+    }
+}
+
+/// The begin or end message of an nf_tables batch, with the subsystem number in the header
+/// (`NFNL_SUBSYS_NFTABLES`).
+fn control_message(message: ControlMessage) -> NetfilterMessage {
+    const NFTABLES: u16 = 10;
+    let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, NFTABLES);
+    NetfilterMessage::new(header, NetfilterMessageInner::None(message))
+}
+
+fn table_message() -> TableMessage {
+    TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
+}
+
+fn chain_message(hook: Hook) -> ChainMessage {
+    let number = match hook {
+        Hook::Output => InetHookNumber::LocalOut,
+        Hook::Prerouting => InetHookNumber::PreRouting,
+    };
+    ChainMessage {
+        attributes: vec![
+            ChainAttribute::Table(TABLE.to_owned()),
+            ChainAttribute::Name(hook.chain_name().to_owned()),
+            ChainAttribute::Type("nat".to_owned()),
+            ChainAttribute::Hook(vec![
+                HookAttribute::Number(HookNumber::Inet(number)),
+                HookAttribute::Priority(PRIORITY.cast_unsigned()),
+            ]),
+        ],
+    }
+}
+
+fn rule_message(hook: Hook, rule: &Rule) -> RuleMessage {
+    let expressions =
+        rule.matches.iter().flat_map(match_expressions).chain(verdict_expressions(rule.verdict));
+    let expressions: Vec<ListAttribute<ExpressionAttribute>> =
+        expressions.map(ListAttribute::from).collect();
+    RuleMessage {
+        attributes: vec![
+            RuleAttribute::Table(TABLE.to_owned()),
+            RuleAttribute::Chain(hook.chain_name().to_owned()),
+            RuleAttribute::Expressions(expressions),
+        ],
+    }
+}
+
+/// Translates a match to nf_tables expressions: load a register, compare it.
+fn match_expressions(question: &Match) -> Vec<Expressions> {
+    match question {
+        Match::Uid(uid) => {
+            vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
+        }
+        Match::To(name) => vec![load_meta(MetaKey::Oifname), compare_register(pad_interface(name))],
+        Match::From(name) => {
+            vec![load_meta(MetaKey::Iifname), compare_register(pad_interface(name))]
+        }
+        Match::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
+        Match::Port(port) => to_port(TCP, *port),
+        Match::UdpPort(port) => to_port(UDP, *port),
+        Match::In(range) => {
+            let (family, offset, first) = match range.first() {
+                IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
+                IpAddr::V6(first) => (NFPROTO_IPV6, 24, first.octets().to_vec()),
+            };
+            let length = u32::try_from(first.len()).unwrap_or(0);
+            vec![
+                load_meta(MetaKey::Nfproto),
+                compare_register(vec![family]),
+                load_header(BASE_NETWORK, offset, length),
+                mask_register(range.mask(), length),
+                compare_register(first),
+            ]
+        }
+    }
+}
+
+fn to_port(protocol: u8, port: u16) -> Vec<Expressions> {
+    vec![
+        load_meta(MetaKey::L4Proto),
+        compare_register(vec![protocol]),
+        load_header(BASE_TRANSPORT, PORT_OFFSET, 2),
+        compare_register(port.to_be_bytes().to_vec()),
+    ]
+}
+
+fn verdict_expressions(verdict: Verdict) -> Vec<Expressions> {
+    match verdict {
+        Verdict::Return => vec![Expressions::Immediate(vec![
+            Immediate::DestinationRegister(Register::Verdict),
+            Immediate::Data(DataAttribute::Verdict(vec![VerdictAttribute::Code(
+                VerdictCode::Return,
+            )])),
+        ])],
+        Verdict::Redirect(port) => vec![
+            Expressions::Immediate(vec![
+                Immediate::DestinationRegister(Register::Reg1),
+                Immediate::Data(DataAttribute::Value(port.to_be_bytes().to_vec())),
+            ]),
+            Expressions::Other {
+                expression_type: "redir".to_owned(),
+                attributes: vec![DefaultNla::new(
+                    REDIR_PORT,
+                    u32::from(Register::Reg1).to_be_bytes().to_vec(),
+                )],
+            },
+        ],
+    }
+}
+
+fn load_meta(key: MetaKey) -> Expressions {
+    Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(Register::Reg1)])
+}
+
+fn load_header(base: u32, offset: u32, length: u32) -> Expressions {
+    Expressions::Payload(vec![
+        Payload::DestinationRegister(Register::Reg1),
+        Payload::Base(base),
+        Payload::Offset(offset),
+        Payload::Len(length),
+    ])
+}
+
+fn mask_register(mask: Vec<u8>, length: u32) -> Expressions {
+    let nothing = vec![0; mask.len()];
+    Expressions::Bitwise(vec![
+        Bitwise::SourceRegister(Register::Reg1),
+        Bitwise::DestinationRegister(Register::Reg1),
+        Bitwise::Length(length),
+        Bitwise::Mask(DataAttribute::Value(mask)),
+        Bitwise::Xor(DataAttribute::Value(nothing)),
+    ])
+}
+
+fn compare_register(value: Vec<u8>) -> Expressions {
+    Expressions::Cmp(vec![
+        Cmp::SourceRegister(Register::Reg1),
+        Cmp::Op(Operator::Equal),
+        Cmp::Data(DataAttribute::Value(value)),
+    ])
+}
+
+/// Pads an interface name to register length.
+fn pad_interface(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(INTERFACE_BYTES, 0);
+    bytes
+}
+
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+/// `IPPROTO_UDP`.
+const UDP: u8 = 17;
+/// The offset of the destination port in TCP and UDP headers.
+const PORT_OFFSET: u32 = 2;
+/// `NFT_PAYLOAD_NETWORK_HEADER`.
+const BASE_NETWORK: u32 = 1;
+/// `NFT_PAYLOAD_TRANSPORT_HEADER`.
+const BASE_TRANSPORT: u32 = 2;
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+/// `NFTA_REDIR_REG_PROTO_MIN`.
+const REDIR_PORT: u16 = 1;

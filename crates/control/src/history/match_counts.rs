@@ -1,0 +1,259 @@
+//! Rule match counts, over the last hour and since first reported.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use leno_discovery::RuleMatches;
+use leno_model::{Name, RuleKind};
+use leno_telemetry::RecentTable;
+
+use super::track::REACH;
+use crate::mesh::Mesh;
+use crate::status::RuleStatus;
+
+/// Match counts of rules.
+#[derive(Debug, Default)]
+pub(super) struct MatchCounts {
+    rules: RecentTable<Rule, Minutes, RULES_MAX>,
+}
+
+type Rule = (RuleKind, Name, Name, String);
+
+/// Counts of one rule: those of the last hour, 16 bytes for each minute with a match.
+#[derive(Debug)]
+struct Minutes {
+    /// Minute number and count, the oldest first.
+    counts: VecDeque<(u64, u64)>,
+    /// The total since the rule was first reported.
+    sum: u64,
+    last: Duration,
+}
+
+impl MatchCounts {
+    /// Processes one sidecar's report; returns the number of entries that were not kept: rules of missing
+    /// objects, and those evicted for newer ones.
+    pub(super) fn record_report(&mut self, mesh: &Mesh, sent: &[RuleMatches], at: Duration) -> u64 {
+        sent.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
+    }
+
+    /// Returns false if the report, or an older entry, is not kept.
+    fn record_rule(&mut self, mesh: &Mesh, sent: &RuleMatches, at: Duration) -> bool {
+        let RuleMatches { kind, namespace, name, rule, matches } = sent;
+        if !mesh.has_object(&kind.object_key(namespace, name)) || rule.chars().any(char::is_control)
+        {
+            return false;
+        }
+        let key = (*kind, namespace.clone(), name.clone(), rule.clone());
+        let is_full = !self.rules.contains_key(&key) && self.evict_of_object(&key);
+        let nothing = || Minutes { counts: VecDeque::new(), sum: 0, last: at };
+        let (minutes, evicted) = self.rules.entry(key, nothing);
+        minutes.add(*matches, at);
+        !is_full && evicted.is_none()
+    }
+
+    /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
+    /// all others, whichever rules a sidecar reports. Returns true if one was evicted.
+    fn evict_of_object(&mut self, (kind, namespace, name, _): &Rule) -> bool {
+        let first = (*kind, namespace.clone(), name.clone(), String::new());
+        let is_same = |rule: &&Rule| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
+        if self.rules.keys_in(first..).take_while(is_same).count() < RULES_OF_OBJECT_MAX {
+            return false;
+        }
+        let oldest = self.rules.least_recent().find(is_same).cloned();
+        oldest.is_some_and(|oldest| self.rules.remove(&oldest).is_some())
+    }
+
+    /// Evicts rules without a match for an hour, and those of objects that left the mesh.
+    pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
+        self.rules.retain(|(kind, namespace, name, _), minutes| {
+            minutes.last + REACH > at && mesh.has_object(&kind.object_key(namespace, name))
+        });
+    }
+
+    pub(super) fn rule_statuses(&self, at: Duration) -> Vec<RuleStatus> {
+        let status = |((kind, namespace, name, rule), minutes): (&Rule, &Minutes)| RuleStatus {
+            kind: kind.as_str().to_owned(),
+            name: format!("{namespace}/{name}"),
+            rule: rule.clone(),
+            matches_1h: minutes.of_last_hour(at),
+            matches: minutes.sum,
+        };
+        self.rules.iter().map(status).collect()
+    }
+}
+
+impl Minutes {
+    fn add(&mut self, matches: u64, at: Duration) {
+        (self.sum, self.last) = (self.sum.saturating_add(matches), self.last.max(at));
+        let minute = minute_number(at);
+        match self.counts.back_mut() {
+            // Time is monotonic, so the newest is the last.
+            Some((newest, count)) if *newest >= minute => *count = count.saturating_add(matches),
+            _ => self.counts.push_back((minute, matches)),
+        }
+        if self.counts.len() > MINUTES {
+            self.counts.pop_front();
+        }
+    }
+
+    fn of_last_hour(&self, at: Duration) -> u64 {
+        let oldest = (minute_number(at) + 1).saturating_sub(MINUTES as u64);
+        let counted = self.counts.iter().filter(|(number, _)| *number >= oldest);
+        counted.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+}
+
+fn minute_number(at: Duration) -> u64 {
+    at.as_secs() / 60
+}
+
+const MINUTES: usize = 60;
+
+/// Maximum rules: about 1.3 KiB each while busy.
+const RULES_MAX: usize = 2048;
+/// Maximum rules of one object: as many as an AccessPolicy can have (256 each of `allow` and `deny`).
+const RULES_OF_OBJECT_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{BOOKINFO, mesh_with_sidecars};
+
+    const ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: ratings, namespace: bookinfo}
+spec:
+  parentRefs: [{group: '', kind: Service, name: ratings}]
+  rules: [{backendRefs: [{name: ratings, port: 9080}]}]
+";
+
+    fn rule_hits(kind: &str, name: &str, rule: &str, matches: u64) -> RuleMatches {
+        RuleMatches {
+            kind: RuleKind::from_word(kind).unwrap(),
+            namespace: Name::new("bookinfo").unwrap(),
+            name: Name::new(name).unwrap(),
+            rule: rule.to_owned(),
+            matches,
+        }
+    }
+
+    fn at_minute(minutes: u64) -> Duration {
+        Duration::from_secs(minutes * 60 + 7)
+    }
+
+    #[test]
+    fn rules_that_a_sidecar_invents_take_the_room_of_their_object_only() {
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = MatchCounts::default();
+        assert_eq!(
+            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "used", 5)], at_minute(0)),
+            0
+        );
+        for rule in 0..RULES_OF_OBJECT_MAX + 36 {
+            let invented = rule_hits("HTTPRoute", "ratings", &rule.to_string(), 1);
+            let used = rule_hits("HTTPRoute", "ratings", "used", 1);
+            let dropped = all.record_report(&mesh, &[invented, used], at_minute(0));
+            assert_eq!(dropped, u64::from(rule + 1 >= RULES_OF_OBJECT_MAX), "{rule}");
+        }
+        assert_eq!(all.rules.len(), RULES_OF_OBJECT_MAX);
+        let status = all.rule_statuses(at_minute(0));
+        let sum = |rule: &str| status.iter().find(|it| it.rule == rule).map(|it| it.matches);
+        // The count of a used rule continues, and the least recently used rules are evicted.
+        assert_eq!(sum("used"), Some(5 + RULES_OF_OBJECT_MAX as u64 + 36));
+        assert_eq!((sum("36"), sum("37")), (None, Some(1)));
+        assert_eq!(
+            all.record_report(&mesh, &[rule_hits("HTTPRoute", "ratings", "\n", 1)], at_minute(0)),
+            1
+        );
+    }
+
+    #[test]
+    fn the_rules_that_were_used_least_recently_are_evicted() {
+        let objects = RULES_MAX / RULES_OF_OBJECT_MAX + 1;
+        let routes =
+            (0..objects).map(|n| ROUTE.replacen("name: ratings", &format!("name: r{n}"), 1));
+        let mesh =
+            mesh_with_sidecars(&format!("{BOOKINFO}---{}", routes.collect::<Vec<_>>().join("---")));
+        let mut all = MatchCounts::default();
+        let route = |number: usize| {
+            rule_hits("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
+        };
+        let more = 7;
+        let dropped = (0..RULES_MAX + more)
+            .map(|number| all.record_report(&mesh, &[route(number)], at_minute(0)));
+        assert_eq!(dropped.sum::<u64>(), more as u64);
+        let rules: Vec<usize> =
+            all.rule_statuses(at_minute(0)).iter().map(|it| it.rule.parse().unwrap()).collect();
+        assert_eq!((rules.len(), rules.iter().min()), (RULES_MAX, Some(&more)));
+    }
+
+    #[test]
+    fn the_last_hour_moves_on_and_the_sum_stays() {
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = MatchCounts::default();
+        for minute in 0..90 {
+            assert_eq!(
+                all.record_report(
+                    &mesh,
+                    &[rule_hits("HTTPRoute", "ratings", "0", 2)],
+                    at_minute(minute)
+                ),
+                0
+            );
+        }
+        let [rule] = &all.rule_statuses(at_minute(89))[..] else { panic!() };
+        assert_eq!((&*rule.kind, &*rule.name, &*rule.rule), ("HTTPRoute", "bookinfo/ratings", "0"));
+        assert_eq!((rule.matches_1h, rule.matches), (120, 180));
+        assert_eq!(all.rule_statuses(at_minute(119))[0].matches_1h, 60);
+        assert_eq!(all.rule_statuses(at_minute(200))[0].matches_1h, 0);
+        all.evict_expired(&mesh, at_minute(148));
+        assert_eq!(all.rule_statuses(at_minute(148)).len(), 1);
+        all.evict_expired(&mesh, at_minute(150));
+        assert_eq!(all.rule_statuses(at_minute(150)), []);
+    }
+
+    #[test]
+    fn what_lets_in_from_outside_is_counted_as_what_it_is() {
+        let backend = "
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: IngressBackend
+metadata: {name: ratings, namespace: bookinfo}
+spec:
+  backends: [{name: ratings, port: {number: 9080, protocol: http}}]
+  sources: [{kind: IPRange, name: 10.0.0.0/8}]
+";
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{backend}"));
+        let mut all = MatchCounts::default();
+        let sent = [
+            rule_hits("IngressBackend", "ratings", "", 3),
+            rule_hits("AccessControl", "ratings", "", 1),
+        ];
+        assert_eq!(
+            all.record_report(&mesh, &sent, at_minute(1)),
+            1,
+            "there is no such AccessControl"
+        );
+        let [rule] = &all.rule_statuses(at_minute(1))[..] else { panic!() };
+        assert_eq!(
+            (&*rule.kind, &*rule.name, rule.matches),
+            ("IngressBackend", "bookinfo/ratings", 3)
+        );
+    }
+
+    #[test]
+    fn what_the_mesh_does_not_have_takes_no_room() {
+        let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{ROUTE}"));
+        let mut all = MatchCounts::default();
+        let sent = [
+            rule_hits("HTTPRoute", "invented", "0", 1),
+            rule_hits("GRPCRoute", "ratings", "0", 1),
+            rule_hits("RateLimit", "ratings", "", 1),
+            rule_hits("HTTPRoute", "ratings", "1", 1),
+        ];
+        assert_eq!(all.record_report(&mesh, &sent, at_minute(1)), 3);
+        assert_eq!(all.rules.len(), 1);
+        all.evict_expired(&Mesh::default(), at_minute(1));
+        assert!(all.rules.is_empty());
+    }
+}

@@ -1,0 +1,64 @@
+//! The endpoints that outlier detection has ejected, over all threads, for the admin page.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use leno_model::{Endpoint, ServicePolicyName};
+use leno_traffic::outlier::Cause;
+
+/// The ejected endpoints, by the number of the detector's cluster state. Accessed only by ejections,
+/// unejections and the admin page.
+#[derive(Default)]
+pub(crate) struct EjectedEndpoints {
+    clusters: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    numbers: AtomicU64,
+}
+
+/// An endpoint ejected by one thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) policy: ServicePolicyName,
+    pub(crate) cause: Cause,
+    pub(crate) since: Instant,
+}
+
+impl EjectedEndpoints {
+    /// Returns a number for new cluster state.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Replaces the ejected endpoints of one cluster state.
+    pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<Entry>) {
+        match entries.is_empty() {
+            true => self.lock().remove(&cluster),
+            false => self.lock().insert(cluster, entries),
+        };
+    }
+
+    /// Returns the number of ejected endpoints of one cluster state.
+    pub(crate) fn count(&self, cluster: u64) -> usize {
+        self.lock().get(&cluster).map_or(0, Vec::len)
+    }
+
+    /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
+    /// them.
+    pub(crate) fn snapshot(&self) -> Vec<(usize, Entry)> {
+        let mut found: Vec<(usize, Entry)> = Vec::new();
+        for entry in self.lock().values().flatten() {
+            match found.iter_mut().find(|(_, known)| known.endpoint.id == entry.endpoint.id) {
+                Some((threads, _)) => *threads += 1,
+                None => found.push((1, entry.clone())),
+            }
+        }
+        found.sort_by(|(_, a), (_, b)| a.endpoint.id.cmp(&b.endpoint.id));
+        found
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Entry>>> {
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

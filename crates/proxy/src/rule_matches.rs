@@ -1,0 +1,77 @@
+//! Counts of rule matches, by the data thread that applied the rule.
+
+use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
+use leno_telemetry::{RuleLabels, RuleNumber, Shard};
+use leno_traffic::{CompiledRule, MatchSlot, PolicyDecision};
+
+/// Counts a match of a route rule.
+pub(crate) fn count_route(shard: &Shard, rule: &CompiledRule) {
+    count_hit(shard, &rule.match_slot, || of_route(rule.kind.as_str(), &rule.route, rule.number));
+}
+
+/// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
+/// series: a connection looks it up anyway.
+pub(crate) fn count_connection_rule(shard: &Shard, kind: &'static str, route: &RouteName) {
+    shard.count_match(shard.rule_number(&of_route(kind, route, 0)));
+}
+
+/// The same, for a kind of route.
+pub(crate) fn count_route_kind(shard: &Shard, kind: RouteKind, route: &RouteName) {
+    count_connection_rule(shard, kind.as_str(), route);
+}
+
+/// Counts a match of an authorization rule.
+pub(crate) fn count_policy(shard: &Shard, decision: &PolicyDecision) {
+    count_hit(shard, decision.hit_slot(), || RuleLabels {
+        kind: decision.policy_kind(),
+        namespace: decision.policy.namespace.to_string(),
+        name: decision.policy.name.to_string(),
+        rule: decision.rule.as_deref().unwrap_or_default().to_owned(),
+    });
+}
+
+/// Counts a match of a tag or lane rule.
+pub(crate) fn count_tags(shard: &Shard, (origin, slot): (&RuleOrigin, &MatchSlot)) {
+    count_hit(shard, slot, || RuleLabels {
+        kind: origin.dialect.as_str(),
+        namespace: origin.name.namespace.to_string(),
+        name: origin.name.name.to_string(),
+        rule: origin.index.to_string(),
+    });
+}
+
+/// Counts a match of a policy as a whole, or of its only rule.
+pub(crate) fn count_whole_policy(shard: &Shard, policy: &ServicePolicyName, slot: &MatchSlot) {
+    count_hit(shard, slot, || RuleLabels {
+        kind: policy.kind.as_str(),
+        namespace: policy.namespace.to_string(),
+        name: policy.name.to_string(),
+        rule: String::new(),
+    });
+}
+
+/// Counts a retry by a retry policy.
+pub(crate) fn count_retry(shard: &Shard, (policy, slot): (&PolicyName, &MatchSlot)) {
+    count_hit(shard, slot, || RuleLabels {
+        kind: RuleKind::Retry.as_str(),
+        namespace: policy.namespace.to_string(),
+        name: policy.name.to_string(),
+        rule: String::new(),
+    });
+}
+
+fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels {
+    RuleLabels {
+        kind,
+        namespace: route.namespace.to_string(),
+        name: route.name.to_string(),
+        rule: number.to_string(),
+    }
+}
+
+fn count_hit(shard: &Shard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
+    let number = slot.index_or_find(|| shard.rule_number(&labels()).get());
+    if let Some(rule) = RuleNumber::new(number) {
+        shard.count_match(rule);
+    }
+}

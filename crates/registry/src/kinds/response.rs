@@ -1,0 +1,51 @@
+//! Reader of fixed responses that a policy sends in place of an upstream.
+
+use leno_model::{FixedResponse, Header};
+
+use super::filter::read_header;
+use crate::field::{Field, Fields};
+
+/// Reads status, body and headers.
+pub(super) fn read(field: &Field<'_>) -> Option<FixedResponse> {
+    let fields = field.read_fields(&["status", "body", "headers"])?;
+    let status = match fields.find("status") {
+        Some(status) => Some(u16::try_from(status.read_number(400, 599)?).ok()?),
+        None => None,
+    };
+    Some(FixedResponse {
+        status,
+        body: read_body(&fields, "body")?,
+        headers: read_headers(&fields, "headers"),
+    })
+}
+
+/// Reads a response body, if any.
+pub(super) fn read_body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
+    let Some(field) = fields.find(key) else {
+        return Some(None);
+    };
+    let text = field.read_text()?;
+    if text.len() > BODY_BYTES_MAX {
+        field.reject(format!("has {} bytes", text.len()), format!("use at most {BODY_BYTES_MAX}"));
+        return None;
+    }
+    Some(Some(text.to_owned()))
+}
+
+/// Reads response headers, each at most once.
+pub(super) fn read_headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
+    let headers = fields.read_each(key, HEADERS_MAX, read_header);
+    let twice = |(index, header): (usize, &Header)| {
+        headers.iter().take(index).any(|known| known.name == header.name)
+    };
+    if let (Some(field), true) = (fields.find(key), headers.iter().enumerate().any(twice)) {
+        field
+            .reject("has two headers with the same name", "join their values, separated by commas");
+    }
+    headers
+}
+
+/// The body is sent in one piece, and to clients that exceed a limit.
+const BODY_BYTES_MAX: usize = 4096;
+/// As many as a route rule may set.
+const HEADERS_MAX: usize = 16;

@@ -1,0 +1,227 @@
+//! The vectors in `tests/vectors/removal`, shared with other implementations.
+
+use std::time::Duration;
+
+use leno_model::{
+    EjectionTime, FailureRate, HealthCheck, HealthProbe, Name, OutlierDetection, SermantCommon,
+    SermantConfig, SermantRule,
+};
+use serde_json::Value;
+
+use super::*;
+
+#[test]
+fn native_outlier_detection_passes_its_vectors() {
+    let vectors = read("native.json");
+    let defaults = &vectors["defaults"];
+    for case in vectors["cases"].as_array().unwrap() {
+        let rule = |key: &str| match &case["rule"][key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let algorithm = OutlierAlgorithm::Native(native_rule(&rule));
+        let mut detector = OutlierDetector::new(&algorithm, instance_names(case).len());
+        run(case, |step, now| native_step(&mut detector, case, (step, now)));
+    }
+}
+
+#[test]
+fn removal_in_the_manner_of_sermant_passes_its_vectors() {
+    let vectors = read("sermant.json");
+    let defaults = &vectors["defaults"];
+    for case in vectors["cases"].as_array().unwrap() {
+        let field = |key: &str| match &case[key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let service = Name::new(field("service").as_str().unwrap()).unwrap();
+        let rule = sermant_rule(&field).for_service(&service);
+        let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instance_names(case).len()));
+        run(case, |step, now| sermant_step(outliers.as_mut(), case, (step, now)));
+    }
+}
+
+/// A pick sees the filtered list, however often it is queried in between.
+#[test]
+fn standing_is_what_the_filter_left() {
+    let vectors = read("sermant.json");
+    let defaults = &vectors["defaults"];
+    let mut looked = 0;
+    for case in vectors["cases"].as_array().unwrap() {
+        let twice = case["steps"].as_array().unwrap().iter().any(|step| !step["passes"].is_null());
+        let field = |key: &str| match &case[key] {
+            Value::Null => defaults[key].clone(),
+            own => own.clone(),
+        };
+        let service = Name::new("provider").unwrap();
+        let Some(rule) = sermant_rule(&field).for_service(&service).filter(|_| !twice) else {
+            continue;
+        };
+        let mut detector =
+            OutlierDetector::new(&OutlierAlgorithm::Sermant(rule), instance_names(case).len());
+        run(case, |step, now| {
+            let mut events = Vec::new();
+            for call in step_calls(step, case) {
+                let seen = Seen { failed: call.1, probe: false, now, draw: 0 };
+                detector.record_outcome(call.0, seen, &mut events);
+            }
+            detector.advance_time(now, 0, &mut events);
+            detector.advance_time(now, 0, &mut events);
+            if let Some(kept) = step["kept"].as_array() {
+                looked += 1;
+                let names = instance_names(case);
+                let standing = |slot: &usize| detector.endpoint_state(*slot) == Standing::In;
+                let left = (0..names.len()).filter(standing).map(|slot| names[slot].clone());
+                assert_eq!(left.collect::<Vec<_>>(), text_values(kept), "{}: {step}", case["name"]);
+            }
+        });
+    }
+    assert!(looked > 20);
+}
+
+fn native_step(detector: &mut OutlierDetector, case: &Value, (step, now): (&Value, Duration)) {
+    let mut events = Vec::new();
+    detector.advance_time(now, 0, &mut events);
+    for (slot, failed) in step_calls(step, case) {
+        let probe = detector.start_request(slot);
+        detector.record_outcome(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
+    }
+    for (slot, failed) in call_outcomes(&step["checks"], case) {
+        let heard = if failed { Failed::Yes } else { Failed::No };
+        detector.record_check(slot, heard, now, &mut events);
+    }
+    for (name, expected) in step["standing"].as_object().into_iter().flatten() {
+        let standing = match detector.endpoint_state(instance_index(name, case)) {
+            Standing::In => "in",
+            Standing::Out => "out",
+            Standing::Probe => "probe",
+        };
+        assert_eq!(Some(standing), expected.as_str(), "{}: {name} in {step}", case["name"]);
+    }
+}
+
+fn sermant_step(
+    outliers: Option<&mut SermantOutliers>,
+    case: &Value,
+    (step, now): (&Value, Duration),
+) {
+    let mut events = Vec::new();
+    let names = instance_names(case);
+    let mut left: Vec<usize> = (0..names.len()).collect();
+    if let Some(outliers) = outliers {
+        for (slot, failed) in step_calls(step, case) {
+            outliers.record_outcome(slot, Seen { failed, probe: false, now, draw: 0 }, &mut events);
+        }
+        if !step["kept"].is_null() {
+            for _ in 0..step["passes"].as_u64().unwrap_or(1) {
+                left = outliers.filter_instances(&left, now, &mut events);
+            }
+        }
+    }
+    if let Some(kept) = step["kept"].as_array() {
+        let left: Vec<String> = left.iter().map(|slot| names[*slot].clone()).collect();
+        assert_eq!(left, text_values(kept), "{}: {step}", case["name"]);
+    }
+}
+
+fn run(case: &Value, mut step: impl FnMut(&Value, Duration)) {
+    let steps = case["steps"].as_array().unwrap();
+    assert!(steps.len() > 1, "{}", case["name"]);
+    for one in steps {
+        step(one, Duration::from_millis(one["at"].as_u64().unwrap()));
+    }
+}
+
+/// The calls of a step: the endpoint of each, and true if it failed.
+fn step_calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
+    call_outcomes(&step["calls"], case)
+}
+
+/// Calls or checks: the endpoint of each, and true if it failed.
+fn call_outcomes(list: &Value, case: &Value) -> Vec<(usize, bool)> {
+    let each = |call: &Value| {
+        let slot = instance_index(call["to"].as_str().unwrap(), case);
+        let failed = call["failed"].as_u64().unwrap();
+        let calls = (0..call["count"].as_u64().unwrap()).map(move |n| (slot, n < failed));
+        calls.collect::<Vec<_>>()
+    };
+    list.as_array().into_iter().flatten().flat_map(each).collect()
+}
+
+fn instance_index(name: &str, case: &Value) -> usize {
+    instance_names(case).iter().position(|known| known == name).unwrap()
+}
+
+fn instance_names(case: &Value) -> Vec<String> {
+    text_values(case["instances"].as_array().unwrap())
+}
+
+fn text_values(list: &[Value]) -> Vec<String> {
+    list.iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+fn native_rule(rule: &dyn Fn(&str) -> Value) -> OutlierDetection {
+    let number = |key: &str| u32::try_from(rule(key).as_u64().unwrap()).unwrap();
+    let percent = |key: &str| u8::try_from(number(key)).unwrap();
+    let time = |key: &str| Duration::from_millis(number(key).into());
+    OutlierDetection {
+        failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
+        window: time("windowMs"),
+        buckets: percent("buckets"),
+        failure_rate: Some(FailureRate {
+            percent: percent("percent"),
+            requests_min: number("requestsMin"),
+        }),
+        consecutive_failures: rule("consecutiveFailures")
+            .as_u64()
+            .map(|many| u32::try_from(many).unwrap()),
+        max_ejection_percent: percent("maxEjectionPercent"),
+        min_healthy: number("minHealthy"),
+        ejection_time: EjectionTime {
+            base: time("baseEjectionMs"),
+            max: time("maxEjectionMs"),
+            jitter_percent: percent("ejectionJitterPercent"),
+        },
+        probe_requests: number("probeRequests"),
+        health_check: rule("checkFailures").is_u64().then(|| {
+            Box::new(HealthCheck {
+                probe: HealthProbe::Http { path: "/".to_owned() },
+                interval: Duration::from_secs(1),
+                timeout: Duration::from_secs(1),
+                failures: number("checkFailures"),
+                successes: number("checkSuccesses"),
+            })
+        }),
+    }
+}
+
+fn sermant_rule(field: &dyn Fn(&str) -> Value) -> SermantConfig {
+    let time = |key: &str| Duration::from_millis(field(key).as_u64().unwrap());
+    let ppm = |share: &Value| (share.as_f64().unwrap() * 1e6).round() as u32;
+    let rules = field("rules");
+    let rules = rules.as_array().unwrap().iter().map(|rule| {
+        let own = SermantRule {
+            scale_up_limit_ppm: ppm(&rule["scaleUpLimit"]),
+            min_instances: u32::try_from(rule["minInstanceNum"].as_u64().unwrap()).unwrap(),
+            error_rate_ppm: ppm(&rule["errorRate"]),
+        };
+        (rule["key"].as_str().unwrap().to_owned(), own)
+    });
+    let (default, own): (Vec<_>, Vec<_>) = rules.partition(|(key, _)| key == "default-rule");
+    SermantConfig {
+        common: SermantCommon {
+            failures: FailureClasses { timeout: true, ..FailureClasses::default() },
+            expire: time("expireTime"),
+            recovery: time("recoveryTime"),
+            window: time("windowsTime"),
+            windows: u32::try_from(field("windowsNum").as_u64().unwrap()).unwrap(),
+        },
+        rules: own.into_iter().map(|(key, rule)| (Name::new(&key).unwrap(), rule)).collect(),
+        default_rule: default.first().map(|(_, rule)| *rule),
+    }
+}
+
+fn read(file: &str) -> Value {
+    let path = format!("{}/../../tests/vectors/removal/{file}", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}

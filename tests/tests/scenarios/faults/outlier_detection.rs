@@ -1,0 +1,360 @@
+//! Outlier detection: one of three instances fails, is ejected within two windows, and returns.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leno_tests::manifests::{client_manifest, mesh_config};
+use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
+
+use super::{MAX_WAIT, connected_sidecar, loopback_address};
+
+/// Half of the requests in a second, of at least five.
+const WINDOW: Duration = Duration::from_secs(1);
+const POLICY: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: OutlierDetection
+metadata: {name: ratings, namespace: shop}
+spec:
+  targetRefs: [{kind: Service, name: ratings}]
+  failures: [connect, reset, 5xx]
+  window: 1s
+  failureRate: {percent: 50, minimumRequests: 5}
+  maxEjectionPercent: 50
+  minHealthy: 2
+  baseEjectionTime: 1s
+  maxEjectionTime: 4s
+";
+
+/// A response that closes its connection: the next request needs a new one.
+const WELL: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
+
+/// An instance that is unhealthy on demand and counts its requests.
+struct Instance {
+    application: Application,
+    sick: Arc<AtomicBool>,
+    taken: Arc<AtomicUsize>,
+}
+
+impl Instance {
+    /// Starts an instance with this response while it is unhealthy.
+    fn start(sickly: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
+        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let application = Application::start(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            match output.load(Ordering::SeqCst) {
+                true => sickly(),
+                false => Answer::Bytes(WELL.to_vec()),
+            }
+        });
+        Self { application, sick, taken }
+    }
+
+    /// Starts an instance that reports its health at `/healthz`, which is not counted, and serves all other
+    /// requests.
+    fn start_checked() -> Self {
+        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
+        let application = Application::start(move |request| {
+            let is_check = request.method_and_target() == ("GET", "/healthz");
+            counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
+            match is_check && output.load(Ordering::SeqCst) {
+                true => Answer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+                false => Answer::ok("well"),
+            }
+        });
+        Self { application, sick, taken }
+    }
+
+    fn received_requests(&self) -> usize {
+        self.taken.load(Ordering::SeqCst)
+    }
+}
+
+fn workload_manifest(number: usize, port: u16) -> String {
+    format!(
+        "---
+apiVersion: leno.dev/v1alpha1
+kind: Workload
+metadata: {{name: ratings-{number}, namespace: shop, labels: {{app: ratings}}}}
+spec:
+  serviceAccount: ratings
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]
+"
+    )
+}
+
+/// Round robin, so that each instance has the same share regardless of its latency.
+const SERVICE: &str = "---
+apiVersion: v1
+kind: Service
+metadata: {name: ratings, namespace: shop}
+spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: http}]}
+---
+apiVersion: leno.dev/v1alpha1
+kind: LoadBalancing
+metadata: {name: ratings, namespace: shop}
+spec:
+  targetRefs: [{name: ratings}]
+  algorithm: RoundRobin
+";
+
+/// Marks a share of the requests received by the instances.
+const LANE: &str = "---
+apiVersion: leno.dev/v1alpha1
+kind: Lane
+metadata: {name: gray, namespace: shop}
+spec:
+  service: ratings
+  rules: [{match: {path: {prefix: /}}, marks: [{percent: 60, headers: {x-lane: gray}}]}]
+";
+
+fn ejected_endpoints(mesh: &Mesh) -> Vec<String> {
+    let all = mesh.get_json("removed");
+    let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
+    let list = of_web.and_then(|one| one["ejected"].as_array()).expect("web tells").clone();
+    list.iter().map(|one| one["workload"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn an_instance_that_answers_500_is_ejected_within_two_windows_and_returns() {
+    let sickly = || Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
+    is_ejected_and_returns(sickly, POLICY);
+}
+
+#[test]
+fn an_instance_that_does_not_answer_is_ejected_within_two_windows_and_returns() {
+    let policy = POLICY
+        .replace("[connect, reset, 5xx]", "[timeout]")
+        .replace("minimumRequests: 5", "minimumRequests: 3");
+    let route = "---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: ratings, namespace: shop}
+spec:
+  parentRefs: [{group: '', kind: Service, name: ratings}]
+  rules:
+  - timeouts: {backendRequest: 100ms}
+    backendRefs: [{name: ratings, port: 9080}]
+";
+    is_ejected_and_returns(|| Answer::Silence, &(policy + route));
+}
+
+#[test]
+fn an_instance_that_breaks_off_is_ejected_within_two_windows_and_returns() {
+    let policy = POLICY.replace("[connect, reset, 5xx]", "[reset]");
+    is_ejected_and_returns(|| Answer::HangUp, &policy);
+}
+
+/// Makes one of three instances fail with this response. Before its ejection at most its share of requests
+/// fails, afterwards only probes; and two of the three always stay.
+fn is_ejected_and_returns(sickly: fn() -> Answer, policies: &str) {
+    let instances = [(); 3].map(|()| Instance::start(sickly));
+    let listener = free_port();
+    let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policies.to_owned()];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
+    }
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let listener = loopback_address(listener);
+    let fails = || get(listener, "/").expect("the listener responds").status != 200;
+    eventually("all three answer", MAX_WAIT, || {
+        assert!(!fails());
+        instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
+    });
+
+    instances[0].sick.store(true, Ordering::SeqCst);
+    let mut first_failure = None;
+    let (mut asked, mut failed) = (0, 0);
+    eventually("it is ejected", MAX_WAIT, || {
+        for _ in 0..10 {
+            asked += 1;
+            if fails() {
+                failed += 1;
+                first_failure.get_or_insert_with(Instant::now);
+            }
+        }
+        let ejected = ejected_endpoints(&mesh);
+        assert!(ejected.len() <= 1, "{ejected:?}");
+        (ejected == ["shop/ratings-1"]).then_some(())
+    });
+    if let Some(noticed) = first_failure {
+        let took = noticed.elapsed();
+        assert!(took < 2 * WINDOW + SLACK, "ejected after {took:?}");
+    }
+    // A third, plus the deviation because the data threads do not share their round-robin position.
+    assert!(failed * 3 <= asked + 15, "{failed} of {asked}");
+
+    let out_since = Instant::now();
+    (asked, failed) = (0, 0);
+    while out_since.elapsed() < 2 * WINDOW {
+        asked += 1;
+        failed += usize::from(fails());
+    }
+    // The only failures now are probes: one at the end of each ejection.
+    assert!(failed <= 3 && failed * 10 <= asked, "{failed} of {asked}");
+
+    // Two are unhealthy now: only one may be ejected, because two must stay.
+    instances[1].sick.store(true, Ordering::SeqCst);
+    let both_since = Instant::now();
+    while both_since.elapsed() < 2 * WINDOW {
+        fails();
+        assert!(ejected_endpoints(&mesh).len() <= 1);
+    }
+
+    instances[0].sick.store(false, Ordering::SeqCst);
+    instances[1].sick.store(false, Ordering::SeqCst);
+    eventually("all are back", MAX_WAIT, || {
+        fails();
+        let ejected = ejected_endpoints(&mesh);
+        assert!(ejected.len() <= 1, "{ejected:?}");
+        ejected.is_empty().then_some(())
+    });
+    let before = instances.each_ref().map(Instance::received_requests);
+    eventually("each takes its share", MAX_WAIT, || {
+        assert!(!fails());
+        let all = instances
+            .iter()
+            .zip(&before)
+            .all(|(instance, before)| instance.received_requests() > *before);
+        all.then_some(())
+    });
+    let page = connected_sidecar(&mesh, "shop/web-1");
+    assert!(page.metric_value("leno_endpoint_ejections_total{cause=\"rate\"}") >= 1.0);
+    assert!(page.metric_value("leno_endpoint_unejections_total") >= 1.0);
+}
+
+#[test]
+fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
+    let well = || Answer::Bytes(WELL.to_vec());
+    let mut instances = vec![Instance::start(well), Instance::start(well), Instance::start(well)];
+    let listener = free_port();
+    // While connecting fails, the endpoint is also skipped for short times: there are few attempts.
+    let policy =
+        POLICY.replace("failureRate: {percent: 50, minimumRequests: 5}", "consecutiveFailures: 3");
+    let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policy];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
+    }
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let listener = loopback_address(listener);
+    eventually("all three answer", MAX_WAIT, || {
+        assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
+        instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
+    });
+    drop(instances.remove(0));
+    // A refused connection is retried another, so clients see no failure.
+    eventually("it is ejected", MAX_WAIT, || {
+        for _ in 0..50 {
+            assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
+        }
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+}
+
+/// Additional time for a busy machine.
+const SLACK: Duration = Duration::from_secs(3);
+
+#[test]
+fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
+    let instances = [(); 3].map(|()| Instance::start_checked());
+    let listener = free_port();
+    let policy = POLICY.replace(
+        "failureRate: {percent: 50, minimumRequests: 5}",
+        "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
+    );
+    let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policy];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
+    }
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let listener = loopback_address(listener);
+    let ask = || get(listener, "/").expect("the listener responds").status;
+    eventually("the listener responds", MAX_WAIT, || (ask() == 200).then_some(()));
+
+    instances[0].sick.store(true, Ordering::SeqCst);
+    eventually("it is ejected though nobody asks", MAX_WAIT, || {
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+    let before = instances[0].received_requests();
+    for _ in 0..100 {
+        assert_eq!(ask(), 200);
+    }
+    assert_eq!(instances[0].received_requests(), before, "no request goes there");
+
+    instances[0].sick.store(false, Ordering::SeqCst);
+    eventually("it is back though nobody asks", MAX_WAIT, || {
+        ejected_endpoints(&mesh).is_empty().then_some(())
+    });
+    eventually("it takes its share", MAX_WAIT, || {
+        assert_eq!(ask(), 200);
+        (instances[0].received_requests() > before).then_some(())
+    });
+    let page = connected_sidecar(&mesh, "shop/web-1");
+    assert!(page.metric_value("leno_endpoint_ejections_total{cause=\"check\"}") >= 1.0);
+    assert!(page.metric_value("leno_health_checks_total{result=\"failed\"}") >= 3.0);
+}
+
+#[test]
+fn explain_tells_what_the_sidecar_of_the_running_mesh_has_ejected() {
+    let instances = [(); 3].map(|()| Instance::start_checked());
+    let listener = free_port();
+    let policy = POLICY.replace(
+        "failureRate: {percent: 50, minimumRequests: 5}",
+        "healthCheck: {httpGet: {path: /healthz}, interval: 100ms, timeout: 100ms}",
+    );
+    let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policy, LANE.to_owned()];
+    for (index, instance) in instances.iter().enumerate() {
+        manifests.push(workload_manifest(index + 1, instance.application.port()));
+    }
+    manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
+    let mesh = Mesh::up(&manifests.concat());
+    let listener = loopback_address(listener);
+    eventually("the listener responds", MAX_WAIT, || {
+        (get(listener, "/").expect("the listener responds").status == 200).then_some(())
+    });
+    instances[0].sick.store(true, Ordering::SeqCst);
+    eventually("it is ejected", MAX_WAIT, || {
+        (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
+    });
+
+    let url = "http://ratings.shop:9080/?a=b c".replace(' ', "%20");
+    let question = ["explain", "request", "--from", "shop/web-1", "--url", &url];
+    let output = mesh.run_leno(&question);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = String::from_utf8(output.stdout).expect("text");
+    for line in [
+        "request   GET http://ratings.shop:9080/?a=b%20c",
+        "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
+        "verdict   200-range: allowed; the application responds",
+    ] {
+        assert!(output.lines().any(|found| found == line), "{line}\n{output}");
+    }
+    let out: Vec<&str> = output.lines().filter(|line| line.starts_with("ejected")).collect();
+    let begin = "ejected   shop/ratings-1 of shop/ratings port 9080: for ";
+    assert!(out.len() == 1 && out[0].starts_with(begin), "{output}");
+    assert!(out[0].ends_with(" (check), by the OutlierDetection shop/ratings"), "{output}");
+
+    let output = mesh.run_leno(&[&question[..], &["-o", "json", "-H", "x-lane: b"]].concat());
+    let output: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let endpoints = output["backends"][0]["endpoints"].as_array().expect("a list");
+    let causes: Vec<&serde_json::Value> =
+        endpoints.iter().map(|it| &it["ejected"]["cause"]).collect();
+    assert_eq!(causes, [&"check".into(), &serde_json::Value::Null, &serde_json::Value::Null]);
+    assert!(endpoints.iter().all(|endpoint| endpoint["ready"] == true), "{output}");
+    assert_eq!(
+        endpoints[0]["lane_marks"][0],
+        "Lane shop/gray rule 0 marks 60 % with x-lane, as in the request"
+    );
+
+    let nobody = mesh.run_leno(&["explain", "request", "--from", "shop/nobody", "--url", &url]);
+    assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+    let why = String::from_utf8(nobody.stderr).expect("text");
+    assert!(why.contains("there is no Workload shop/nobody"), "{why}");
+    let unknown = ["explain", "request", "--from", "shop/web-1", "--url", "http://nobody/"];
+    assert_eq!(mesh.run_leno(&unknown).status.code(), Some(3));
+}
