@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the Gateway API conformance suite for meshes or for gateways against the cluster of $KUBECONFIG
 # and writes its report: conformance.sh mesh|gateway OUT.yaml [FLAG OF THE SUITE…]
-# Which features gateways have is what the GatewayClass says, unless flags say otherwise
+# The features of gateways are those of the GatewayClass, unless flags set others
 # (-supported-features=…, or -run-test=NAME for one test).
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
@@ -23,7 +23,7 @@ mesh)
   flags=(-conformance-profiles=MESH-HTTP,MESH-GRPC -namespace-labels=leno.dev/injection=enabled
     -supported-features="$features") ;;
 gateway)
-  # `leno install` leaves the class out where its kind is not there yet.
+  # `leno install` omits the class while its CRD is not installed.
   $KUBECTL apply --server-side -f - > /dev/null <<Y
 apiVersion: gateway.networking.k8s.io/v1
 kind: GatewayClass

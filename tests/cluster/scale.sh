@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What many pods cost a control plane, how fast its injector is, and how fast changes reach sidecars among so many, in a
-# cluster with Leno that with.sh brought up: scale.sh [PODS]. Fails when it is more than docs/scale.md promises.
-# The pods are simulated (KWOK), and none of their sidecars connects; but for twenty real ones. `leno bench scale` has
-# the costs of 1600 that do. CPU and memory are of the processes of both control planes, of /proc.
+# Measures the cost of many pods for a control plane, the speed of its injector, and the convergence time of changes, in a
+# cluster with Leno that with.sh created: scale.sh [PODS]. Fails if the results exceed the limits in docs/scale.md.
+# The pods are simulated (KWOK) and their sidecars do not connect, except for twenty real ones. `leno bench scale` has
+# the costs of 1600 that do. CPU and memory are those of both control planes, from /proc.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 pods=${1:-1600}

@@ -38,26 +38,26 @@ helm() { "$KC_HERE/helm.sh" "$@"; }
 kubectl apply -f "$KC_HERE/manifests/smi.yaml" > /dev/null
 helm install leno "$chart" --namespace leno-system --create-namespace --set "image=$KC_IMAGE" --wait
 run kubernetes --test-threads 4 connectivity "${ingress[@]}"
-# Another installation by values: what is not known, or of another type, is refused, and the rest is there.
+# Another installation by values: the chart rejects unknown values and wrong types, and accepts the others.
 for wrong in replicas=none gatways=true cni.enabled=perhaps accessCerts=all; do
   if helm template leno "$chart" --set "$wrong" > /dev/null 2>&1; then
     echo "the chart takes $wrong" >&2; exit 1
   fi
 done
-kubectl create namespace guests > /dev/null
+kubectl create namespace external > /dev/null
 helm upgrade leno "$chart" --namespace leno-system --reuse-values --set gateways=true,withSmi=true,replicas=1 \
-  --set 'accessCerts={guests}' --set 'tolerations[0].operator=Exists' --set-string 'nodeSelector.kubernetes\.io/os=linux' --wait
+  --set 'accessCerts={external}' --set 'tolerations[0].operator=Exists' --set-string 'nodeSelector.kubernetes\.io/os=linux' --wait
 kubectl get gatewayclass/leno clusterrole/leno-gateways > /dev/null
-kubectl -n guests get roles -o name | grep leno > /dev/null
+kubectl -n external get roles -o name | grep leno > /dev/null
 [ "$(kubectl -n leno-system get deployment leno-control -o 'jsonpath={.status.replicas} {.spec.template.spec.tolerations[0].operator}')" = "1 Exists" ]
 "$1" check --kubernetes
 run kubernetes connectivity
 kubectl apply -f "$KC_HERE/manifests/policy.yaml" > /dev/null
 accepted='jsonpath={.status.conditions[?(@.type=="Accepted")].status}'
-kubectl -n guests wait ratelimit/of-a-release "--for=$accepted=True" --timeout=60s
+kubectl -n external wait ratelimit/of-a-release "--for=$accepted=True" --timeout=60s
 helm uninstall leno --namespace leno-system --wait
 # No status claims an effect, and the hook leaves nothing.
-[ "$(kubectl -n guests get ratelimit/of-a-release -o "$accepted")" = Unknown ]
+[ "$(kubectl -n external get ratelimit/of-a-release -o "$accepted")" = Unknown ]
 for left in lease/leno-control job/leno-uninstall serviceaccount/leno-uninstall clusterrole/leno-uninstall; do
   if kubectl -n leno-system get "$left" > /dev/null 2>&1; then
     echo "$left is left after helm uninstall" >&2; exit 1

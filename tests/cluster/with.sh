@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Brings a cluster up, installs the program into it, runs a command there and takes the cluster down:
+# Creates a cluster, installs the program, runs a command and removes the cluster:
 # with.sh PROGRAM COMMAND…   COMMAND finds KUBECONFIG, and kubectl in its path.
-# KC_KEEP=1 leaves the cluster for looking around; down.sh removes it. Otherwise it says at the end whether the
-# machine is as it was before, and fails when it is not.
+# KC_KEEP=1 keeps the cluster for inspection; down.sh removes it. Otherwise the script checks at the end that the
+# cluster has left no traces on the machine, and fails if it has.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 program=$(realpath "$1"); shift

@@ -124,7 +124,9 @@ fn print_step(
     data: &DataArgs,
 ) -> anyhow::Result<()> {
     let (word, next) = match stage {
-        RotationStage::Stable => ("stable", "one root signs and is trusted; `leno ca add`"),
+        RotationStage::Stable => {
+            ("stable", "one root signs and is trusted; to rotate it: `leno ca add`")
+        }
         RotationStage::Added => (
             "added",
             "a new root is trusted; once every sidecar is up to date: `leno ca activate`, or `leno ca rollback`",

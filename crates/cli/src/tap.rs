@@ -290,7 +290,7 @@ const HEADER: [&str; 7] = [
     "TIME        ",
     "WORKLOAD                    ",
     "DIRECTION",
-    "OTHER END                 ",
+    "PEER                      ",
     "STATUS",
     "       MS",
     "REASON              REQUEST",

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_query_names_a_workload_and_a_path() {
         let (workload, path) =
-            parse("workload=shop%2Fweb-1&path=%2Freach%3Fservice%3Dshop%2Fstock").unwrap();
+            parse("workload=shop%2Fweb-1&path=%2Fconnectivity%3Fservice%3Dshop%2Fstock").unwrap();
         assert_eq!(workload.to_string(), "shop/web-1");
         assert_eq!(path, "/connectivity?service=shop/stock");
         for wrong in [

@@ -39,7 +39,7 @@ pub async fn follow_peers(
                 found.send_if_modified(|last| {
                     let event = *last != peers;
                     if event {
-                        tracing::info!(?peers, "the other control planes");
+                        tracing::info!(?peers, "the list of other control planes changed");
                         *last = peers;
                     }
                     event

@@ -162,7 +162,7 @@ impl Source {
     }
 
     /// Returns the desired certificates of external principals, for
-    /// [`keep_external_principals`](crate::guests::keep_guests).
+    /// [`keep_external_principals`](crate::external_principals::keep_external_principals).
     #[must_use]
     pub fn external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
         self.external_principals.subscribe()
@@ -306,10 +306,14 @@ impl Joined {
             match self.failed.replace(now) {
                 // When the server fails, all watches fail repeatedly.
                 Some(before) if now - before < QUIET_FAILURE => {
-                    tracing::debug!(kind, why, "as before")
+                    tracing::debug!(kind, reason = why, "API server still unavailable")
                 }
                 _ => {
-                    tracing::warn!(kind, why, "API server unavailable; keeping the known state")
+                    tracing::warn!(
+                        kind,
+                        reason = why,
+                        "API server unavailable; keeping the known state"
+                    )
                 }
             }
         }

@@ -40,7 +40,7 @@ macro_rules! reasons {
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// Its permanent code: a new reason gets the next number of its side, and the code of a removed
-            /// reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` ours.
+            /// reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` the mesh.
             #[must_use]
             pub const fn code(self) -> &'static str {
                 match self { $(Self::$variant => $code,)+ }

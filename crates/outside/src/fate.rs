@@ -53,8 +53,8 @@ impl<C: Counts> Fate<C> {
                 match (std::mem::replace(&mut self.is_well, is_well), is_well) {
                     (false, true) => tracing::info!("the collector accepts {what} again"),
                     (true, false) => tracing::warn!(
-                        refused,
-                        why = export_request::sanitize_text(why.as_bytes()),
+                        rejected = refused,
+                        reason = export_request::sanitize_text(why.as_bytes()),
                         "the collector rejects a part of {what}; the loss is counted"
                     ),
                     (true, true) | (false, false) => {}

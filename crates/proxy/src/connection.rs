@@ -417,7 +417,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
     let address_entry = match worker.world.address_entry(at.ip(), max_wait).await {
         Ok(address_entry) => address_entry,
         Err(reason) => {
-            tracing::debug!(%at, reason = reason.label(), "no configuration for this address");
+            tracing::debug!(address = %at, reason = reason.label(), "no configuration for this address");
             worker.shard.count_rejected(reason.label());
             return io.reset_on_drop();
         }

@@ -187,7 +187,7 @@ impl Answerer {
             let answerer = self.clone();
             tokio::task::spawn_local(async move {
                 let ended = timeout(LIFE_MAX, answerer.serve_connection(tcp)).await;
-                tracing::trace!(?ended, "DNS connection ended");
+                tracing::trace!(result = ?ended, "DNS connection ended");
                 drop(slot);
             });
         }
@@ -349,12 +349,12 @@ pub(crate) async fn bind_when_free<T>(
             Ok(bound) => {
                 if failed {
                     conditions.clear(kind::DNS_CLOSED, &subject);
-                    tracing::info!(%address, ?over, "the DNS listener is open");
+                    tracing::info!(%address, transport = ?over, "the DNS listener is open");
                 }
                 return bound;
             }
             Err(error) if !failed => {
-                tracing::error!(%address, ?over, %error, "cannot open the DNS listener: free the port, or start without --dns");
+                tracing::error!(%address, transport = ?over, %error, "cannot open the DNS listener: free the port, or start without --dns");
                 conditions.set_condition(kind::DNS_CLOSED, &subject, error.to_string());
                 failed = true;
             }

@@ -25,7 +25,7 @@ pub(crate) fn build_configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)
             .is_none_or(|it| !Arc::ptr_eq(it, plan))
     {
         for bad in &plan.bad {
-            tracing::warn!(gateway = %gateway.name, %bad, "gateway rule ignored");
+            tracing::warn!(gateway = %gateway.name, reason = %bad, "gateway rule ignored");
         }
     }
     let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
@@ -66,7 +66,7 @@ fn build_config(
     match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
         Ok((config, bad)) => {
             for bad in bad {
-                tracing::error!(gateway = %gateway.name, port, %bad, "gateway listener certificate is not \
+                tracing::error!(gateway = %gateway.name, port, reason = %bad, "gateway listener certificate is not \
                     usable");
             }
             Some(config)

@@ -141,7 +141,7 @@ impl Health {
         match made {
             Ok(()) => text_response(StatusCode::OK, "ok\n".into()),
             Err(unwell) => {
-                tracing::debug!(path, %unwell, "application probe failed");
+                tracing::debug!(path, reason = %unwell, "application probe failed");
                 text_response(unwell.status_code(), format!("{unwell}\n"))
             }
         }

@@ -104,7 +104,7 @@ async fn accept_connections(
     let _listening = Open::new(&counts, |counts| &counts.listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
-        Err(error) => return tracing::error!(?gate, %error, "cannot use a listener"),
+        Err(error) => return tracing::error!(listener = ?gate, %error, "cannot use a listener"),
     };
     let mut closed = None;
     loop {

@@ -196,7 +196,7 @@ impl Watches {
                 Err(error) if is_absence(&error) => {}
                 Err(error) => {
                     if !self.blind {
-                        tracing::warn!(%error, ?place, "cannot watch, reading at intervals");
+                        tracing::warn!(%error, path = ?place, "cannot watch, reading at intervals");
                     }
                     blind = true;
                 }

@@ -343,7 +343,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
     });
     kill(first);
     let second = start_mesh(folder.path());
-    second.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
+    second.wait_for_line("that a killed `leno up` left", Duration::from_secs(60));
     answers();
     // The applications of a running mesh are kept.
     let clean = || {
@@ -392,7 +392,7 @@ fn a_child_in_a_session_of_its_own_ends_with_its_application() {
     second.wait_for_exit(Duration::from_secs(60));
     assert!(!is_free(), "it goes on");
     let mut third = start_mesh(folder.path());
-    third.wait_for_line("a killed `leno up` left is ended", Duration::from_secs(60));
+    third.wait_for_line("that a killed `leno up` left", Duration::from_secs(60));
     answers();
     third.send_signal(Signal::KILL);
     third.wait_for_exit(Duration::from_secs(60));
@@ -425,7 +425,7 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
                 get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
             });
         } else {
-            mesh.up.wait_for_line("the application ended; it is started again", MAX_WAIT);
+            mesh.up.wait_for_line("the application exited; restarting it", MAX_WAIT);
         }
         mesh.up.send_signal(Signal::INT);
         assert!(mesh.up.wait_for_exit(MAX_WAIT).success());

@@ -70,7 +70,7 @@ impl DecidedTags {
         json!({
             "rule": self.describe_rule(),
             "outcomes": self.outcomes.iter().map(outcome).collect::<Vec<_>>(),
-            "left_out": workload_names(&self.left_out),
+            "excluded": workload_names(&self.left_out),
         })
     }
 

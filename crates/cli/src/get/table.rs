@@ -36,7 +36,7 @@ pub(super) fn describe_status(status: &Status) -> String {
         (
             "certificates",
             match status.outdated {
-                1 => "1 sidecar has yet to renew for the authority".to_owned(),
+                1 => "1 sidecar must still renew its certificate after the CA change".to_owned(),
                 several => {
                     format!("{several} sidecars must still renew certificates after the CA change")
                 }

@@ -56,7 +56,7 @@ fn convert_warm_up(
         "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
         "spec": {
             "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
-            "warmup": {"time": format_exact_time(time)?, "minPercent": percent_min},
+            "warmup": {"duration": format_exact_time(time)?, "minimumPercent": percent_min},
         },
     })])
 }

@@ -189,7 +189,7 @@ pub(super) async fn supervise(
         if let Some(child) = child {
             child.leave_output(&mut outputs).await;
         }
-        tracing::warn!(%name, %reason, ?delay, "the application ended; it is started again");
+        tracing::warn!(%name, %reason, ?delay, "the application exited; restarting it");
         let Signals { workload, reports, stop } = &mut on;
         tokio::select! {
             () = sleep(delay) => {}
@@ -268,7 +268,7 @@ async fn run(
     // The first process ends the others in its own order, as supervisors do.
     descendants.iter_mut().for_each(Run::remember_descendants);
     if child.stop(STOP_MAX_WAIT).await == End::Forced {
-        tracing::warn!(name, "the application did not end on SIGTERM and was killed");
+        tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
     let left = until.saturating_duration_since(Instant::now()).max(LAST_MAX_WAIT);
@@ -281,7 +281,7 @@ async fn run(
 async fn end_leftovers(name: &str, descendants: Option<&Run>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
     for ended in descendants.wait_or_kill(max_wait).await {
-        tracing::info!(name, ended, "killed a process that the application started");
+        tracing::info!(name, process = ended, "killed a process that the application started");
     }
 }
 

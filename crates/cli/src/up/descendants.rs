@@ -84,7 +84,7 @@ impl Run {
             }
             was_empty = members.is_empty();
             if waited >= max_wait + END_MAX_WAIT {
-                tracing::warn!(?members, "processes of an application remain after SIGKILL");
+                tracing::warn!(processes = ?members, "processes of an application remain after SIGKILL");
                 break;
             }
             if waited >= max_wait {

@@ -148,7 +148,7 @@ impl Group {
             }
             if Instant::now() >= until {
                 tracing::warn!(
-                    ?members,
+                    processes = ?members,
                     "processes of an application of a killed `leno up` remain after SIGKILL"
                 );
                 break;

@@ -44,7 +44,7 @@ pub(crate) struct Options {
     pub(crate) output: Output,
 }
 
-/// A mesh on one machine. [`LocalMesh::tend`] must be polled to supervise it.
+/// A mesh on one machine. [`LocalMesh::supervise_until`] must be polled to supervise it.
 pub(crate) struct LocalMesh {
     launcher: Rc<Launcher>,
     fleet: Fleet,
@@ -67,7 +67,7 @@ impl LocalMesh {
         options: Options,
     ) -> anyhow::Result<Self> {
         for ended in groups::end_leftovers(data.path()).await {
-            tracing::info!(%ended, "a process of an application that a killed `leno up` left is ended");
+            tracing::info!(process = %ended, "ended an application's process that a killed `leno up` left");
         }
         let config = Config { supervised: true, ..config };
         let (config, placements) = create_placements(config, options.netns.clone())?;

@@ -72,7 +72,7 @@ impl Namespaces {
         let bridge = format!("leno{}", std::process::id());
         let claim = leftovers::Claim::new(&bridge)?;
         for removed in leftovers::remove(Some(&bridge))? {
-            tracing::info!(%removed, "removed a leftover of a killed mesh");
+            tracing::info!(object = %removed, "removed a leftover of a killed mesh");
         }
         options.netns_subnet.refuse_if_in_use()?;
         let namespaces = Self { options, bridge, placed: BTreeMap::new(), _claim: claim };

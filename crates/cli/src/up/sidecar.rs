@@ -48,7 +48,7 @@ pub(super) async fn supervise(
             Err(error) => output::format_error(&error),
         };
         let delay = restarts.delay_after(began.elapsed());
-        tracing::warn!(%name, %reason, ?delay, "the sidecar ended; it is started again");
+        tracing::warn!(%name, %reason, ?delay, "the sidecar exited; restarting it");
         tokio::select! {
             () = sleep(delay) => {}
             _ = on.stop.wait_for(|stop| *stop) => return,
@@ -193,7 +193,7 @@ const QUIET_EVERY: Duration = Duration::from_millis(25);
 const QUIET_LOOKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
 const REPLACED: &str =
-    "another sidecar of the workload joined with a token in its place, and is no longer connected";
+    "another sidecar of the workload replaced it with a join token, and has disconnected since";
 /// Enough for several hundred listeners.
 const REPORT_BYTES_MAX: u64 = 64 * 1024;
 /// The time that a sidecar needs to stop in addition to the drain timeout.

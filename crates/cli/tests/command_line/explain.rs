@@ -84,9 +84,9 @@ fn a_refusal_comes_with_reason_and_remedy() {
     let ratings = "http://ratings.shop:9080/ratings/1";
     for (arguments, verdict) in [
         (
-            &["--from", "shop/outsider-1", "--url", ratings][..],
+            &["--from", "shop/stranger-1", "--url", ratings][..],
             expect![
-                "403 denied-outbound: No policy allows this client to use the service. Add {kind: ServiceAccount, name: outsider, namespace: shop} to spec.sources of a TrafficTarget with the account of the workloads of shop/ratings as its destination."
+                "403 denied-outbound: No policy allows this client to use the service. Add {kind: ServiceAccount, name: stranger, namespace: shop} to spec.sources of a TrafficTarget with the account of the workloads of shop/ratings as its destination."
             ],
         ),
         (
@@ -191,7 +191,7 @@ fn programs_get_the_same_decision() {
     let endpoint = &answer["backends"][1]["endpoints"][0];
     assert_eq!(endpoint["workload"], "shop/reviews-v2-1");
     assert_eq!(endpoint["policy"], "shop/reviews");
-    let (code, answer) = request("shop/outsider-1");
+    let (code, answer) = request("shop/stranger-1");
     assert_eq!((code, &answer["allowed"]), (Some(3), &Value::Bool(false)));
     assert_eq!((&answer["status"], &answer["reason"]), (&403.into(), &"denied-outbound".into()));
 }

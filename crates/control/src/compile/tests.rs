@@ -142,10 +142,10 @@ spec:
     let text = [BOOKINFO, route].concat();
     check_config(
         &text,
-        "outsider-1",
+        "stranger-1",
         &["details"],
         &expect![[r#"
-        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
           lets everybody in
         bookinfo/details Allowed
           9080 HTTP
@@ -198,10 +198,10 @@ spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: 
 fn a_client_knows_what_it_subscribed_to_and_what_does_not_exist() {
     check_config(
         BOOKINFO,
-        "outsider-1",
+        "stranger-1",
         &["details", "nowhere"],
         &expect![[r#"
-        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
           lets everybody in
         bookinfo/details Allowed
           9080 HTTP
@@ -253,10 +253,10 @@ fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoi
 fn a_strict_client_that_no_policy_names_is_denied_everything() {
     check_config(
         &strict_bookinfo(""),
-        "outsider-1",
+        "stranger-1",
         &["reviews", "reviews-v1", "details"],
         &expect![[r#"
-        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
           lets in by 0 rules
         bookinfo/details Denied
         bookinfo/reviews Denied
@@ -303,7 +303,7 @@ kind: TrafficTarget
 metadata: {name: more, namespace: bookinfo}
 spec:
   destination: {kind: ServiceAccount, name: reviews, namespace: bookinfo}
-  sources: [{kind: ServiceAccount, name: outsider, namespace: bookinfo}]
+  sources: [{kind: ServiceAccount, name: stranger, namespace: bookinfo}]
   rules:
   - {kind: HTTPRouteGroup, name: reviews, matches: [write, read, read]}
   - {kind: TCPRoute, name: one}
@@ -327,16 +327,16 @@ spec: {matches: {ports: [9082, 70]}}
         bookinfo/reviews-v1-1 is bookinfo/reviews at 127.0.0.1
           serves bookinfo/reviews on 9082
           lets in by 2 rules
-            bookinfo/more: [bookinfo/outsider] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
+            bookinfo/more: [bookinfo/stranger] http ["[\"PUT\"] /reviews/[0-9]+", "[\"GET\"] /reviews/[0-9]+"] tcp [70, 9082, 9083]
             bookinfo/reviews: [bookinfo/productpage] http ["[\"GET\"] /reviews/[0-9]+"] tcp []
     "#]],
     );
     check_config(
         &strict_bookinfo(more),
-        "outsider-1",
+        "stranger-1",
         &["reviews-v1", "reviews-v2"],
         &expect![[r#"
-        bookinfo/outsider-1 is bookinfo/outsider at 127.0.0.1
+        bookinfo/stranger-1 is bookinfo/stranger at 127.0.0.1
           lets in by 0 rules
         bookinfo/reviews-v1 Allowed
           9080 HTTP
@@ -447,7 +447,7 @@ spec:
   - backendRefs: [{name: details, port: 9080}, {name: reviews, port: 9080}, {name: gone, port: 1}]
 "#;
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
-    let client = mesh.workload(&workload_name("outsider-1")).unwrap();
+    let client = mesh.workload(&workload_name("stranger-1")).unwrap();
     let wanted = BTreeSet::from([service_name("reviews")]);
     let world = compile_config(&mesh, client, &wanted, &mut Views::default());
     let known: Vec<&ServiceName> = world.snapshot.services.keys().collect();

@@ -81,8 +81,9 @@ fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
 fn used_ports(facts: &Facts) -> BTreeSet<String> {
     let outbound_listeners =
         facts.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
-    let led = |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
-    let outbound_listeners = outbound_listeners.filter(|listener| !led(&listener.service));
+    let has_routes =
+        |name: &str| facts.services.iter().any(|it| it.name == name && !it.routes.is_empty());
+    let outbound_listeners = outbound_listeners.filter(|listener| !has_routes(&listener.service));
     let mut used: BTreeSet<String> = outbound_listeners
         .map(|listener| format!("{}:{}", listener.service, listener.port))
         .collect();

@@ -170,7 +170,7 @@ fn an_edge_is_mutual_tls_when_the_server_has_verified_the_client() {
     history.record_report(
         &mesh,
         &workload_name("details-1"),
-        &traffic_report(vec![inbound_series("outsider", 1)]),
+        &traffic_report(vec![inbound_series("stranger", 1)]),
         at_second(6),
     );
     assert!(!history.traffic_status(&mesh, at_second(6), EVERY).edges[0].mtls);
@@ -234,7 +234,7 @@ fn one_workload_is_remembered_for_so_many_clients() {
 fn a_sidecar_that_is_silent_is_idle() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound_series("details", None, 20, 0), inbound_series("outsider", 10)];
+    let series = vec![outbound_series("details", None, 20, 0), inbound_series("stranger", 10)];
     history.record_report(
         &mesh,
         &workload_name("productpage-1"),
@@ -275,7 +275,7 @@ fn what_is_about_nothing_of_the_mesh_makes_no_track() {
 fn what_is_old_or_gone_is_forgotten() {
     let full = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
-    let series = vec![outbound_series("details", None, 1, 0), inbound_series("outsider", 1)];
+    let series = vec![outbound_series("details", None, 1, 0), inbound_series("stranger", 1)];
     history.record_report(
         &full,
         &workload_name("productpage-1"),

@@ -47,10 +47,10 @@ impl JwksFetches {
                 // Some causes contain the time, and differ for each fetch.
                 match before {
                     None => {
-                        tracing::warn!(%source, %why, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
+                        tracing::warn!(%source, reason = %why, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
                     }
                     Some(before) if before != *why => {
-                        tracing::debug!(%source, %why, "still cannot fetch the keys of an issuer");
+                        tracing::debug!(%source, reason = %why, "still cannot fetch the keys of an issuer");
                     }
                     Some(_) => {}
                 }

@@ -147,11 +147,11 @@ fn a_policy_touches_its_destination_and_the_views_of_its_sources() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let target = mesh.traffic_targets().next().unwrap().clone();
     let mut more = target.clone();
-    more.sources = vec![ServiceAccount::new("bookinfo", "outsider").unwrap()];
+    more.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
     let affected_set = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
     let expected = AffectedSet {
         workloads: workload_names(["reviews-v1-1"]),
-        accounts: account_names(["productpage", "outsider"]),
+        accounts: account_names(["productpage", "stranger"]),
         ..AffectedSet::default()
     };
     assert_eq!(affected_set, expected);

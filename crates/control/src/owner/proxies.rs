@@ -23,7 +23,7 @@ impl Owner {
         for refusal in &refusals {
             if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), at) {
                 let suppressed = line.suppressed;
-                tracing::warn!(workload = %proxy.workload, %refusal, suppressed, "refused");
+                tracing::warn!(workload = %proxy.workload, reason = %refusal, suppressed, "update rejected");
             }
         }
         proxy.record_rejections(refusals);

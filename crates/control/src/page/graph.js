@@ -93,10 +93,10 @@ function untangle(columns, links) {
     right.set(from, [...(right.get(from) ?? []), to]);
     left.set(to, [...(left.get(to) ?? []), from]);
   }
-  const sweep = (column, other, beside) => {
+  const sweep = (column, other, neighbors) => {
     const index = new Map(other.map((id, at) => [id, at / Math.max(1, other.length - 1)]));
     const weight = new Map(column.map((id, at) => {
-      const near = (beside.get(id) ?? []).filter((id) => index.has(id)).map((id) => index.get(id));
+      const near = (neighbors.get(id) ?? []).filter((id) => index.has(id)).map((id) => index.get(id));
       const own = at / Math.max(1, column.length - 1);
       return [id, near.length ? near.reduce((sum, y) => sum + y, 0) / near.length : own];
     }));

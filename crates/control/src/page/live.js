@@ -76,14 +76,14 @@ export function live() {
   // The control plane ends a response after two minutes: the page sends the request again until the user stops.
   async function follow(address, mine) {
     while (tap === mine) {
-      let refused = null;
+      let problem = null;
       try {
-        refused = await read(address, mine);
+        problem = await read(address, mine);
       } catch (error) {
         if (tap === mine) report(error);
       }
       if (tap !== mine) return;
-      if (refused) return stop(refused);
+      if (problem) return stop(problem);
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }

@@ -118,6 +118,8 @@ const matchCounts = {
 
 // The rule in words, if the object describes more than its position.
 function meaningOf(rule, routes, policies) {
+  // The rules of these kinds are counts.
+  if (["TagRoute", "SermantRouteRule", "Lane"].includes(rule.kind)) return "";
   const object = [...routes, ...policies].find((one) => one.kind === rule.kind && one.name === rule.name);
   const texts = object?.rule_texts ?? (Array.isArray(object?.rules) ? object.rules : []);
   return texts[Number(rule.rule || 0)] ?? "";
@@ -199,7 +201,7 @@ export function sidecars() {
       { name: "CPU", width: "96px", number: true, value: (row) => row.use?.cpu_cores ?? 0, show: (row) => cpu(row.use?.cpu_cores ?? 0) },
       { name: "Memory", width: "90px", number: true, value: (row) => row.use?.memory_kib ?? 0, show: (row) => (row.use ? memory(row.use.memory_kib) : "–") },
       { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => span(row.proxy?.connected_seconds) },
-      { name: "Certified", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${span(row.certificate.age_seconds)} ago` : "–") },
+      { name: "Issued", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${span(row.certificate.age_seconds)} ago` : "–") },
       { name: "Expires", width: "96px", number: true, value: (row) => row.certificate?.valid_for_seconds ?? -1, show: (row) => expiry(row.certificate) },
       { name: "Services", width: "minmax(120px, 1fr)", value: (row) => words(row.services), show: (row) => words(row.services) },
       { name: "Version", width: "80px", value: (row) => row.proxy?.version ?? "", show: (row) => row.proxy?.version ?? "–" },
@@ -269,7 +271,7 @@ export function service(name) {
   const sentOn = card("Its routes send requests to", ["service", "rate", "success", "p99"], routed);
   const missing = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
   const element = h("div", {},
-    h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "How far back" }, ...buttons)),
+    h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "Time range" }, ...buttons)),
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
     h("div", { class: "grid" }, ...plots.map((part) => part.element)),
     h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), sentOn),
@@ -310,9 +312,9 @@ export function service(name) {
     const into = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
     const from = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => line(edge, edge.to, true));
     const out = from("service");
-    const led = from("route");
-    routed.replaceChildren(...led);
-    sentOn.hidden = led.length === 0;
+    const forwarded = from("route");
+    routed.replaceChildren(...forwarded);
+    sentOn.hidden = forwarded.length === 0;
     callers.replaceChildren(...(into.length ? into : [none("No calls yet.", 4)]));
     callees.replaceChildren(...(out.length ? out : [none("No calls yet.", 4)]));
     const places = (found?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));

@@ -124,7 +124,7 @@ fn connected_bookinfo(yaml: &str) -> Theatre {
         ("details-1", &[]),
         ("reviews-v1-1", &[]),
         ("reviews-v2-1", &[]),
-        ("outsider-1", &["details"]),
+        ("stranger-1", &["details"]),
     ] {
         theatre.connect_proxy(&workload_name(name), services);
         theatre.send_response(name, Settling::No);
@@ -143,7 +143,7 @@ fn only_those_hear_of_a_sidecar_who_use_its_services() {
     let mut theatre = connected_bookinfo(BOOKINFO);
     theatre.set_listeners("details-1", None);
     theatre.publish();
-    assert_eq!(theatre.updated_workloads(), ["outsider-1"]);
+    assert_eq!(theatre.updated_workloads(), ["stranger-1"]);
     theatre.set_listeners("reviews-v2-1", None);
     theatre.publish();
     assert_eq!(theatre.updated_workloads(), ["productpage-1"]);
@@ -154,9 +154,9 @@ fn only_its_users_and_its_owner_hear_of_a_service() {
     let mut theatre = connected_bookinfo(BOOKINFO);
     theatre.change(Change::Remove(ObjectKey::Service(service_name("details"))));
     theatre.publish();
-    assert_eq!(theatre.updated_workloads(), ["details-1", "outsider-1"]);
+    assert_eq!(theatre.updated_workloads(), ["details-1", "stranger-1"]);
     assert_eq!(
-        theatre.last_update("outsider-1").unwrap().absent,
+        theatre.last_update("stranger-1").unwrap().absent,
         BTreeSet::from([service_name("details")])
     );
 }
@@ -191,7 +191,7 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
     assert_eq!(theatre.connected.due_at(), Some(start + quiet_max));
     assert_eq!(theatre.updated_workloads(), [""; 0]);
     theatre.publish();
-    assert_eq!(theatre.updated_workloads(), ["productpage-1", "outsider-1"]);
+    assert_eq!(theatre.updated_workloads(), ["productpage-1", "stranger-1"]);
     assert_eq!(theatre.connected.due_at(), None);
 }
 
@@ -199,14 +199,14 @@ fn changes_in_quick_succession_are_sent_together_but_not_put_off_for_ever() {
 fn all_clients_share_what_they_see_alike() {
     let theatre = {
         let mut theatre = Theatre::new(mesh_with_sidecars(BOOKINFO));
-        for name in ["outsider-1", "productpage-1"] {
+        for name in ["stranger-1", "productpage-1"] {
             theatre.connect_proxy(&workload_name(name), &["details"]);
             theatre.send_response(name, Settling::No);
         }
         theatre
     };
     let [one, other] =
-        ["outsider-1", "productpage-1"].map(|name| theatre.last_update(name).unwrap());
+        ["stranger-1", "productpage-1"].map(|name| theatre.last_update(name).unwrap());
     let details = |update: &Update| Arc::clone(&update.snapshot.services[&service_name("details")]);
     assert!(Arc::ptr_eq(&details(&one), &details(&other)));
 }
@@ -218,7 +218,7 @@ fn a_round_is_over_when_all_it_concerned_have_applied_it() {
     theatre.publish();
     let latest = theatre.connected.pushes.latest_progress().unwrap();
     assert_eq!((latest.concerned, latest.applied, latest.converged), (1, 0, None));
-    let (connection, _) = theatre.heard[&workload_name("outsider-1")];
+    let (connection, _) = theatre.heard[&workload_name("stranger-1")];
     theatre.connected.remove_proxy(connection, theatre.now + Duration::from_millis(7));
     let latest = theatre.connected.pushes.latest_progress().unwrap();
     assert_eq!(latest.converged, Some(Duration::from_millis(7)));
@@ -271,12 +271,12 @@ fn what_a_client_may_not_call_is_no_matter_of_doubt() {
     let mesh: Mesh = crate::fixture::parse_objects(&strict_bookinfo("")).into_iter().collect();
     let mut theatre = Theatre::new(mesh);
     theatre.connect_proxy(&workload_name("productpage-1"), &["details"]);
-    theatre.connect_proxy(&workload_name("outsider-1"), &["details", "reviews"]);
+    theatre.connect_proxy(&workload_name("stranger-1"), &["details", "reviews"]);
     theatre.send_response("productpage-1", Settling::Yes);
-    theatre.send_response("outsider-1", Settling::Yes);
+    theatre.send_response("stranger-1", Settling::Yes);
     let kept = theatre.kept_workloads("productpage-1");
     assert_eq!(kept, ["reviews reviews-v1-1", "reviews-v1 reviews-v1-1"]);
-    assert_eq!(theatre.kept_workloads("outsider-1"), [""; 0]);
+    assert_eq!(theatre.kept_workloads("stranger-1"), [""; 0]);
 }
 
 fn listeners_on(port: u16) -> Listeners {
@@ -372,8 +372,8 @@ fn unbacked_services(services: u16) -> Theatre {
         asked.extend(plain.addresses.iter().copied());
         theatre.mesh.apply(Change::Upsert(Object::Service(plain)));
     }
-    theatre.connect_proxy(&workload_name("outsider-1"), &[]);
-    let (connection, _) = theatre.heard[&workload_name("outsider-1")];
+    theatre.connect_proxy(&workload_name("stranger-1"), &[]);
+    let (connection, _) = theatre.heard[&workload_name("stranger-1")];
     theatre.connected.proxy_mut(connection).unwrap().addresses = asked;
     theatre
 }
@@ -381,11 +381,11 @@ fn unbacked_services(services: u16) -> Theatre {
 #[test]
 fn addresses_of_services_without_sidecars_are_looked_into_once() {
     let mut theatre = unbacked_services(300);
-    theatre.send_response("outsider-1", Settling::No);
+    theatre.send_response("stranger-1", Settling::No);
     let compiled = theatre.connected.views.compiled_count();
     assert!(compiled >= 300);
     for _ in 0..50 {
-        theatre.send_response("outsider-1", Settling::No);
+        theatre.send_response("stranger-1", Settling::No);
         // An unrelated change sweeps the views.
         theatre.set_listeners("details-1", Some(listeners_on(80)));
         theatre.set_listeners("details-1", Some(listeners_on(81)));
@@ -398,7 +398,7 @@ fn addresses_of_services_without_sidecars_are_looked_into_once() {
 #[test]
 fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
     let mut theatre = unbacked_services(2000);
-    let (connection, _) = theatre.heard[&workload_name("outsider-1")];
+    let (connection, _) = theatre.heard[&workload_name("stranger-1")];
     let names = (0..2000).map(|number| service_name(&format!("plain-{number}")));
     theatre.connected.proxy_mut(connection).unwrap().subscriptions = names.collect();
     let mut slices = 0;
@@ -413,9 +413,9 @@ fn a_proxy_that_wants_much_is_answered_after_slices_of_work() {
         slices += 1;
     }
     assert!(slices >= 7, "{slices}");
-    assert!(theatre.last_update("outsider-1").is_none(), "a part is not told");
+    assert!(theatre.last_update("stranger-1").is_none(), "a part is not told");
     let before = theatre.connected.views.compiled_count();
-    theatre.send_response("outsider-1", Settling::No);
+    theatre.send_response("stranger-1", Settling::No);
     assert_eq!(theatre.connected.views.compiled_count(), before);
 }
 

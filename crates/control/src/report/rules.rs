@@ -8,6 +8,7 @@ use leno_model::{
 };
 
 use super::Report;
+use crate::figures::format_count;
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
@@ -99,9 +100,9 @@ impl Report<'_> {
             _ if decides => None,
             (Some(idle), _) => Some(idle.to_string()),
             (None, Some(other)) => Some(format!("{other} takes precedence")),
-            (None, None) => Some("nothing that it is about is there".to_owned()),
+            (None, None) => Some("none of its targets exists".to_owned()),
         };
-        let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "of lanes")];
+        let counted = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "for lanes")];
         let counted = counted.into_iter().filter(|(count, _)| *count > 0);
         PolicyStatus {
             kind: dialect.as_str().to_owned(),
@@ -175,7 +176,7 @@ impl Report<'_> {
             kind: TagDialect::Lane.as_str().to_owned(),
             name: lane.name.to_string(),
             destination: lane.service.to_string(),
-            rules: vec![format!("{} of lanes", lane.rules.len())],
+            rules: vec![format_count(lane.rules.len(), "rule")],
             in_force: why.is_none(),
             reason: why,
             problems: self.missing_reference(&lane.service, None).into_iter().collect(),

@@ -111,7 +111,7 @@ impl Withheld {
     ) {
         let reason = match refusals.first() {
             Some(first) => truncate_text(&first.to_string(), REASON_BYTES_MAX).to_owned(),
-            None => "refused without a reason".to_owned(),
+            None => "rejected without a reason".to_owned(),
         };
         for (key, version) in sent {
             let (reason, until) = (reason.clone(), Until::NextOffer(change));

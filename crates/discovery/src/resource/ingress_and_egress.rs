@@ -59,9 +59,11 @@ pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid
         ranges,
         accounts: convert_each("accounts", wire.accounts, |text| parse_account("", &text))?,
         requests: requests_from_wire(wire.requests)?,
-        external_principals: convert_each("guests", wire.external_principals, |text| {
-            parse_name("", &text)
-        })?,
+        external_principals: convert_each(
+            "external_principals",
+            wire.external_principals,
+            |text| parse_name("", &text),
+        )?,
     })
 }
 
@@ -88,7 +90,7 @@ pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRul
         proto::MatchedBy::ServerName => MatchedBy::ServerName,
         proto::MatchedBy::Address => MatchedBy::Address,
         proto::MatchedBy::Unspecified => {
-            return Err(Invalid::new("told_by", "is missing, or unknown to this version"));
+            return Err(Invalid::new("matched_by", "is missing, or unknown to this version"));
         }
     };
     Ok(EgressRule {

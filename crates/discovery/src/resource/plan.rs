@@ -102,7 +102,7 @@ pub(super) fn from_wire(wire: proto::Plan) -> Result<WorkloadPlan, Invalid> {
             .map_err(|invalid| invalid.with_parent("gateway"))?,
         openings: convert_each("openings", wire.openings, ingress_and_egress::opening_from_wire)?,
         egress_rules: convert_each(
-            "outlets",
+            "egress_rules",
             wire.egress_rules,
             ingress_and_egress::egress_rule_from_wire,
         )?,

@@ -56,7 +56,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> 
     let hedging = wire.hedging.map(hedging::from_wire).transpose();
     let traffic_policy = TrafficPolicy {
         hedging: hedging.map_err(|invalid| invalid.with_parent("hedging"))?,
-        ..traffic_policy.map_err(|invalid| invalid.with_parent("treatment"))?
+        ..traffic_policy.map_err(|invalid| invalid.with_parent("traffic_policy"))?
     };
     let view = PortView {
         name: optional_name("name", wire.name.as_deref())?,

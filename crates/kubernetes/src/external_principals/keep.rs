@@ -197,7 +197,7 @@ impl Keeper {
         if kept.outcome.as_ref() == Some(&outcome) {
             return;
         }
-        tracing::warn!(secret = %name, of = %kept.desired.owner, why, "certificate Secret not reconciled");
+        tracing::warn!(secret = %name, owner = %kept.desired.owner, reason = why, "certificate Secret not reconciled");
         if kept.is_wanted && is_reported {
             kept.outcome = Some(outcome);
         }
@@ -275,7 +275,7 @@ async fn reconcile_secret(
         Some(NOT_FOUND) if !is_new => Trouble::Passing(error.to_string()),
         _ => classify_error(&error),
     })?;
-    tracing::info!(secret = %desired.id.secret, of = %desired.owner, "certificate issued for an external client");
+    tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external client");
     match check_secret(&written, desired, terms) {
         Finding::Good(until) => {
             Ok(Good { version: written.metadata.resource_version, until, ca_generation })
@@ -301,7 +301,7 @@ async fn remove(api: &ObjectApi<Secret>, desired: &DesiredCertificate) -> Result
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&name, &parameters).await {
         Ok(()) => {
-            tracing::info!(secret = %desired.id.secret, of = %desired.owner, "external client removed: deleting its Secret");
+            tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "external client removed: deleting its Secret");
             Ok(())
         }
         Err(error) if error.status_code() == Some(NOT_FOUND) => Ok(()),

@@ -121,7 +121,7 @@ impl Maker {
         if let Some(why) = &refused
             && known != Some(why)
         {
-            tracing::warn!(gateway = %desired.name, why, "cannot create the objects of a gateway");
+            tracing::warn!(gateway = %desired.name, reason = why, "cannot create the objects of a gateway");
             self.report_error(desired, why).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());

@@ -119,7 +119,7 @@ impl Seen {
             ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
             ServiceReading::Foreign(why) => {
                 let (namespace, name) = (served.namespace(), served.name_any());
-                tracing::debug!(namespace, name, why, "Service is not part of the mesh");
+                tracing::debug!(namespace, name, reason = why, "Service is not part of the mesh");
                 None
             }
         };

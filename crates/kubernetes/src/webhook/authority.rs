@@ -73,7 +73,7 @@ impl Authority {
         let der = der.map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
         let parsed = x509_parser::parse_x509_certificate(&der);
         let (_, parsed) =
-            parsed.map_err(|_| AuthorityError::Unreadable("what is no certificate"))?;
+            parsed.map_err(|_| AuthorityError::Unreadable("the certificate is malformed"))?;
         let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }

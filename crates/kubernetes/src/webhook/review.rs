@@ -95,7 +95,7 @@ impl Review {
                 tracing::debug!(
                     namespace = namespace.name,
                     pod = self.name(),
-                    %skip,
+                    reason = %skip,
                     "no sidecar injected"
                 );
                 self.allow_unchanged()
@@ -120,7 +120,7 @@ impl Review {
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.log_line() {
             let (why, suppressed) = (truncate_bytes(why, WHY_BYTES_MAX), line.suppressed);
-            tracing::warn!(namespace, pod, why, suppressed, "pod rejected");
+            tracing::warn!(namespace, pod, reason = why, suppressed, "pod rejected");
         }
         let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});

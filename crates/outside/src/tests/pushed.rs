@@ -201,7 +201,7 @@ fn points_have_their_times_and_examples() {
 
 #[test]
 fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
-    let telemetry = busy_telemetry(300);
+    let telemetry = busy_telemetry(280);
     let whole = encode_metrics(&telemetry);
     assert_eq!(whole.len(), 1);
     let parts = encode_in(&telemetry, Pages::of_bytes(&source(), test_times(), 20_000));

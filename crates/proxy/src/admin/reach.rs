@@ -22,7 +22,9 @@ pub(super) async fn run_query(admin: &Rc<Admin>, query: &str) -> Result<Value, S
     let name = query.split('&').find_map(|pair| pair.strip_prefix("service="));
     let name = name.and_then(|name| name.parse::<ServiceName>().ok());
     let name = name.ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
-    let Ok(_turn) = admin.reaching.acquire().await else { return Err("it ends\n".to_owned()) };
+    let Ok(_turn) = admin.reaching.acquire().await else {
+        return Err("the sidecar is stopping\n".to_owned());
+    };
     let (known, endpoints) = match admin.world.with_service(&name, DISCOVERY_MAX_WAIT).await {
         Ok((config, _)) => {
             let view = config.plans.snapshot.services.get(&name);

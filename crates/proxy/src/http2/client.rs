@@ -177,7 +177,7 @@ impl Http2Checkout {
         is_processed()
     }
 
-    /// Like `progresses`, for a request that may also be sent again on another connection if the server ended
+    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on another connection if the server ended
     /// this one before it processed any stream, as a server out of connections does. False after several such
     /// connections in a row.
     pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {

@@ -138,7 +138,7 @@ impl Asked {
             Failed::Unknown => Count::HealthChecksUnknown,
         };
         self.worker.shard.add(count, 1);
-        tracing::debug!(workload = %self.endpoint.id.workload, ?ending, ?heard, "a health check");
+        tracing::debug!(workload = %self.endpoint.id.workload, ?ending, failed = ?heard, "health check finished");
         if let Some(watch) = self.watch.upgrade() {
             watch.hears_check(&upstream, heard, self.worker.world.age());
         }

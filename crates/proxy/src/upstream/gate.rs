@@ -125,11 +125,11 @@ impl Gate {
             Some(Transition::Opened(trigger)) => {
                 self.shard.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
-                let open_for =
+                let open_duration =
                     self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
-                let open_for = tracing::field::debug(open_for.unwrap_or_default());
+                let open_duration = tracing::field::debug(open_duration.unwrap_or_default());
                 let trigger = trigger.as_str();
-                tracing::warn!(%service, port, %policy, trigger, open_for, "circuit opened");
+                tracing::warn!(%service, port, %policy, trigger, open_duration, "circuit opened");
             }
             Some(Transition::Closed) => {
                 self.shard.add(Count::CircuitClosed, 1);

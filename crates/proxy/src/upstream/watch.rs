@@ -186,7 +186,7 @@ impl Watch {
                     let cause = cause.as_str();
                     let pause =
                         pause.map_or("until it is healthy".to_owned(), |it| format!("{it:?}"));
-                    tracing::warn!(%workload, %service, port, cause, pause, %policy, "endpoint ejected");
+                    tracing::warn!(%workload, %service, port, cause, duration = pause, %policy, "endpoint ejected");
                 }
                 Event::Unejected { .. } => {
                     if let Some(upstream) = state.upstreams.get(slot) {

@@ -40,7 +40,7 @@ fn when_a_sidecar_is_reported_to_stop_no_request_is_lost_whatever_its_method() {
     signal_pid(stopped, Signal::TERM);
     let other =
         || Some(connected_sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
-    eventually("it is started again", MAX_WAIT, other);
+    eventually("the sidecar is restarted", MAX_WAIT, other);
     shop.wait_for_the_first(&gets);
     gets.finish_load().assert_whole();
     let posts = posts.finish_load();

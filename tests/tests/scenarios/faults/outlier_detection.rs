@@ -111,7 +111,7 @@ spec:
 ";
 
 fn ejected_endpoints(mesh: &Mesh) -> Vec<String> {
-    let all = mesh.get_json("removed");
+    let all = mesh.get_json("ejected");
     let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
     let list = of_web.and_then(|one| one["ejected"].as_array()).expect("web tells").clone();
     list.iter().map(|one| one["workload"].as_str().unwrap_or_default().to_owned()).collect()

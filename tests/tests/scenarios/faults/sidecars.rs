@@ -35,7 +35,7 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
     load.finish_load().assert_whole();
 
     assert_eq!(after.inbound_listener(ratings.port()), inbound);
-    let line = mesh.up.wait_for_line("the sidecar ended; it is started again", MAX_WAIT);
+    let line = mesh.up.wait_for_line("the sidecar exited; restarting it", MAX_WAIT);
     assert!(line.contains("shop/ratings-1") && line.contains("signal: 9"), "{line}");
 }
 

@@ -51,7 +51,7 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         };
         assert_eq!(found, decides, "{modes:?}");
         // No policy names this client.
-        let world = client_config(&mesh, "outsider-1", &["reviews-v1"]);
+        let world = client_config(&mesh, "stranger-1", &["reviews-v1"]);
         let view = &world.snapshot.services[&service_name("reviews-v1")];
         assert_eq!(view.reach == Reach::Allowed, reaches, "{modes:?}");
         let seen = view.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
@@ -72,7 +72,7 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
     ] {
         let mut mesh = mesh_with_modes(modes);
         mesh.apply(Change::Upsert(crate::fixture::parse_objects(empty).pop().unwrap()));
-        let world = client_config(&mesh, "outsider-1", &["empty"]);
+        let world = client_config(&mesh, "stranger-1", &["empty"]);
         assert_eq!(world.snapshot.services[&service_name("empty")].reach, reach, "{modes:?}");
     }
 }
@@ -91,7 +91,7 @@ fn an_access_policy_shows_strict_workloads_to_whom_it_allows_something() {
         assert_eq!(plan.inbound.rules.len(), rules, "{default_policy:?}");
         let plan = client_config(&mesh, "details-1", &[]).snapshot.plan.clone();
         assert_eq!(plan.inbound.rules.len(), 0, "{default_policy:?}");
-        for (client, sees) in [("outsider-1", true), ("details-1", default_policy != Deny)] {
+        for (client, sees) in [("stranger-1", true), ("details-1", default_policy != Deny)] {
             let world = client_config(&mesh, client, &["reviews-v1"]);
             let view = &world.snapshot.services[&service_name("reviews-v1")];
             assert_eq!(view.reach == Reach::Allowed, sees, "{default_policy:?} {client}");

@@ -23,7 +23,7 @@ fn gateway_cluster() -> Mesh {
     };
     let ratings = "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n";
-    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "outsider"));
+    let (proxy, liar) = (pod("edge-1", "leno-gateway-edge"), pod("edge-liar", "stranger"));
     let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{proxy}{liar}{ratings}"));
     mesh.apply(Change::Upsert(Object::Gateway(gateway_with_backends(&[
         "reviews-v1",

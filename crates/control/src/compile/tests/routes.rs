@@ -208,7 +208,7 @@ fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
             Viewer::for_client(mesh, mesh.workload(name).unwrap())
         };
         let theirs = views
-            .service_config(mesh, &of(&workload_name("outsider-1")), &service_name(name))
+            .service_config(mesh, &of(&workload_name("stranger-1")), &service_name(name))
             .unwrap();
         let own = views.service_config(mesh, &of(&buyer), &service_name(name)).unwrap();
         (theirs, own)

@@ -11,7 +11,7 @@ pub(super) fn mesh_config() -> Value {
     let namespace = object([
         ("name!", dns_label()),
         ("defaultPolicy", default_policy()),
-        ("mtls", plaintext_schema()),
+        ("mtls", mtls_schema()),
     ]);
     object([
         (
@@ -22,7 +22,7 @@ pub(super) fn mesh_config() -> Value {
             ),
         ),
         ("defaultPolicy", default_policy()),
-        ("mtls", plaintext_schema()),
+        ("mtls", mtls_schema()),
         (
             "egress",
             with_description(
@@ -132,8 +132,8 @@ fn floor_schema() -> Value {
     object([
         ("defaultPolicy", default_policy()),
         (
-            "plaintext",
-            with_description(enumeration(&["refuse"]), "Clients without mutual TLS are rejected."),
+            "mtls",
+            with_description(enumeration(&["strict"]), "Clients without mutual TLS are rejected."),
         ),
         (
             "injection",
@@ -145,7 +145,7 @@ fn floor_schema() -> Value {
         (
             "exclusions",
             with_description(
-                enumeration(&["refuse"]),
+                enumeration(&["forbidden"]),
                 "Annotations that exclude traffic from interception have no effect.",
             ),
         ),
@@ -170,13 +170,16 @@ fn revocation_schema() -> Value {
     ])
 }
 
-fn plaintext_schema() -> Value {
-    with_description(enumeration(&["refuse", "accept"]), "Handling of clients without mutual TLS.")
+fn mtls_schema() -> Value {
+    with_description(
+        enumeration(&["strict", "permissive"]),
+        "Clients without mutual TLS: strict rejects them, permissive accepts them as well.",
+    )
 }
 
 fn default_policy() -> Value {
     with_description(
-        enumeration(&["permissive", "strict", "audit"]),
+        enumeration(&["allow", "deny", "dry-run"]),
         "Allowed clients. allow: every member; deny: only clients that a policy allows; \
          dry-run: every member, and requests that deny would reject are counted.",
     )

@@ -127,7 +127,7 @@ pub(super) fn circuit_breaker() -> Value {
             ("connectTimeout", duration()),
             ("trip", with_description(trip, "Conditions that open the circuit breaker.")),
             (
-                "answer",
+                "response",
                 with_description(error_response(), "Response while the circuit breaker is open."),
             ),
         ]),
@@ -151,10 +151,7 @@ pub(super) fn rate_limit() -> Value {
         ("name", dns_subdomain()),
         ("matches", non_empty_list(request_match(), 256)),
         ("from", peer_list()),
-        (
-            "each",
-            with_description(any_value(), "Key of the buckets: `client` or `{header: NAME}`."),
-        ),
+        ("key", with_description(any_value(), "Key of the buckets: `client` or `{header: NAME}`.")),
         ("maxKeys", integer(1, 100_000)),
         ("requests!", integer(1, 1_000_000)),
         ("per!", duration()),
@@ -177,9 +174,9 @@ pub(super) fn rate_limit() -> Value {
         ),
         ("response", error_response()),
     ]);
-    let least = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
+    let minimum = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
     let concurrency =
-        with_rules(concurrency, &[(least, "adaptive.minConcurrency must not exceed requests")]);
+        with_rules(concurrency, &[(minimum, "adaptive.minConcurrency must not exceed requests")]);
     with_rules(
         object([
             ("targetRefs!", target_refs()),
@@ -373,7 +370,7 @@ pub(super) fn load_balancing() -> Value {
             "set exactly one of header, cookie and source",
         )],
     );
-    let warm_up = object([("duration!", duration()), ("minimumPercent", integer(1, 100))]);
+    let warmup = object([("duration!", duration()), ("minimumPercent", integer(1, 100))]);
     let algorithms = ["PeakEwma", "LeastRequest", "RoundRobin", "Random", "RingHash", "Maglev"];
     let hashes = "has(self.algorithm) && self.algorithm in ['RingHash', 'Maglev']";
     with_rules(
@@ -382,7 +379,7 @@ pub(super) fn load_balancing() -> Value {
             ("algorithm", enumeration(&algorithms)),
             ("choiceCount", integer(2, 16)),
             ("key", key),
-            ("warmup", warm_up),
+            ("warmup", warmup),
         ]),
         &[
             (

@@ -316,8 +316,8 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
     let default_policy =
         |config: &MeshConfig, name: &str| config.mode_in(&Name::new(name).unwrap());
     let mut store = listed_store();
-    store.apply_event(NAMESPACES, namespace_event("shop", "strict"));
-    store.apply_event(NAMESPACES, namespace_event("bank", "audit"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
+    store.apply_event(NAMESPACES, namespace_event("bank", "dry-run"));
     let found = updated_config(store.flush());
     assert_eq!(found.default_policy, DefaultPolicy::Allow);
     assert_eq!(default_policy(&found, "shop"), DefaultPolicy::Deny);
@@ -532,7 +532,7 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
             kind,
             name,
             "2025-01-01T00:00:00Z",
-            json!({"targetRefs": targets, "consecutive": 3}),
+            json!({"targetRefs": targets, "consecutiveFailures": 3}),
         )
     };
     let web = || json!([{"kind": "Service", "name": "web"}]);
@@ -577,7 +577,8 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     let kind = index("OutlierDetection", "leno.dev");
     let routes = index("HTTPRoute", "gateway.networking.k8s.io");
     let outlier_detection = |name: &str, target: &str| {
-        let spec = json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutive": 3});
+        let spec =
+            json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutiveFailures": 3});
         custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
     };
     let mut store = listed_store();
@@ -795,7 +796,7 @@ fn policies_are_judged_beside_those_of_their_services() {
     let of_namespace = index("SermantRemoval", "leno.dev");
     let outlier_detection = |name: &str, service: &str| {
         let targets = json!([{"kind": "Service", "name": service}]);
-        let spec = json!({"targetRefs": targets, "consecutive": 3});
+        let spec = json!({"targetRefs": targets, "consecutiveFailures": 3});
         custom_event(kind, name, "2025-01-01T00:00:00Z", spec)
     };
     let mut store = listed_store();

@@ -239,7 +239,7 @@ impl Wanted<'_> {
 /// pause and a limited number of times.
 ///
 /// # Errors
-/// Those of `connect` and [`greet`].
+/// Those of `connect` and [`connect_http2`].
 pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
     connect: impl AsyncFn() -> Result<(Io, Kept), Error>,
 ) -> Result<SendRequest<Bytes>, Error> {

@@ -279,7 +279,7 @@ fn contested_policies() -> Vec<(&'static str, Value, &'static str)> {
         ),
         (
             "FaultInjection.leno.dev",
-            policy(json!({"rules": [{"name": "all", "delay": {"time": "1s"}}]})),
+            policy(json!({"rules": [{"name": "all", "delay": {"fixedDelay": "1s"}}]})),
             "True",
         ),
         ("LoadBalancing.leno.dev", policy(json!({"algorithm": "LeastRequest"})), "True"),

@@ -38,7 +38,7 @@ fn update_warnings(update: Option<Update>) -> Vec<String> {
 fn annotations_below_the_floor_are_overruled_and_reported() {
     let mut store = listed_store();
     with_floor(&mut store, json!({"defaultPolicy": "deny", "mtls": "strict"}));
-    store.apply_event(NAMESPACES, namespace_event("shop", "permissive"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "allow"));
     let annotations = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
     store.apply_event(PODS, pod_event("a", json!({"annotations": annotations})));
     let update = store.flush();

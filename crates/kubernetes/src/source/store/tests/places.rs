@@ -168,7 +168,7 @@ fn what_is_not_supported_of_a_service_or_namespace_is_said_beside_it() {
     let mut store = listed_store();
     store.apply_event(PODS, pod_event("web-1", json!({})));
     store.apply_event(SERVICES, near_service(json!("PreferSameNode")));
-    store.apply_event(NAMESPACES, namespace_event("shop", "stict"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "dney"));
     let statements = store.changed_statements().unwrap();
     let said: Vec<(String, bool)> = statements
         .iter()
@@ -178,7 +178,7 @@ fn what_is_not_supported_of_a_service_or_namespace_is_said_beside_it() {
     assert!(statements.iter().all(|it| it.said == Said::Nothing));
     // The event disappears with its cause.
     store.apply_event(SERVICES, near_service(json!(null)));
-    store.apply_event(NAMESPACES, namespace_event("shop", "strict"));
+    store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
     assert_eq!(store.changed_statements().unwrap(), []);
 }
 
